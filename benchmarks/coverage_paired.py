@@ -32,7 +32,7 @@ SHAPES = ("1 each", "4 each", simulated.UNEVEN)
 """Pairs of a prompt."""
 ALIKE = 0.5
 """Part of the variance that pairs of a prompt have in common."""
-MOST_SLOW = 300
+MOST_SLOW = 600
 """Most draws of changed texts and of proxies, which take long."""
 Measure = Callable[[IntArray, np.random.Generator], Found]
 """([N] prompts of pairs or groups, generator) -> what is estimated from data drawn with them"""

@@ -27,11 +27,15 @@ from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.multiple import standings
 from rewardlab.analysis.paired import equivalence, significance_of
 from rewardlab.analysis.power import POWER, smallest_difference
+from rewardlab.analysis.signflip import attainable_size
+from rewardlab.analysis.stats import cluster_totals
 
 ALPHA = 0.05
 SHAPES = ("2 each", "8 each", simulated.UNEVEN)
 SLOW = 500
 """Most draws of a kind whose draws take long."""
+ATTAINABLE = "attainable"
+"""Name of the size that an exact test can have on the same data, which is below 5 % where few prompts differ."""
 
 
 Cells = Iterator[Rate]
@@ -68,6 +72,11 @@ def rejected(data: Data) -> bool:
     return significance_of(data.changes, data.keys).p <= ALPHA
 
 
+def attainable(data: Data) -> float:
+    """How often the exact test would reject if all signs were random, with the sizes of these totals."""
+    return attainable_size(cluster_totals(data.changes[:, None], data.keys)[:, 0], alpha=ALPHA)
+
+
 # --- kinds -----------------------------------------------------------------------------------------------------
 
 
@@ -76,8 +85,14 @@ def size_of_accuracy(draws: int, generator: np.random.Generator) -> Cells:
     for shape, prompts, alike in _shapes():
         index = prompts_of(shape, prompts, generator)
         for disagreeing in (0.1, 0.3):
-            found = [rejected(draw(index, disagreeing, 0.0, generator, alike=alike)) for _ in range(draws)]
-            yield Rate(case=_name(shape, prompts, alike, disagreeing), rate=float(np.mean(found)), low=0.03, high=0.07)
+            drawn = [draw(index, disagreeing, 0.0, generator, alike=alike) for _ in range(draws)]
+            yield Rate(
+                case=_name(shape, prompts, alike, disagreeing),
+                rate=float(np.mean([rejected(data) for data in drawn])),
+                low=0.03,
+                high=0.07,
+                beside={ATTAINABLE: float(np.mean([attainable(data) for data in drawn]))},
+            )
 
 
 def size_of_means(draws: int, generator: np.random.Generator) -> Cells:
@@ -182,7 +197,7 @@ def correlations(draws: int, generator: np.random.Generator) -> Cells:
                 "Spearman": 6 / math.pi * math.asin(truth / 2),
                 "Kendall": 2 / math.pi * math.asin(truth),
             }
-            for _ in range(min(draws, SLOW // 2)):
+            for _ in range(min(draws, 2 * SLOW)):
                 gold, noise = (_clustered(prompts, 4, 0.3, generator) for _ in range(2))
                 ours = truth * gold + math.sqrt(1 - truth**2) * noise
                 for name, measure in CORRELATIONS.items():
@@ -244,6 +259,17 @@ def page_of(found: Mapping[str, Sequence[Rate]], run: Simulation) -> list[str]:
         "Cells outside what is wanted:",
         "",
         outside(found, {"rate": "{cell.rate:.1%}", "wanted": "{cell.low:.0%} to {cell.high:.0%}"}),
+        "",
+        "Exact tests, beside the size that they can have on the same data:",
+        "",
+        results.table(
+            ["data", "rate", ATTAINABLE, "difference"],
+            [
+                [cell.case, f"{cell.rate:.1%}", f"{size:.1%}", f"{100 * (cell.rate - size):+.1f} points"]
+                for cell in (one for cells in found.values() for one in cells if one.beside)
+                for size in (cell.beside or {}).values()
+            ],
+        ),
     ]
 
 
@@ -264,7 +290,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def as_dict(cell: Rate) -> dict[str, Any]:
     """For the record, to four digits."""
-    return {"case": cell.case, **rounded({"rate": cell.rate}), "low": cell.low, "high": cell.high}
+    return {
+        "case": cell.case,
+        **rounded({"rate": cell.rate, **(cell.beside or {})}),
+        "low": cell.low,
+        "high": cell.high,
+    }
 
 
 if __name__ == "__main__":

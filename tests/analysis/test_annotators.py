@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
+from rewardlab.analysis import stats
 from rewardlab.analysis.annotators import in_both_orders, krippendorff_alpha
 
 # Example C of Krippendorff (2011), Computing Krippendorff's Alpha-Reliability: four observers, twelve units, gaps.
@@ -132,3 +133,29 @@ def test_the_scale_of_values_does_not_matter_however_large_they_are(factor: floa
     with np.errstate(over="raise"):
         scaled = krippendorff_alpha(units, values * factor, keys, metric="interval")
     assert scaled == krippendorff_alpha(units, values, keys, metric="interval")
+
+
+def test_a_nominal_alpha_of_two_votes_has_the_interval_of_the_share_of_pairs_that_agree():
+    agreed = np.arange(20) < 13
+    values = np.stack([np.ones(20), agreed.astype(float)], axis=1).ravel()
+    units, keys = np.repeat(np.arange(20), 2), [str(unit) for unit in np.repeat(np.arange(20), 2)]
+    found = krippendorff_alpha(*in_both_orders(units, values, keys, mirror=1.0), metric="nominal")
+    # With both orders chance alone gives 1 − (1 − α) = 1 − 2 · (80 − 1)/80 · (share that differs).
+    share = stats.wilson(13, 20)
+    low, high = (1 - 2 * 79 / 80 * (1 - limit) for limit in (share.low, share.high))
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.02)
+    assert found.method == "score interval, by prompt"
+
+
+def test_a_nominal_alpha_of_prompts_of_unequal_size_is_known_less_well_than_of_equal_ones():
+    """Student's quantile for the effective number of prompts takes the place of the normal one."""
+    generator = np.random.default_rng(0)
+    widths = []
+    for sizes in ([4] * 20, [1] * 18 + [31, 31]):
+        prompt = np.repeat(np.arange(20), sizes)
+        values = np.repeat(generator.integers(0, 2, 80), 2) + (np.arange(160) % 8 == 0) * 1.0
+        keys = [str(one) for one in np.repeat(prompt, 2)]
+        both = in_both_orders(np.repeat(np.arange(80), 2), values % 2, keys, mirror=1.0)
+        found = krippendorff_alpha(*both, metric="nominal")
+        widths.append(found.high - found.low)
+    assert widths[1] > 1.5 * widths[0]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from rewardlab.analysis.ensembles import Scale, combine, disagreement, on_one_scale, scale_of
 from rewardlab.analysis.influence import area_under_curve, auroc
@@ -163,3 +164,18 @@ def test_a_member_that_tells_no_two_replies_to_a_prompt_apart_has_no_scale():
     levels = np.repeat([0.1, 0.7, 0.3], 3)
     with pytest.raises(DataError, match="member 2 gives all replies to each prompt the same score"):
         on_one_scale(np.stack([np.arange(9.0), levels]), [str(k // 3) for k in range(9)])
+
+
+def test_the_interval_of_auroc_has_students_quantile_for_the_prompts_of_the_rarer_kind():
+    draw = np.random.default_rng(4)
+    positive = np.arange(2000) < 12
+    values = draw.normal(size=2000)
+    found = auroc(values, positive, np.arange(2000))
+    above, below = values[positive], values[~positive]
+    v10, v01 = (above[:, None] > below).mean(1), (above[:, None] > below).mean(0)
+    error = math.sqrt(v10.var() / 12 + v01.var() / 1988)
+    # Near ½ the score interval is about symmetric, with reach q·error/√(1 + q²/n) for n = p(1 − p)/error².
+    quantile = float(student.ppf(0.975, 11))
+    number = found.value * (1 - found.value) / error**2
+    reach = quantile * error / math.sqrt(1 + quantile**2 / number)
+    assert (found.high - found.low) / 2 == pytest.approx(reach, rel=0.02)

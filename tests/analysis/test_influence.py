@@ -23,6 +23,7 @@ from rewardlab.analysis.influence import (
     product_moment,
     rank_correlation,
 )
+from rewardlab.analysis.intervals import mean_limits
 
 few_values = arrays(np.float64, st.integers(3, 30), elements=st.sampled_from([-1.0, 0.0, 0.5, 2.0]))
 
@@ -189,3 +190,30 @@ def test_a_histogram_counts_every_value() -> None:
     same = distribution(np.full(12, 3.0), np.arange(12), [str(n) for n in range(12)])
     assert same.counts == (12,)
     assert distribution(np.empty(0), np.empty(0, int), []).counts == ()
+
+
+def test_a_pearson_correlation_has_the_interval_of_the_jackknife_on_fishers_scale() -> None:
+    """By one value a prompt; without the skewness of what leaving out moves, which widens it."""
+    generator = np.random.default_rng(3)
+    x, y = generator.standard_t(3, size=25), generator.normal(size=25)
+    for found, statistic in (
+        (correlations(x, y, np.arange(25))[0], lambda x, y: oracle.pearsonr(x, y).statistic),
+        (
+            antisymmetric_correlations(x, y, np.arange(25))[0],
+            lambda x, y: float((x * y).sum() / math.sqrt((x**2).sum() * (y**2).sum())),
+        ),
+    ):
+        left = [math.atanh(statistic(np.delete(x, n), np.delete(y, n))) for n in range(25)]
+        pseudo = 24 * (math.atanh(statistic(x, y)) - np.array(left))
+        middle = math.atanh(found.value)
+        wanted = mean_limits(*(v[None] for v in (pseudo - pseudo.mean(), (pseudo - pseudo.mean()) ** 2, np.ones(25))),
+                             level=0.95)  # fmt: skip
+        low, high = (math.tanh(middle + float(limit[0])) for limit in (wanted.low, wanted.high))
+        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_one_value_far_from_all_others_leaves_a_correlation_with_an_interval() -> None:
+    x, y = np.zeros(30), np.random.default_rng(0).normal(size=30)
+    x[0] = 1e9
+    for found in (correlations(x, y, np.arange(30))[0], antisymmetric_correlations(x, y, np.arange(30))[0]):
+        assert -1 <= found.low <= found.value <= found.high <= 1

@@ -129,3 +129,14 @@ def test_prompts_without_a_changed_reply_say_how_well_the_unit_is_known():
     # The unit of 400 pairs is known √20 times as well as that of 20.
     assert (whole.high - whole.low) * math.sqrt(20) == pytest.approx(few.high - few.low, rel=0.35)
     assert shift(before[:56]).n == 20, "eight others are too few to stand alone"
+
+
+@pytest.mark.parametrize(("moving", "known"), [(0, False), (9, False), (10, True)])
+def test_a_score_that_moves_on_fewer_than_ten_prompts_has_a_shift_without_an_interval(moving, known):
+    before = rows_of([1.0] * 40, [-1.0] * 40)
+    after = rows_of([1.5] * moving + [1.0] * (40 - moving), [-1.0] * 40)
+    found = effect_of(before, after, every_reply(40), not_applicable=0, lost=0).estimates
+    for name in ("shift", "size"):
+        assert found[name].value == pytest.approx(0.5 * moving / 80)
+        assert math.isnan(found[name].low) != known
+        assert known or found[name].method == f"too few prompts whose score moves ({moving})"

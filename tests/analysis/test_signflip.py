@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, permutation_test
 
 from rewardlab.analysis import signflip
-from rewardlab.analysis.signflip import DRAWS, effective_prompts, sign_flip
+from rewardlab.analysis.signflip import DRAWS, attainable_size, effective_prompts, sign_flip
 
 
 def by_brute_force(totals: np.ndarray) -> float:
@@ -106,3 +106,12 @@ def test_random_patterns_and_the_normal_limit_agree_with_all_patterns(monkeypatc
     monkeypatch.setattr(signflip, "NORMAL_PROMPTS", 0)
     assert sign_flip(totals).p == pytest.approx(exact, abs=0.05)
     assert "normal limit" in sign_flip(totals).method
+
+
+@given(half_steps)
+def test_the_attainable_size_is_the_largest_share_of_patterns_whose_p_is_small_enough(totals):
+    signs = np.array(list(itertools.product((-1, 1), repeat=len(totals))))
+    sums = np.abs(signs @ totals)
+    small = [reached for reached in np.unique(sums) if np.mean(sums >= reached) <= 0.05]
+    wanted = np.mean(sums >= min(small)) if small else 0.0
+    assert attainable_size(totals, alpha=0.05) == pytest.approx(wanted, abs=1e-12)

@@ -237,3 +237,20 @@ def test_a_share_of_means_stays_inside_and_is_the_proportion_for_plain_outcomes(
     assert high.value < high.high <= 1
     same = stats.mean_share([1 / 3] * 20)
     assert same.low < 1 / 3 < same.high
+
+
+def test_a_long_tail_that_few_losses_do_not_show_raises_the_upper_limit_only() -> None:
+    losses = np.abs(np.random.default_rng(1).normal(size=20))
+    plain, longer = stats.mean_loss(losses), stats.mean_loss(losses, tail=1.6)
+    assert (longer.value, longer.low) == (plain.value, plain.low)
+    assert longer.high > plain.high
+    # Losses whose skewness is larger than 1.6 times their variation have the same interval as without.
+    skewed = np.array([0.1] * 15 + [0.2, 0.3, 0.5, 0.9, 1.2])
+    assert scipy.stats.skew(skewed, bias=False) > 1.6 * skewed.std(ddof=1) / skewed.mean()
+    assert stats.mean_loss(skewed, tail=1.6) == stats.mean_loss(skewed)
+
+
+def test_a_larger_tail_never_lowers_the_upper_limit() -> None:
+    losses = np.random.default_rng(2).exponential(size=12)
+    highs = [stats.mean_loss(losses, tail=tail).high for tail in (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)]
+    assert highs == sorted(highs)

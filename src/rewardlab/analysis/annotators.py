@@ -19,12 +19,13 @@ from scipy.special import stdtrit
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.agreement import deal_groups
-from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.intervals import FloatArray, share_limits
 from rewardlab.core.types import Estimate
 
 IntArray = npt.NDArray[np.int64]
 Metric = Literal["nominal", "interval"]
 METHOD: Final = "delete-a-group jackknife by prompt"
+SHARE_METHOD: Final = "score interval, by prompt"
 
 
 def krippendorff_alpha(
@@ -32,11 +33,13 @@ def krippendorff_alpha(
 ) -> Estimate:
     """Return α of judgements [N]; those with the same number in `units_N` judge the same thing.
 
-    `nominal` asks whether two values are equal, `interval` how large the square of their difference is. Prompts are
-    dealt into at most 100 groups, each of which is left out once (see `agreement.correlation`); the interval is made
-    on the scale of log(1 − α), with t quantiles. `n` counts the prompts with a unit that was judged at least twice.
-    The value is NaN without such a prompt, and where all judgements are equal. There is no interval below ten prompts,
-    nor where no two judgements of a unit differ.
+    `nominal` asks whether two values are equal, `interval` how large the square of their difference is. Units that are
+    judged by so many can only disagree so far, so a nominal α is a share of the way from its lowest value to 1, and has
+    the score interval of one, for the effective number of prompts by leaving out each once. Squares have no such end:
+    prompts are dealt into at most 100 groups, each of which is left out once (see `agreement.correlation`); the
+    interval is made on the scale of log(1 − α), with t quantiles. `n` counts the prompts with a unit that was judged at
+    least twice. The value is NaN without such a prompt, and where all judgements are equal. There is no interval below
+    ten prompts, nor where no two judgements of a unit differ.
     """
     _, unit_N, sizes_U = np.unique(units_N, return_inverse=True, return_counts=True)
     paired = sizes_U[unit_N] >= 2
@@ -51,6 +54,8 @@ def krippendorff_alpha(
         return _alone(value, count, "all judgements are equal", level)
     if count < stats.MIN_CLUSTERS or value >= 1:
         return _alone(value, count, stats.too_few(count) if count < stats.MIN_CLUSTERS else "no two differ", level)
+    if metric == "nominal":
+        return _as_share(value, sums_CS, _most(unit_N[paired], values_N[paired]), level)
     names = sorted(set(keys))
     group_C = deal_groups(names, names)
     without = [_alpha(total_S - sums_CS[group_C == group].sum(0), metric) for group in range(int(group_C.max()) + 1)]
@@ -62,6 +67,41 @@ def krippendorff_alpha(
     reach = float(stdtrit(len(moved_G) - 1, (1 + level) / 2)) * error
     low, high = (1 - (math.exp(end) if logarithmic else end) for end in (centre + reach, centre - reach))
     return Estimate(value=value, low=max(low, -1.0), high=min(high, 1.0), n=count, method=METHOD, level=level)
+
+
+def _as_share(value: float, sums_CS: FloatArray, most: float, level: float) -> Estimate:
+    """Return a nominal α with the score interval of its share of the way from the lowest value to 1.
+
+    `most` is the sum of disagreements where each unit disagrees as far as its judgements can.
+    """
+    total_S = sums_CS.sum(0)
+    # 1 − α is the disagreement over what chance would give, so the longest way is that of `most`.
+    way = (1 - value) * most / float(total_S[0])
+    left_C = np.array([_alpha(rest_S, "nominal") for rest_S in total_S - sums_CS])
+    left_C = np.where(np.isnan(left_C), value, left_C)
+    count = len(sums_CS)
+    share = 1 - (1 - value) / way
+    moved_C = share + (count - 1) * (value - left_C) / way
+    # The mean of the jackknife's values is off by its bias, which is not taken out of α.
+    moved_C += share - moved_C.mean()
+    # Where a few prompts hold most judgements, the variance is known from these few only.
+    size_C = sums_CS[:, 1]
+    equal = float(np.square(size_C.sum()) / np.square(size_C).sum())
+    freedom = None if np.ptp(size_C) == 0 else max(equal - 1, 1.0)
+    found = share_limits(moved_C[None], np.square(moved_C)[None], np.ones((1, count)), level=level, freedom=freedom)
+    low, high = (1 - way * (1 - float(limit[0])) for limit in (found.low, found.high))
+    return Estimate(
+        value=value, low=min(max(low, -1.0), value), high=max(high, value), n=count, method=SHARE_METHOD, level=level
+    )
+
+
+def _most(unit_N: IntArray, values_N: FloatArray) -> float:
+    """Return the sum over units of the disagreement (see `_sums`) of judgements spread evenly over all values."""
+    _, own_N = np.unique(unit_N, return_inverse=True)
+    sizes_U, kinds = np.bincount(own_N), np.unique(values_N).size
+    each_U, more_U = sizes_U // kinds, sizes_U % kinds
+    equal_U = more_U * np.square(each_U + 1) + (kinds - more_U) * np.square(each_U)
+    return float(((np.square(sizes_U) - equal_U) / (sizes_U - 1)).sum())
 
 
 def in_both_orders(

@@ -18,7 +18,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rewardlab.analysis.intervals import FloatArray, mean_limits, share_limits, student_limits
+from rewardlab.analysis.intervals import FloatArray, Limits, mean_limits, share_limits
 from rewardlab.analysis.score_table import IntArray
 from rewardlab.analysis.stats import MIN_CLUSTERS, too_few
 from rewardlab.core.types import Estimate
@@ -52,14 +52,14 @@ def by_influence(
     *,
     scale: Scale = "identity",
     fitted: int = 0,
-    skewed: bool = True,
+    formula: Callable[..., Limits] = mean_limits,
     level: float = 0.95,
 ) -> Estimate:
     """Return `value` with a t interval from the influences [N] of its N values, clustered by `clusters` [N].
 
-    The interval of statistics that are not `skewed` is Student's alone. That of others is widened for the skewness of
-    the influences, which is that of the statistic only where no second-order term counts as much: for coefficients of
-    a logistic regression one does.
+    `formula` is one of intervals.py. By default the interval is widened for the skewness of the influences, which is
+    that of the statistic only where no second-order term counts as much: for coefficients of a logistic regression one
+    does, and they have Student's (`student_limits`).
 
     The interval is found on `scale` and brought back. `fitted` counts the numbers that were estimated along the way:
     with few clusters the influences are too small by what was fitted to them. There is no interval below ten clusters,
@@ -74,7 +74,6 @@ def by_influence(
     if at_end or not totals_3C[1].any():
         return without_interval(value, count, method=NO_VARIATION, level=level)
     steep = transform.slope(value) * math.sqrt((count - 1) / (count - 1 - fitted))
-    formula = mean_limits if skewed else student_limits
     limits = formula((steep * totals_3C[0])[None], (steep**2 * totals_3C[1])[None], totals_3C[2][None], level=level)
     middle = transform.forward(value)
     low, high = (transform.back(middle + float(limit[0])) for limit in (limits.low, limits.high))
@@ -83,13 +82,19 @@ def by_influence(
 
 
 def share_by_influence(
-    value: float, influence: FloatArray, clusters: IntArray, *, skewed: bool = False, level: float = 0.95
+    value: float,
+    influence: FloatArray,
+    clusters: IntArray,
+    *,
+    skewed: bool = False,
+    freedom: float | None = None,
+    level: float = 0.95,
 ) -> Estimate:
     """Return a `value` in [0, 1] with a score interval for its effective number of outcomes, from influences [N].
 
     The interval stays inside [0, 1] and has a width at 0 and 1 (see `intervals.share_limits`). For `skewed` influences,
-    which the score interval does not account for, it is widened to the t interval corrected for skewness. There is no
-    interval below ten clusters.
+    which the score interval does not account for, it is widened to the t interval corrected for skewness. `freedom` is
+    that of `intervals.share_limits`. There is no interval below ten clusters.
     """
     # ψ has a mean of 0 for smooth statistics; what rounding leaves must not move the value.
     centred = influence - influence.mean() if influence.size else influence
@@ -97,7 +102,7 @@ def share_by_influence(
     count = totals_3C.shape[1]
     if math.isnan(value) or count < MIN_CLUSTERS:
         return without_interval(value, count, level=level)
-    found = share_limits(*(row[None] for row in totals_3C), level=level)
+    found = share_limits(*(row[None] for row in totals_3C), level=level, freedom=freedom)
     low, high = float(found.low[0]), float(found.high[0])
     if skewed:
         other = mean_limits(*(row[None] for row in totals_3C), level=level)
@@ -159,8 +164,9 @@ def auroc(values: FloatArray, positive: BoolArray, clusters: IntArray) -> Estima
     """Return the chance that a positive has a larger value [N] than a negative, ties ½, with an interval by cluster.
 
     It is the statistic of `area_under_curve`, for values that are each positive or negative, where a comparison has one
-    of each. NaN without positives or without negatives. The rarer kind limits how well the value is known: there is no
-    interval where fewer than ten clusters have a positive, or fewer than ten a negative.
+    of each. NaN without positives or without negatives. The rarer kind limits how well the value is known: its clusters
+    less one are the degrees of freedom, and there is no interval where fewer than ten clusters have a positive, or
+    fewer than ten a negative.
     """
     count, above, below = values.size, values[positive], values[~positive]
     if not above.size or not below.size:
@@ -172,7 +178,7 @@ def auroc(values: FloatArray, positive: BoolArray, clusters: IntArray) -> Estima
     if rarer < MIN_CLUSTERS:
         return without_interval(value, rarer, method=too_few(rarer, "prompts of the rarer kind"))
     weight_N = np.where(positive, count / above.size, count / below.size)
-    return share_by_influence(value, weight_N * (shares_N - value), clusters)
+    return share_by_influence(value, weight_N * (shares_N - value), clusters, freedom=rarer - 1)
 
 
 def _placements(above: FloatArray, below: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -191,6 +197,29 @@ def product_moment(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
     x, y = x / math.sqrt(xx), y / math.sqrt(yy)
     value = float(np.clip((x * y).mean(), -1.0, 1.0))
     return value, x * y - value * (np.square(x) + np.square(y)) / 2
+
+
+def _leaving_out(x: FloatArray, y: FloatArray, *, centred: bool) -> tuple[float, FloatArray]:
+    """Return Pearson's correlation of values [N], or Σxy / √(Σx² Σy²) if they are not `centred`, and the jackknife's
+    influences on the scale of Fisher's z: (N − 1)(z − z without n), divided by the slope of z.
+
+    The influence of a value far from the others on the correlation that it belongs to is too small; without it the
+    correlation moves as far as it should. For large N both are the same.
+    """
+    count, mean = x.size, (float(x.mean()), float(y.mean())) if centred and x.size else (0.0, 0.0)
+    x, y = x - mean[0], y - mean[1]
+    value, influence = product_moment(x, y)
+    if math.isnan(value) or abs(value) >= 1 or count < MIN_CLUSTERS:
+        return value, influence
+    # Without n the sum of squares about the new mean is smaller by x²·N/(N − 1).
+    part = count / (count - 1) if centred else 1.0
+    scale = math.sqrt(float(np.square(x).sum())), math.sqrt(float(np.square(y).sum()))
+    x, y = x / scale[0], y / scale[1]
+    rest = (1 - part * np.square(x)) * (1 - part * np.square(y))
+    # Where all that varies is one value, nothing is left without it.
+    without = np.clip((value - part * x * y) / np.sqrt(np.maximum(rest, 1e-12)), -1 + 1e-12, 1 - 1e-12)
+    moved: FloatArray = (count - 1) * (math.atanh(value) - np.arctanh(without)) * (1 - value * value)
+    return value, moved
 
 
 def rank_correlation(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
@@ -223,10 +252,8 @@ def _from_above(x: FloatArray, weights: FloatArray) -> FloatArray:
 
 def correlations(x: FloatArray, y: FloatArray, clusters: IntArray) -> tuple[Estimate, Estimate]:
     """Return Pearson's and Spearman's correlation of values [N], clustered."""
-    centred = [values - values.mean() if values.size else values for values in (x, y)]
-    pearson = product_moment(*centred)
     return (
-        by_influence(*pearson, clusters, scale="fisher", fitted=2),
+        by_influence(*_leaving_out(x, y, centred=True), clusters, scale="fisher"),
         by_influence(*rank_correlation(x, y), clusters, scale="fisher"),
     )
 
@@ -238,6 +265,6 @@ def antisymmetric_correlations(x: FloatArray, y: FloatArray, clusters: IntArray)
     """
     value, both = rank_correlation(np.concatenate([x, -x]), np.concatenate([y, -y]))
     return (
-        by_influence(*product_moment(x, y), clusters, scale="fisher", fitted=2),
+        by_influence(*_leaving_out(x, y, centred=False), clusters, scale="fisher"),
         by_influence(value, both.reshape(2, -1).mean(axis=0), clusters, scale="fisher"),
     )

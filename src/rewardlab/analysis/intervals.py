@@ -64,7 +64,9 @@ def wilson_limits(share: FloatArray, n: FloatArray, *, level: float) -> Limits:
     return Limits(share, low, high)
 
 
-def share_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float) -> Limits:
+def share_limits(
+    sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float, freedom: float | None = None
+) -> Limits:
     """Return an interval of a share of outcomes in [0, 1]: Wilson's, for the effective number of independent outcomes.
 
     The effective number is n = p(1 − p) / (variance of p). Ties and soft outcomes vary less than wins and losses, so it
@@ -73,8 +75,15 @@ def share_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, le
     Franco, Little, Louis & Slud (2019), J. Survey Statistics and Methodology 7, 334-364; with ρ in the design effect by
     Saha, Miller & Wang (2016), Int. J. Biostatistics 12(2). Two details are ours: `PRIOR_PROMPTS`, and one more prompt
     that varies like wins and losses.
+
+    With `freedom`, Student's quantile with so many degrees of freedom takes the place of the normal one, for a share
+    whose variance is known from few outcomes only, however many there are in all.
     """
-    return wilson_limits(sums.sum(-1) / sizes.sum(-1), effective_number(sums, squares, sizes), level=level)
+    number = effective_number(sums, squares, sizes)
+    if freedom is not None:
+        # Wilson's formula depends on z²/n and on z²p(1 − p)/n only.
+        number = number * float(ndtri((1 + level) / 2) / stdtrit(freedom, (1 + level) / 2)) ** 2
+    return wilson_limits(sums.sum(-1) / sizes.sum(-1), number, level=level)
 
 
 def effective_number(sums: FloatArray, squares: FloatArray, sizes: FloatArray) -> FloatArray:
@@ -96,15 +105,24 @@ def effective_number(sums: FloatArray, squares: FloatArray, sizes: FloatArray) -
     return number
 
 
-def loss_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float) -> Limits:
+def loss_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float, tail: float = 0.0) -> Limits:
     """Return an interval of the mean of values with a long tail on one side, such as losses, by Hall's transformation.
 
     Student's interval lies below the true mean of such values too often: at 10 to 40 rows in a tenth to a fifth of all
     cases. Source: Hall (1992), J. Royal Statistical Society B 54, 221-228 (his cubic), with t quantiles and the
     adjusted skewness.
+
+    Few rows may hold none of a long tail. With `tail`, the upper limit takes the skewness of the estimate to be at
+    least so many times its coefficient of variation (twice that is the skewness of gamma distributed losses), up to
+    the skewness beyond which Hall's limit would fall again.
     """
-    own = _moments(sums, squares, sizes)
-    return _skewed(own, own.error, quantile=_student(sizes, level))
+    own, quantile = _moments(sums, squares, sizes), _student(sizes, level)
+    found = _skewed(own, own.error, quantile=quantile)
+    if not tail:
+        return found
+    least = np.minimum(tail * own.error / np.maximum(own.value, _TINY), _largest_skewness(quantile))
+    longer = _skewed(own._replace(skewness=np.maximum(own.skewness, least)), own.error, quantile=quantile)
+    return Limits(found.value, found.low, np.maximum(found.high, longer.high))
 
 
 def mean_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float) -> Limits:
@@ -177,6 +195,12 @@ def _inverse(y: float, skewness: FloatArray) -> FloatArray:
     third, moved = skewness / 3, y - skewness / 6
     straight = np.abs(third) < _STRAIGHT
     return np.where(straight, moved, (np.cbrt(1 + 3 * third * moved) - 1) / np.where(straight, 1.0, third))
+
+
+def _largest_skewness(quantile: float) -> float:
+    """Return the skewness at which Hall's upper limit for this quantile is furthest from the estimate."""
+    grid = np.linspace(0.0, 1.0, 1001)
+    return float(grid[np.argmin(_inverse(-quantile, grid))])
 
 
 def _student(sizes: FloatArray, level: float) -> float:

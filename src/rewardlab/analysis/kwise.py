@@ -122,14 +122,18 @@ def known_losses(regret: Estimate, values: FloatArray, keys: Sequence[str]) -> E
 
 
 def bounded_mean(
-    values: FloatArray, keys: Sequence[str], *, ends: tuple[FloatArray | float, FloatArray | float] = (-1.0, 1.0)
+    values: FloatArray,
+    keys: Sequence[str],
+    *,
+    ends: tuple[FloatArray | float, FloatArray | float] = (-1.0, 1.0),
+    tail: float = 0.0,
 ) -> Estimate:
     """Return the mean of values [G] between the lowest and the highest that each group can reach (`ends`).
 
     What is lacking to the highest of all groups is a loss, and has the interval of one where ten prompts or more have
     another value than the most common one. Where fewer have, as where nearly all groups are in the best order, or
     values are only the ends and their middle, it is the score interval of the share of the way from the lowest end of
-    all groups to the highest. No limit lies beyond these.
+    all groups to the highest. No limit lies beyond these. `tail` is that of `intervals.loss_limits`.
     """
     low_G, high_G = (np.broadcast_to(np.asarray(end, dtype=np.float64), values.shape) for end in ends)
     lowest, highest = (float(low_G.min()), float(high_G.max())) if values.size else (-1.0, 1.0)
@@ -137,7 +141,7 @@ def bounded_mean(
         lowest, highest = -1.0, 1.0
     way_G = np.clip((values - lowest) / (highest - lowest), 0.0, 1.0)
     if not np.isin(way_G, (0.0, 0.5, 1.0)).all() and _varies(way_G, keys):
-        loss = stats.mean_loss((highest - lowest) * (1 - way_G), keys)
+        loss = stats.mean_loss((highest - lowest) * (1 - way_G), keys, tail=tail)
         value, low, high = highest - loss.value, max(highest - loss.high, lowest), min(highest - loss.low, highest)
         return replace(loss, value=value, low=low, high=high)
     share = stats.mean_share(way_G, keys)

@@ -18,7 +18,7 @@ from rewardlab.analysis.influence import (
     share_by_influence,
     without_interval,
 )
-from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.intervals import FloatArray, student_limits
 from rewardlab.analysis.reliability import logistic
 from rewardlab.analysis.score_table import BoolArray, Pairs, Replies
 from rewardlab.core.types import Estimate
@@ -61,7 +61,8 @@ def length_coefficients(pairs: Pairs, *, beta: float) -> tuple[Estimate, Estimat
         return missing, missing
     coefficient, influence = fitted
     first, second = (
-        by_influence(float(coefficient[k]), influence[:, k], pairs.prompt, fitted=2, skewed=False) for k in range(2)
+        by_influence(float(coefficient[k]), influence[:, k], pairs.prompt, fitted=2, formula=student_limits)
+        for k in range(2)
     )
     return first, second
 

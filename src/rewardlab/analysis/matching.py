@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.agreement import Agreement, agreement
 from rewardlab.analysis.best_of_n import picked
 from rewardlab.analysis.influence import antisymmetric_correlations, by_influence, correlations, without_interval
-from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.intervals import FloatArray, loss_limits
 from rewardlab.analysis.kwise import bounded_mean, known_losses
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.precision import FEWEST_PROMPTS, relative_size
@@ -29,6 +29,9 @@ from rewardlab.core.types import Estimate
 IntArray = npt.NDArray[np.intp]
 BoolArray = npt.NDArray[np.bool_]
 WITHIN: Final = ("Pearson", "Spearman", "Kendall")
+TAIL: Final = {"Pearson": 1.6}
+"""Correlation -> the `tail` of what it lacks to 1, where it can take any value (see `intervals.loss_limits`): a good
+proxy has few rows far below 1. Chosen by simulation (docs/design/intervals-compared.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +56,7 @@ class Replies:
         start_L, count_L = np.unique(row_R, return_index=True, return_counts=True)[1:]
         firsts, seconds = [], []
         for start, count in zip(start_L.tolist(), count_L.tolist(), strict=True):
-            one, other = np.triu_indices(count, 1)
+            one, other = _pairs_of(count)
             firsts.append(one + start)
             seconds.append(other + start)
         first_N, second_N = (
@@ -123,6 +126,13 @@ class Replies:
     def outcomes(self, scores_R: FloatArray) -> FloatArray:
         """Return, for each decided pair, 1 if the scores order it as the gold scores do, 0 if not, ½ for a tie."""
         return outcomes_of(self.margins(scores_R)[self.decided_N], self.gold_N[self.decided_N])
+
+
+@cache
+def _pairs_of(count: int) -> tuple[IntArray, IntArray]:
+    """Return the numbers of both replies of every pair of `count` replies."""
+    one, other = np.triu_indices(count, 1)
+    return one, other
 
 
 def outcomes_of(margin_N: FloatArray, gold_N: FloatArray) -> FloatArray:
@@ -236,7 +246,7 @@ def within_rows(replies: Replies, scores_R: FloatArray) -> tuple[dict[str, Estim
         xy_L, xx_L, yy_L = (np.bincount(whole.row_N, v, minlength=size) for v in (x_N * y_N, x_N**2, y_N**2))
         known_L = xx_L * yy_L > 0
         values_L = np.where(known_L, xy_L / np.sqrt(np.where(known_L, xx_L * yy_L, 1.0)), 0.0)
-        means[name] = bounded_mean(np.clip(values_L[varies_L], -1, 1), keys)
+        means[name] = bounded_mean(np.clip(values_L[varies_L], -1, 1), keys, tail=TAIL.get(name, 0.0))
     return means, int((~varies_L).sum())
 
 
@@ -261,7 +271,8 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
     """Return √(Σx²/Σy²), how large proxy margins x are beside gold margins y, with an interval of its logarithm.
 
     Ties of gold are left out: what the proxy makes of them says nothing about its scale. Pairs count in both orders, so
-    the mean of margins is 0. There is no interval below `precision.FEWEST_PROMPTS`.
+    the mean of margins is 0. Both means of squares are fitted, and with few prompts the influences are too small by
+    that. There is no interval below `precision.FEWEST_PROMPTS`.
     """
     decided_N = gold_N != 0
     margin_N, gold_N, prompt_N = margin_N[decided_N], gold_N[decided_N], prompt_N[decided_N]
@@ -273,7 +284,7 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
     if count < FEWEST_PROMPTS or not value:
         return without_interval(value, count, method=stats.too_few(count) if value else "no variation")
     influence = value / 2 * (np.square(margin_N) / xx - np.square(gold_N) / yy)
-    return by_influence(value, influence, prompt_N, scale="log")
+    return by_influence(value, influence, prompt_N, scale="log", fitted=2)
 
 
 def regret_of(replies: Replies, scores_R: FloatArray) -> Regret:
@@ -292,7 +303,7 @@ def regret_of(replies: Replies, scores_R: FloatArray) -> Regret:
         num_rows=len(keys),
         lost=known_losses(stats.mean_loss(lost_L, keys), lost_L, keys),
         gained=stats.mean(gained_L, keys),
-        share=_ratio(gained_L, gained_L + lost_L, keys),
+        share=_share_gained(gained_L, lost_L, keys),
     )
 
 
@@ -304,14 +315,22 @@ def _by_row(replies: Replies) -> Iterator[tuple[int, slice]]:
         yield row, slice(start, end)
 
 
-def _ratio(over_L: FloatArray, under_L: FloatArray, keys: Sequence[str]) -> Estimate:
-    """Return Σ over/Σ under with an interval by influence."""
+def _share_gained(gained_L: FloatArray, lost_L: FloatArray, keys: Sequence[str]) -> Estimate:
+    """Return Σ gained/Σ(gained + lost); what is lacking to 1 has the interval of a loss, by influence.
+
+    There is no interval where fewer than ten prompts lose anything (see `kwise.known_losses`).
+    """
+    under_L = gained_L + lost_L
     under = float(under_L.mean()) if under_L.size else 0.0
     if under <= 0:
         return without_interval(math.nan, len(set(keys)))
-    value = float(over_L.mean()) / under
+    value, lacking = float(gained_L.mean()) / under, float(lost_L.mean()) / under
     numbers = np.unique(np.asarray(keys, dtype=np.str_), return_inverse=True)[1].astype(np.intp)
-    return by_influence(value, (over_L - value * under_L) / under, numbers)
+    loss = by_influence(lacking, (lost_L - lacking * under_L) / under, numbers, formula=loss_limits)
+    low, high = min(1 - loss.high, value), min(max(1 - loss.low, value), 1.0)
+    if math.isnan(loss.low):
+        low = high = math.nan
+    return known_losses(replace(loss, value=value, low=low, high=high), lost_L, keys)
 
 
 def slice_matches(

@@ -202,7 +202,12 @@ def significance_of(change_N: FloatArray, clusters: Sequence[str], *, seed: int 
 
 def compare_metric(metric: Metric, first_N: FloatArray, second_N: FloatArray, clusters: Sequence[str]) -> Difference:
     """Return one metric of two models from their values [N] on the same comparisons."""
-    alone = {"accuracy": stats.mean_share, "nll": stats.mean_loss, "margin": stats.mean}[metric]
+    means: Mapping[Metric, Callable[..., Estimate]] = {
+        "accuracy": stats.mean_share,
+        "nll": stats.mean_loss,
+        "margin": stats.mean,
+    }
+    alone = means[metric]
     change_N = _changes(first_N, second_N) if metric == "margin" else second_N - first_N
     return Difference(
         first=alone(first_N, clusters),

@@ -18,7 +18,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
 from rewardlab.analysis.influence import by_influence, without_interval
-from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.intervals import FloatArray, student_limits
 from rewardlab.analysis.score_table import IntArray
 from rewardlab.analysis.stats import central_range
 from rewardlab.core.types import Estimate
@@ -269,7 +269,7 @@ def calibration_slope(logit: FloatArray, y: FloatArray, clusters: IntArray) -> E
     if fitted is None:
         return without_interval(math.nan, len(np.unique(clusters)), method=NO_FIT)
     coefficient, influence = fitted
-    return by_influence(float(coefficient[0]), influence[:, 0], clusters, skewed=False)
+    return by_influence(float(coefficient[0]), influence[:, 0], clusters, formula=student_limits)
 
 
 def calibration_intercept(logit: FloatArray, y: FloatArray, clusters: IntArray) -> Estimate:
@@ -283,7 +283,7 @@ def calibration_intercept(logit: FloatArray, y: FloatArray, clusters: IntArray) 
     if fitted is None:
         return without_interval(math.nan, len(np.unique(clusters)), method=NO_FIT)
     coefficient, influence = fitted
-    return by_influence(float(coefficient[0]), influence[:, 0], clusters, skewed=False)
+    return by_influence(float(coefficient[0]), influence[:, 0], clusters, formula=student_limits)
 
 
 def logistic(

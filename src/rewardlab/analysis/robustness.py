@@ -5,6 +5,7 @@ Legend: R changed replies, N decided comparisons.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,8 +95,8 @@ def effect_of(
         for values_R in (moved_R, np.abs(moved_R))
     )
     estimates = {
-        "shift": shift,
-        "size": replace(size, low=0.0) if size.low < 0 else size,
+        "shift": _known(shift, moved_R, keys),
+        "size": _known(replace(size, low=0.0) if size.low < 0 else size, moved_R, keys),
         "flipped": stats.proportion(np.abs(change_N), keys_N),
         "accuracy": change_of_shares(change_N, keys_N),
         "other only": _nothing() if of_prompt else change_of_shares(*pairs.other_only(keys_N)),
@@ -169,6 +170,17 @@ def _in_units(values_R: FloatArray, keys_R: Sequence[str], scores_W: FloatArray,
         outside_keys = [key for key, inside in zip(keys_W, inside_W.tolist(), strict=True) if not inside]
         own = stats.difference(own, stats.mean(pull_W[~inside_W] * len(outside_keys), outside_keys))
     return replace(alone, low=min(own.low, alone.value), high=max(own.high, alone.value))
+
+
+def _known(estimate: Estimate, moved_R: FloatArray, keys_R: Sequence[str]) -> Estimate:
+    """Return the estimate, without its interval if the score moved on fewer than ten prompts.
+
+    How far it moves where it does is then hardly known: with no score that moves, the interval would have no width.
+    """
+    moving = len(set(itertools.compress(keys_R, (moved_R != 0).tolist())))
+    if moving >= stats.MIN_CLUSTERS or math.isnan(estimate.low):
+        return estimate
+    return replace(estimate, low=math.nan, high=math.nan, method=f"too few prompts whose score moves ({moving})")
 
 
 def _nothing() -> Estimate:

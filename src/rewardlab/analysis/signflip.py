@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import ndtr
 from scipy.stats import binom
 
@@ -93,7 +94,28 @@ def _on_steps(moving: FloatArray) -> bool:
 
 
 def _on_half_steps(moving: FloatArray, seen: float) -> float:
-    """Return the exact p-value for totals that are multiples of ½.
+    """Return the exact p-value for totals that are multiples of ½."""
+    sums, chances = _half_step_sums(moving)
+    return min(1.0, float(chances[np.abs(sums) >= round(2 * seen)].sum()))
+
+
+def attainable_size(totals_C: FloatArray, *, alpha: float) -> float:
+    """Return how often the exact test rejects at `alpha` two models that are equally good, given the sizes of totals.
+
+    Totals are multiples of ½. The sum has few values where few prompts differ, so this is often far below `alpha`.
+    """
+    moving = np.abs(totals_C[totals_C != 0])
+    if not moving.size:
+        return 0.0
+    sums, chances = _half_step_sums(moving)
+    size = np.abs(sums)
+    tails = np.cumsum(np.bincount(size, chances)[::-1])[::-1]
+    # Sums between two that can be have no chance, and the tail of the next.
+    return float(np.max(tails[tails <= alpha * (1 + _ROUNDING)], initial=0.0))
+
+
+def _half_step_sums(moving: FloatArray) -> tuple[npt.NDArray[np.int64], FloatArray]:
+    """Return the sums, in halves, of totals with random signs, and their chances.
 
     n totals of size v add up to v(2B − n) with B binomial(n, ½). The distributions of the V sizes are convolved.
     """
@@ -111,7 +133,7 @@ def _on_half_steps(moving: FloatArray, seen: float) -> float:
         lowest += size * (2 * int(plus[0]) - count)
     # Every other sum is impossible (they all have one parity), and has chance 0.
     sums = lowest + np.arange(len(chances))
-    return min(1.0, float(chances[np.abs(sums) >= round(2 * seen)].sum()))
+    return sums, chances
 
 
 def _all_sums(moving: FloatArray) -> FloatArray:

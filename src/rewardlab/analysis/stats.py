@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -74,11 +75,17 @@ def mean(values: Numbers, clusters: Sequence[str] | None = None, *, level: float
     return _of_clusters(mean_limits, array, clusters, method="t interval, widened for skewness", level=level)
 
 
-def mean_loss(losses: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
-    """Return the mean of losses [N], which are at least 0 and skewed to one side. The lower limit is at least 0."""
+def mean_loss(
+    losses: Numbers, clusters: Sequence[str] | None = None, *, tail: float = 0.0, level: float = 0.95
+) -> Estimate:
+    """Return the mean of losses [N], which are at least 0 and skewed to one side. The lower limit is at least 0.
+
+    `tail` is that of `intervals.loss_limits`.
+    """
     array = _values(losses, clusters)
     assert (array >= 0).all(), "a loss is at least 0"
-    estimate = _of_clusters(loss_limits, array, clusters, method="t interval, corrected for skewness", level=level)
+    limits = partial(loss_limits, tail=tail)
+    estimate = _of_clusters(limits, array, clusters, method="t interval, corrected for skewness", level=level)
     # `not … < 0` rather than `>= 0`, so that a NaN limit (no interval) stays NaN.
     return estimate if not estimate.low < 0 else replace(estimate, low=0.0)
 
