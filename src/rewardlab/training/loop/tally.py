@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 from rewardlab.core.types import Sums, TokenGroup
-from rewardlab.data.groups import num_replies
+from rewardlab.data.groups import Groups, num_replies
 
 
 def unit_of(groups: Sequence[TokenGroup]) -> str:
     """Return what the comparisons of these preferences are called: pairs where no preference has more than two replies.
 
-    K ranked replies are up to K·(K−1)/2 comparisons, and nobody would call one row of them several pairs.
+    K ranked replies are up to K·(K−1)/2 comparisons, and nobody would call one row of them several pairs. Sequences of
+    other kinds are not read through for it: what they hold are comparisons in any case.
     """
+    if not isinstance(groups, Groups | list | tuple):
+        return "comparisons"
     return "comparisons" if np.any(num_replies(groups) > 2) else "pairs"
 
 
