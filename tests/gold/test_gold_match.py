@@ -13,8 +13,6 @@ import pytest
 from scipy.stats import kendalltau, pearsonr, spearmanr
 
 from harness.gold_rows import SCORE_FAULTS, SPREAD, Size, draw_rows, draw_scores, gold_of, proxy, with_gold
-from rewardlab.analysis import stats
-from rewardlab.analysis.intervals import loss_limits, mean_limits
 from rewardlab.analysis.matching import Replies, match_of, outcomes_of, slice_matches
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Estimate
@@ -436,50 +434,3 @@ def test_a_source_with_and_without_a_name() -> None:
 def test_replies_without_texts_have_all_pairs() -> None:
     own = Replies.of(np.array([0, 0, 0, 1]), ["a", "b"], np.array([1.0, 2.0, 3.0, SPREAD]))
     assert list(zip(own.first_N.tolist(), own.second_N.tolist(), strict=True)) == [(0, 1), (0, 2), (1, 2)]
-
-
-def replies_of(gold: np.ndarray) -> Replies:
-    """Rows of as many replies as there are columns, each of a prompt of its own."""
-    rows, replies = gold.shape
-    return Replies.of(np.arange(rows, dtype=np.intp).repeat(replies), [str(row) for row in range(rows)], gold.ravel())
-
-
-@pytest.mark.parametrize(("losing", "known"), [(9, False), (10, True)])
-def test_the_share_gained_has_no_interval_where_few_prompts_lose(losing: int, known: bool) -> None:
-    gold = np.random.default_rng(0).normal(size=(60, 2))
-    scores = gold * np.where(np.arange(60) < losing, -1, 1)[:, None]
-    share = match_of(replies_of(gold), scores.ravel()).regret.share
-    assert np.isnan(share.low) != known
-    assert share.method.startswith("t interval" if known else f"too few prompts with a regret ({losing})")
-
-
-def test_what_the_share_gained_lacks_to_one_has_the_interval_of_a_loss() -> None:
-    gold = np.random.default_rng(1).normal(size=(60, 4))
-    scores = gold + np.random.default_rng(2).normal(size=(60, 4))
-    share = match_of(replies_of(gold), scores.ravel()).regret.share
-    lost = gold.max(1) - gold[np.arange(60), scores.argmax(1)]
-    whole = gold.max(1) - gold.mean(1)
-    lacking = lost.mean() / whole.mean()
-    values = lacking + (lost - lacking * whole) / whole.mean()
-    wanted = loss_limits(*(row[None] for row in (values, values**2, np.ones(60))), level=0.95)
-    assert (1 - share.low, 1 - share.high) == pytest.approx((wanted.high[0], wanted.low[0]))
-
-
-def test_the_spread_is_known_less_well_by_the_two_numbers_fitted() -> None:
-    gold = np.random.default_rng(3).normal(size=(40, 2))
-    scores = gold + np.random.default_rng(4).normal(size=(40, 2))
-    spread = match_of(replies_of(gold), scores.ravel()).spread
-    ours, theirs = (np.square(one[:, 0] - one[:, 1]) for one in (scores, gold))
-    moved = (ours / ours.mean() - theirs / theirs.mean()) / 2 * np.sqrt(39 / 37)
-    wanted = mean_limits(*(row[None] for row in (moved, moved**2, np.ones(40))), level=0.95)
-    assert np.log([spread.low, spread.high]) - np.log(spread.value) == pytest.approx([wanted.low[0], wanted.high[0]])
-
-
-def test_pearsons_in_a_row_may_have_a_tail_that_its_rows_do_not_show() -> None:
-    gold = np.random.default_rng(5).normal(size=(15, 4))
-    scores = gold + 0.15 * np.random.default_rng(7).normal(size=(15, 4))
-    found = match_of(replies_of(gold), scores.ravel()).within["Pearson"]
-    losses = np.array([1 - pearsonr(*row).statistic for row in zip(scores, gold, strict=True)])
-    wanted, plain = stats.mean_loss(losses, tail=1.6), stats.mean_loss(losses)
-    assert (1 - found.high, 1 - found.low) == pytest.approx((wanted.low, wanted.high))
-    assert wanted.high > plain.high

@@ -1,0 +1,58 @@
+"""Intervals of a proxy's match with gold: what few prompts that lose, and few rows far below 1, can say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr
+
+from rewardlab.analysis import stats
+from rewardlab.analysis.intervals import loss_limits, mean_limits
+from rewardlab.analysis.matching import Replies, match_of
+
+
+def replies_of(gold: np.ndarray) -> Replies:
+    """Rows of as many replies as there are columns, each of a prompt of its own."""
+    rows, replies = gold.shape
+    return Replies.of(np.arange(rows, dtype=np.intp).repeat(replies), [str(row) for row in range(rows)], gold.ravel())
+
+
+@pytest.mark.parametrize(("losing", "known"), [(9, False), (10, True)])
+def test_the_share_gained_has_no_interval_where_few_prompts_lose(losing: int, known: bool) -> None:
+    gold = np.random.default_rng(0).normal(size=(60, 2))
+    scores = gold * np.where(np.arange(60) < losing, -1, 1)[:, None]
+    share = match_of(replies_of(gold), scores.ravel()).regret.share
+    assert np.isnan(share.low) != known
+    assert share.method.startswith("t interval" if known else f"too few prompts with a regret ({losing})")
+
+
+def test_what_the_share_gained_lacks_to_one_has_the_interval_of_a_loss() -> None:
+    gold = np.random.default_rng(1).normal(size=(60, 4))
+    scores = gold + np.random.default_rng(2).normal(size=(60, 4))
+    share = match_of(replies_of(gold), scores.ravel()).regret.share
+    lost = gold.max(1) - gold[np.arange(60), scores.argmax(1)]
+    whole = gold.max(1) - gold.mean(1)
+    lacking = lost.mean() / whole.mean()
+    values = lacking + (lost - lacking * whole) / whole.mean()
+    wanted = loss_limits(*(row[None] for row in (values, values**2, np.ones(60))), level=0.95)
+    assert (1 - share.low, 1 - share.high) == pytest.approx((wanted.high[0], wanted.low[0]))
+
+
+def test_the_spread_is_known_less_well_by_the_two_numbers_fitted() -> None:
+    gold = np.random.default_rng(3).normal(size=(40, 2))
+    scores = gold + np.random.default_rng(4).normal(size=(40, 2))
+    spread = match_of(replies_of(gold), scores.ravel()).spread
+    ours, theirs = (np.square(one[:, 0] - one[:, 1]) for one in (scores, gold))
+    moved = (ours / ours.mean() - theirs / theirs.mean()) / 2 * np.sqrt(39 / 37)
+    wanted = mean_limits(*(row[None] for row in (moved, moved**2, np.ones(40))), level=0.95)
+    assert np.log([spread.low, spread.high]) - np.log(spread.value) == pytest.approx([wanted.low[0], wanted.high[0]])
+
+
+def test_pearsons_in_a_row_may_have_a_tail_that_its_rows_do_not_show() -> None:
+    gold = np.random.default_rng(5).normal(size=(15, 4))
+    scores = gold + 0.15 * np.random.default_rng(7).normal(size=(15, 4))
+    found = match_of(replies_of(gold), scores.ravel()).within["Pearson"]
+    losses = np.array([1 - pearsonr(*row).statistic for row in zip(scores, gold, strict=True)])
+    wanted, plain = stats.mean_loss(losses, tail=1.6), stats.mean_loss(losses)
+    assert (1 - found.high, 1 - found.low) == pytest.approx((wanted.low, wanted.high))
+    assert wanted.high > plain.high
