@@ -109,7 +109,7 @@ def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-ALL_CANARIES = ("test_checked.py", "test_commands.py", "test_page_examples.py", "test_verify_live.py")
+ALL_CANARIES = ("test_commands.py", "test_page_examples.py", "test_verify_live.py")
 """Files outside of tests/artifact whose tests are about all canaries."""
 
 

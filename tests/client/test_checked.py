@@ -118,11 +118,11 @@ def test_an_engine_that_is_away_during_the_second_check_is_asked_anew() -> None:
     async def bridged(connected: AsyncRewardClient) -> list[float]:
         # The request, its second attempt, and the canaries.
         fake.first = [away, lambda path, body: None, away]
-        return await connected.score(talks(3))
+        return await connected.score(talks(5))
 
-    assert during(fake, bridged, max_batch=32) == expected(talks(3))
+    assert during(fake, bridged, max_batch=32) == expected(talks(5))
     rows = [len(body["input"]) for path, body in fake.asked if path == "/classify"]
-    assert rows.count(3) == 3, "refused, answered, and answered anew"
+    assert rows.count(5) == 3, "refused, answered, and answered anew"
 
 
 def test_a_server_whose_template_is_another_one_is_told_from_one_with_other_weights() -> None:
