@@ -121,7 +121,8 @@ def test_a_learning_rate_far_too_high_is_named_as_exploding(base_model, tmp_path
 
 
 def test_scores_kept_together_are_named_as_narrow(base_model, many, tmp_path):
-    result = train(config_for(base_model, many, tmp_path / "run", score_regularization_lambda=10.0))
+    # Trained on, the scores are drawn on to 0, and with them the loss rises, which on some processors is named as well.
+    result = train(config_for(base_model, many, tmp_path / "run", score_regularization_lambda=10.0, steps=28))
     assert names_of(result) == ["narrow_scores"]
     assert re.search(r"an accuracy of 0\.\d+ \[.*\] needs", result.warnings[0].text)
 
