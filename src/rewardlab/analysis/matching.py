@@ -29,7 +29,7 @@ from rewardlab.core.types import Estimate
 IntArray = npt.NDArray[np.intp]
 BoolArray = npt.NDArray[np.bool_]
 WITHIN: Final = ("Pearson", "Spearman", "Kendall")
-TAIL: Final = {"Pearson": 1.6}
+TAIL: Final = {"Pearson": 2.5}
 """Correlation -> the `tail` of what it lacks to 1, where it can take any value (see `intervals.loss_limits`): a good
 proxy has few rows far below 1. Chosen by simulation (docs/design/intervals-compared.md)."""
 
