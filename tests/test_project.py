@@ -170,7 +170,7 @@ def test_long_forms_of_tests_have_one_mark_and_no_switch_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("arguments", "passed"),
     [
-        ("", "-m pytest -q -n 2"),
+        ("", "-m pytest -q -n 2 --dist worksteal"),
         ("tests/data -k jsonl", "-m pytest tests/data -k jsonl"),
         ("--soak", "-m pytest -m soak -s"),
         ("--soak tests/data -k rows", "-m pytest -m soak -s tests/data -k rows"),
