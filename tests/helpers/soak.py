@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from rewardlab.artifact import canaries
 from rewardlab.core.config import from_mapping
 from rewardlab.training import run as run_module
 from rewardlab.training.loop.trainer import Trainer
@@ -76,6 +77,7 @@ def die_while_writing(steps: int, points: int, report: int) -> None:
 def main() -> None:
     config = from_mapping(RewardTrainerConfig, json.loads(Path(sys.argv[1]).read_text()), where="settings")
     run_module.verify_in_clean_process = lambda folder: None
+    canaries.CONVERSATIONS = canaries.CONVERSATIONS[:2]  # as in the process of the tests
     draw = random.Random(int(sys.argv[2]))
     ends = {"t": 0, "w": 0}
     torch.set_num_threads(1)
