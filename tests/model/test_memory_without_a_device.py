@@ -24,7 +24,7 @@ from rewardlab.training.settings.config import LossConfig
 
 SCALING = " ".join((Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8").split())
 RANK = 4
-FEW, MANY = 10, 20
+FEW, MANY = 2, 4
 """Pairs."""
 
 
