@@ -33,7 +33,7 @@ COST = ("tokens", "padding_share", "sharing_ratio")
 CLOSE = 2e-5
 """How far a number of the record may be off: the last bits of float32 states depend on what is computed beside."""
 config_for = partial(
-    runs.config_for, train_head_only=True, steps=12, log_every=2, eval_every=3, lr=1e-2, save_dtype="float32"
+    runs.config_for, train_head_only=True, steps=6, log_every=2, eval_every=3, lr=1e-2, save_dtype="float32"
 )
 
 
@@ -83,7 +83,7 @@ def record_of_cut(folder: Path) -> int:
 
 WAYS = {
     "plain": {},
-    "several epochs": {"steps": None, "epochs": 3.0},
+    "several epochs": {"steps": None, "epochs": 2.0},
     "no smoothing, regularised": {"label_smoothing": 0.0, "score_regularization_lambda": 0.01, "center_lambda": 0.01},
     "early stopping": {"early_stopping_patience": 1, "early_stopping_min_delta": 0.5, "eval_every": 2},
     "padded": {"attention": "padded"},
@@ -151,7 +151,7 @@ def test_another_seed_and_rate_compute_nothing_but_the_two_checks(base_model, pa
     assert sum(replies for trains, replies in passes if not trains) >= 80
     before = kept(tmp_path)
     passes.clear()
-    train(config.replace(output_dir=tmp_path / "b", seed=1, lr=1e-3, steps=20, label_smoothing=0.0, batch_size=4))
+    train(config.replace(output_dir=tmp_path / "b", seed=1, lr=1e-3, steps=8, label_smoothing=0.0, batch_size=4))
     record = json.loads((tmp_path / "b/evals/states.json").read_text())
     assert record["replies"] == {
         "of_the_run": {"looked_up": 80, "computed": 0},

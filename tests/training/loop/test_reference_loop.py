@@ -21,7 +21,7 @@ from transformers import AutoModelForSequenceClassification
 from conftest import CONFIGS, arithmetic, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, weigh
-from rewardlab.model.reward import disk_name
+from rewardlab.model.reward import RewardModel, disk_name
 from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
@@ -111,8 +111,10 @@ def on_disk(model):
     return {disk_name(name, model.disk_class): tensor for name, tensor in model.state_dict().items()}
 
 
-def five_steps(family: str, dtype: torch.dtype, folder: Path, seed: int = 0) -> tuple[Track, Track, dict[str, Tensor]]:
-    """(ours, the plain loop's, the weights before) over the same uneven K-wise groups."""
+def five_steps(
+    family: str, dtype: torch.dtype, folder: Path | None, seed: int = 0
+) -> tuple[Track | None, Track, dict[str, Tensor]]:
+    """(ours, the plain loop's, the weights before) over the same uneven K-wise groups; ours where it has a folder."""
     groups = make_groups(18, replies=4, seed=seed)
     model = make_model(family, dtype=dtype).train()
     config = CONFIGS[family]()
@@ -120,6 +122,19 @@ def five_steps(family: str, dtype: torch.dtype, folder: Path, seed: int = 0) -> 
     classifier = AutoModelForSequenceClassification.from_config(config).to(dtype)
     before = {name: tensor.clone() for name, tensor in on_disk(model).items()}
     classifier.load_state_dict(before)
+    batches = [
+        reference_rows([groups[n] for n in order])
+        for order in np.array_split(np.random.default_rng((3, 0)).permutation(18), [4, 8, 12, 16])
+    ]
+    with arithmetic(dtype):
+        ours = None if folder is None else our_steps(model, groups, folder)
+        losses, norms = run_reference(classifier, batches)
+    assert min(norms) > MAX_NORM, "clipping acts"
+    return ours, (losses, norms, classifier.state_dict()), before
+
+
+def our_steps(model: RewardModel, groups: Sequence[TokenGroup], folder: Path) -> Track:
+    """What five steps of the trainer give."""
     trainer = reward_trainer(
         RewardTrainerConfig.of(**settings(batch_size=4, micro_token_budget=60, seed=3)),
         model,
@@ -128,22 +143,14 @@ def five_steps(family: str, dtype: torch.dtype, folder: Path, seed: int = 0) -> 
         records=Records(folder),
         save=lambda folder, step: None,
     )
-    batches = [
-        reference_rows([groups[n] for n in order])
-        for order in np.array_split(np.random.default_rng((3, 0)).permutation(18), [4, 8, 12, 16])
-    ]
-    with arithmetic(dtype):
-        reports, micro_batches = [], 0
-        while trainer.step < 5:
-            plan = trainer.steps.plan(trainer.step, trainer.token_budget)
-            micro_batches += len(plan)
-            reports.append(trainer.train_step(plan))
-            trainer.step += 1
-        losses, norms = run_reference(classifier, batches)
+    reports, micro_batches = [], 0
+    while trainer.step < 5:
+        plan = trainer.steps.plan(trainer.step, trainer.token_budget)
+        micro_batches += len(plan)
+        reports.append(trainer.train_step(plan))
+        trainer.step += 1
     assert micro_batches > 5, "steps are made of several micro-batches"
-    assert min(norms) > MAX_NORM, "clipping acts"
-    found = [report.sums.mean_loss for report in reports], [report.grad_norm for report in reports]
-    return (*found, on_disk(model)), (losses, norms, classifier.state_dict()), before
+    return [report.sums.mean_loss for report in reports], [report.grad_norm for report in reports], on_disk(model)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -155,15 +162,17 @@ def test_five_steps_over_uneven_kwise_groups_equal_a_plain_padded_loop(family, t
         assert (ours[2][name] - tensor).norm() <= 1e-9 * (tensor - before[name]).norm(), name
 
 
+@pytest.mark.parametrize("problems", [5, pytest.param(12, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_in_float32_they_are_no_further_from_the_exact_ones_than_the_plain_loop(family, tmp_path):
+def test_in_float32_they_are_no_further_from_the_exact_ones_than_the_plain_loop(family, problems, tmp_path):
     """AdamW divides gradients by their own size, those of rounding too, so how far two orders of summation get apart
     depends on the processor, and of one problem by chance: ours is up to 14 times as far as the plain loop, or as
-    near. Over several problems the typical ratio says which of them is wrong; it is measured as 0.7 to 1.25.
+    near. Over several problems the typical ratio says which of them is wrong; over 12 it is measured as 0.7 to 1.25,
+    and by the square root of 12/5 that is 0.6 to 1.4 over 5, which the bound still leaves far behind.
     """
     ratios = []
-    for seed in range(12):
-        _, exact, _ = five_steps(family, torch.float64, tmp_path / f"{seed}/exact", seed)
+    for seed in range(problems):
+        _, exact, _ = five_steps(family, torch.float64, None, seed)
         ours, plain, _ = five_steps(family, torch.float32, tmp_path / f"{seed}", seed)
         tracks = zip(ours, plain, exact, strict=True)
         ratios.append([distance(found, truth) / distance(wanted, truth) for found, wanted, truth in tracks])
