@@ -65,7 +65,10 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def config_for(model: Path, data: Path, out: Path, **settings: object) -> EvalConfig:
-    return EvalConfig.of(model=str(model), dataset=(str(data),), output_dir=out, **settings)
+    """Without a precision card, which tests that are about it ask for."""
+    return EvalConfig.of(
+        **{"model": str(model), "dataset": (str(data),), "output_dir": out, "precision_card": False, **settings}
+    )
 
 
 def test_models_that_come_first_are_judged_in_folders_of_their_own(models, pairs_file, tmp_path, capsys):
@@ -149,11 +152,20 @@ def test_the_same_model_and_tokens_are_not_scored_again(models, pairs_file, tmp_
     assert manifests[0] | {"output_dir": ""} == manifests[1] | {"output_dir": ""}, "also how it was computed"
 
 
-@pytest.mark.parametrize("changes", [{"reuse": False}, {"precision": "bf16"}, {"attention": "padded"}, {"limit": 39}])
-def test_another_question_is_computed(models, pairs_file, tmp_path, own_cache, scored, changes):
-    evaluate_folder(config_for(models["one"], pairs_file, tmp_path / "a", cache_dir=own_cache))
-    evaluate_folder(config_for(models["one"], pairs_file, tmp_path / "b", cache_dir=own_cache, **changes))
-    assert len(scored) == 2
+@pytest.fixture(scope="module")
+def asked(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Pairs, and a cache that has the scores that the first model gives them."""
+    folder = tmp_path_factory.mktemp("asked")
+    data, cache = write_pairs(folder / "pairs.jsonl", 20), str(folder / "cache")
+    evaluate_folder(config_for(models["one"], data, folder / "out", cache_dir=cache))
+    return data, cache
+
+
+@pytest.mark.parametrize("changes", [{"reuse": False}, {"precision": "bf16"}, {"attention": "padded"}, {"limit": 19}])
+def test_another_question_is_computed(models, asked, tmp_path, scored, changes):
+    data, cache = asked
+    evaluate_folder(config_for(models["one"], data, tmp_path / "other", cache_dir=cache, **changes))
+    assert len(scored) == 1
 
 
 def test_nothing_is_kept_where_the_cache_is_off(models, pairs_file, tmp_path, scored):
@@ -331,7 +343,7 @@ def test_every_model_of_several_is_told_in_which_precision_it_may_be_served(mode
 
 def test_a_card_is_not_computed_again_and_needs_no_model_then(models, pairs_file, tmp_path, own_cache, monkeypatch):
     for precision in ("fp32", "bf16"):
-        settings = {"cache_dir": own_cache, "precision": precision}
+        settings = {"cache_dir": own_cache, "precision": precision, "precision_card": True}
         first, *_ = evaluate_folder(config_for(models["one"], pairs_file, tmp_path / f"{precision}1", **settings))
         with monkeypatch.context() as patched:
             patched.setattr(saved_module, "load", None)
@@ -345,6 +357,8 @@ def test_a_card_that_does_not_fit_is_left_out_with_a_warning(models, pairs_file,
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(evaluate_module, "load", full)
-    result, *_ = evaluate_folder(config_for(models["one"], pairs_file, tmp_path / "out", precision="bf16"))
+    result, *_ = evaluate_folder(
+        config_for(models["one"], pairs_file, tmp_path / "out", precision="bf16", precision_card=True)
+    )
     assert result.card is None
     assert "no precision card (--no-precision-card leaves it out): no room" in log.text
