@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from conftest import make_groups, make_model
 from rewardlab.batch import pack
+from rewardlab.model import half as half_module
 from rewardlab.model import linear
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
@@ -356,3 +357,50 @@ def test_a_frozen_matrix_of_the_backbone_itself_is_rounded_by_the_name_under_whi
     original = model.backbone.own.detach().clone()
     assert half_frozen(model.backbone.requires_grad_(False), torch.bfloat16)
     assert torch.equal(model.backbone.own, round_weights(original, torch.bfloat16, "backbone.own"))
+
+
+@pytest.mark.parametrize("layer_class", [nn.Linear, Conv1D])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_that_a_processor_has_no_instructions_for_are_those_of_float32_rounded_once(
+    monkeypatch, layer_class, dtype
+):
+    sizes = (96, 128) if layer_class is nn.Linear else (128, 96)
+    layer = nn.Sequential(layer_class(*sizes))
+    nn.init.normal_(layer[0].bias)
+    monkeypatch.setattr(linear, "WIDENED", {dtype})
+    HalfWeights(layer, "", dtype, "nearest").refresh()
+    half = layer[0].half_weight.double() if layer_class is Conv1D else layer[0].half_weight.double().t()
+    input = torch.randn(3, 5, 96).to(dtype).requires_grad_()
+    update = torch.randn(3, 5, 128).to(dtype).requires_grad_()
+    gradient = torch.randn(3, 5, 128).to(dtype)
+
+    for added in (None, update):
+        with torch.autocast("cpu", dtype=dtype):
+            output = layer[0].by_copy(input, added)
+        output.backward(gradient)
+
+        exact = input.double() @ half + layer[0].bias.to(dtype).double() + (0 if added is None else added.double())
+        rounding = torch.finfo(dtype).eps / 2
+        assert output.dtype is dtype
+        assert ((output - exact).abs() <= 1.01 * rounding * exact.abs() + 1e-6).all(), "rounded once, at the end"
+        wanted = gradient.double() @ half.t()
+        assert ((input.grad - wanted).abs() <= 1.01 * rounding * wanted.abs() + 1e-6).all()
+        wanted = input.double().flatten(0, 1).t() @ gradient.double().flatten(0, 1)
+        found = layer[0].weight.grad if layer_class is Conv1D else layer[0].weight.grad.t()
+        assert ((found - wanted).abs() <= 1.01 * rounding * wanted.abs() + 1e-6).all()
+        layer.zero_grad()
+        input.grad = None
+    assert torch.equal(update.grad, gradient)
+
+
+def test_who_computes_a_product_does_not_depend_on_how_many_rows_it_has(monkeypatch):
+    monkeypatch.setattr(linear, "WIDENED", {torch.bfloat16})
+    layer = nn.Sequential(nn.Linear(96, 128))
+    HalfWeights(layer, "", torch.bfloat16, "nearest").refresh()
+    rows = torch.randn(40, 96)
+    alone = torch.cat([layer(row[None]) for row in rows])
+    assert (layer(rows) - alone).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * alone.abs().max()
+    calls = []
+    monkeypatch.setattr(half_module, "widened_product", lambda *given: calls.append(given) or given[0] @ given[1])
+    layer(rows[:1]), layer(rows)
+    assert len(calls) == 2

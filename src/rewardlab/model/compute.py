@@ -393,6 +393,7 @@ def _keep_matmuls() -> Any:
         torch.ops.aten.addmm.default,
         torch.ops.aten.bmm.default,
         torch.ops.rewardlab.onednn_linear.default,
+        torch.ops.rewardlab.widened_product.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rewardlab.model.autograd import first_order
 from rewardlab.model.config import HalfRounding
-from rewardlab.model.linear import OneDnnLinear
+from rewardlab.model.linear import OneDnnLinear, is_widened, widened_product
 from rewardlab.model.rounding import name_seed, round_stochastically, round_weights
 
 AS_SAVED: Final = ()
@@ -76,11 +76,15 @@ class _Product(torch.autograd.Function):
         # needs saves the activations of frozen layers.
         ctx.save_for_backward(narrow if needs_weight else None, half if needs_input else None)
         ctx.dtypes = input.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.weights = half.numel()
         bias = None if bias is None else bias.to(half.dtype)
-        if update is None:
+        update = None if update is None else update.reshape(-1, update.shape[-1])
+        if is_widened(narrow, weights=half.numel()):
+            output = widened_product(narrow, half.t(), bias, update)
+        elif update is None:
             output = F.linear(narrow, half, bias)
         else:
-            output = torch.addmm(update.reshape(-1, update.shape[-1]), narrow, half.t())
+            output = torch.addmm(update, narrow, half.t())
             # Not in place: selective checkpointing keeps the product for the backward pass.
             output = output if bias is None else output + bias
         return output.view(*input.shape[:-1], output.shape[-1])
@@ -93,14 +97,21 @@ class _Product(torch.autograd.Function):
         input_dtype, weight_dtype, bias_dtype = ctx.dtypes
         needs_input, needs_weight, _, needs_bias, needs_update, _ = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
+        product = _widened if is_widened(flat, weights=ctx.weights) else torch.mm
         return (
-            (flat @ half).view(*gradient.shape[:-1], half.shape[1]).to(input_dtype) if needs_input else None,
-            (flat.t() @ input).to(weight_dtype) if needs_weight else None,
+            product(flat, half).view(*gradient.shape[:-1], half.shape[1]).to(input_dtype) if needs_input else None,
+            product(flat.t(), input).to(weight_dtype) if needs_weight else None,
             None,
             flat.sum(0).to(bias_dtype) if needs_bias else None,
             gradient if needs_update else None,
             None,
         )
+
+
+def _widened(left: Tensor, right: Tensor) -> Tensor:
+    """Compute as torch.mm does."""
+    product: Tensor = widened_product(left, right, None, None)
+    return product
 
 
 class _Copying(nn.Module):

@@ -1,7 +1,10 @@
-"""Linear layers that compute float32 through oneDNN, for processors on which PyTorch's own choice (MKL) is slow.
+"""Products that processors compute faster by another way than PyTorch's own choice.
 
-On AMD processors MKL reaches about 40 % of oneDNN's speed with the same cores; on Intel the two are equally fast. Which
-is faster is measured at the start of a run (model/compute.py).
+Float32 through oneDNN: on AMD processors MKL reaches about 40 % of its speed with the same cores; on Intel the two are
+equally fast. Which is faster is measured at the start of a run (model/compute.py).
+
+Half precision through float32: on processors without instructions for it (AVX2 alone, say) PyTorch computes products of
+half-precision matrices with plain loops, five to nine times as slow as float32.
 """
 
 from __future__ import annotations
@@ -16,6 +19,20 @@ from torch import Tensor, nn
 MIN_WIDTH: Final = 64
 """Layers narrower than this, such as the two matrices of an adapter, stay with PyTorch: a call costs more than its
 work there."""
+
+
+def _has_fast_products(dtype: str) -> bool:
+    """Return whether oneDNN computes products of this half-precision dtype on this processor ("bf16" or "fp16")."""
+    supported: Any = getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported", None)
+    return supported is None or bool(supported())
+
+
+WIDENED: Final = frozenset(
+    dtype for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if not _has_fast_products(name)
+)
+"""Half-precision dtypes whose products this processor computes faster in float32."""
+MIN_WIDENED: Final = 8192
+"""Weights of a matrix below which there is little to gain; an adapter of rank 16 beside 576 columns has 9,216."""
 
 
 @torch.library.custom_op(
@@ -68,6 +85,38 @@ class OneDnnLinear(nn.Linear):
         flat = input.reshape(-1, self.in_features)
         output: Tensor = onednn_linear(flat, self.weight, self.bias)
         return output.view(*input.shape[:-1], self.out_features)
+
+
+def is_widened(operand: Tensor, *, weights: int) -> bool:
+    """Return whether `widened_product` is to compute products with a matrix of so many weights, forward and backward.
+
+    It is not the number of rows that decides, so that a conversation is computed alike in any batch.
+    """
+    return operand.dtype in WIDENED and operand.device.type == "cpu" and weights >= MIN_WIDENED
+
+
+@torch.library.custom_op(
+    "rewardlab::widened_product",
+    mutates_args=(),
+    schema="(Tensor left, Tensor right, Tensor? bias, Tensor? update) -> Tensor",
+)
+def widened_product(left: Tensor, right: Tensor, bias: Tensor | None, update: Tensor | None) -> Tensor:
+    """Compute left [N, in] times right [in, out], plus `bias` [out] and `update` [N, out], in the dtype of `left`.
+
+    As in a product with native instructions, sums are float32 and rounded once. It has no gradient of its own: who
+    calls it computes that.
+    """
+    with torch.autocast("cpu", enabled=False):  # which would compute in half precision after all
+        wide = left.float() @ right.float()
+    for added in (bias, update):
+        if added is not None:
+            wide += added
+    return wide.to(left.dtype)
+
+
+@widened_product.register_fake
+def _(left: Tensor, right: Tensor, bias: Tensor | None, update: Tensor | None) -> Tensor:
+    return left.new_empty(left.shape[0], right.shape[1])
 
 
 def use_onednn(module: nn.Module) -> int:
