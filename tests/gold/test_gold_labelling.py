@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from rewardlab.gold.proxies import model_in, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 
 NUM = 20
+PLACES = [at if at in (0, 4, 9) else pytest.param(at, marks=pytest.mark.soak) for at in range(10)]
+"""Results after which a run is ended: none, some in the middle and as many as are tried; the others for long."""
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +106,30 @@ def test_all_digits_of_a_score_are_kept(undisturbed) -> None:
 
 
 PROGRAM = """
-import sys
+import os, sys
+
+# Once for all, which is most of the time.
+import rewardlab.gold.labelling.run, rewardlab.serve.engine.local
+from transformers import AutoModelForSequenceClassification, LlamaForSequenceClassification
+
 from killing import end_while_appending
 from rewardlab.cli import main
 from rewardlab.gold import kept_results, reward_models
+
 reward_models.REPLIES_AT_A_TIME = 8
-end_while_appending(kept_results, at=2)
-main(sys.argv[1:])
+for _ in range(int(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is not asked for
+        end_while_appending(kept_results, at=2)
+        try:
+            main(sys.argv[2:])
+        finally:
+            os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists(sys.argv[-1]), flush=True)
 """
+"""Runs a command so many times, each in a process of its own, and prints how it ended and whether its last word, the
+output, is there: TIMES command…"""
 
 
 def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
@@ -118,17 +137,15 @@ def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
 ) -> None:
     output = tmp_path / "labels.jsonl"
     words = ["gold", "label", "--model", str(folder), "--input", str(samples), "--output", str(output)]
-    for _ in range(3):
-        killed = run_program(PROGRAM, words)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert not output.exists()
+    killed = run_program(PROGRAM, ["3", *words], {**os.environ, "OMP_NUM_THREADS": "1"})
+    assert killed.stdout.splitlines() == [f"{-signal.SIGKILL} False"] * 3, killed.stdout + killed.stderr
     kept = (tmp_path / ".labels.jsonl.partial" / "kept.jsonl").read_text().splitlines()
     assert len(kept) >= 3 * 4
     assert content(label(config(folder, samples, output))) == undisturbed
     assert not (tmp_path / ".labels.jsonl.partial").exists()
 
 
-@pytest.mark.parametrize("at", range(10))
+@pytest.mark.parametrize("at", PLACES)
 def test_ended_at_any_of_ten_places_it_goes_on(folder, samples, tmp_path, undisturbed, monkeypatch, at) -> None:
     from rewardlab.gold.kept_results import Kept
 
