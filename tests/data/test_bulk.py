@@ -80,10 +80,25 @@ def boundary(renderer: Renderer, prompt: Any, reply: Any, token_ids: list[int]) 
     return next((n for n, (a, b) in enumerate(zip(before, token_ids, strict=False)) if a != b), len(before))
 
 
+TEMPLATES = {"chatml": CHATML, "trims": TRIMS, "refuses": REFUSES + CHATML, "odd": ENDS_ODDLY, "plain": None}
+TRUNCATIONS = ("prompt-left", "drop", "reply-middle")
+ALWAYS = {("trims", "prompt-left"), ("refuses", "drop"), ("odd", "reply-middle"), ("plain", "prompt-left")}
+"""Templates that are tried with one truncation each, and ChatML with all; the other pairs for long."""
+
+
 @pytest.mark.parametrize(
-    "template", [CHATML, TRIMS, REFUSES + CHATML, ENDS_ODDLY, None], ids=["chatml", "trims", "refuses", "odd", "plain"]
+    ("template", "truncation"),
+    [
+        pytest.param(
+            template,
+            truncation,
+            id=f"{truncation}-{name}",
+            marks=() if name == "chatml" or (name, truncation) in ALWAYS else pytest.mark.soak,
+        )
+        for truncation in TRUNCATIONS
+        for name, template in TEMPLATES.items()
+    ],
 )
-@pytest.mark.parametrize("truncation", ["prompt-left", "drop", "reply-middle"])
 def test_all_at_once_and_one_at_a_time_give_the_same(template: str | None, truncation: Any) -> None:
     renderer = build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=120, truncation=truncation))
     rows = preferences()
