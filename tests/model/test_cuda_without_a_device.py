@@ -54,6 +54,22 @@ STEPS = [
 ]
 """segments and varlen with everything, the others with two settings each."""
 STEPS += [("varlen", torch.float16, kind, "none") for kind in ("full", "lora")]
+IN_EVERY_RUN = {
+    ("segments", torch.bfloat16, "full", "none"),
+    ("segments", torch.bfloat16, "lora", "selective"),
+    ("segments", torch.bfloat16, "full", "full"),
+    ("varlen", torch.bfloat16, "lora", "none"),
+    ("varlen", torch.bfloat16, "full", "selective"),
+    ("varlen", torch.bfloat16, "lora", "full"),
+    ("mask", torch.bfloat16, "full", "none"),
+    ("flash", torch.bfloat16, "lora", "full"),
+    ("segments", torch.float32, "lora", "full"),
+    ("mask", torch.float32, "full", "none"),
+    ("varlen", torch.float16, "lora", "none"),
+}
+"""segments and varlen meet each kind and each mode, each kind each mode; the other kernels and dtypes come once."""
+assert set(STEPS) >= IN_EVERY_RUN
+STEPS = [step if step in IN_EVERY_RUN else pytest.param(*step, marks=pytest.mark.soak) for step in STEPS]
 GROUPS = make_groups(3, replies=3, seed=3)
 MANY = make_groups(8, replies=4, seed=3)
 
@@ -184,7 +200,16 @@ def test_the_block_mask_of_flex_attention_is_made_on_the_device(device, monkeypa
     assert device.waits == []
 
 
-@pytest.mark.parametrize(("backend", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        # Each kernel and each dtype once.
+        pytest.param(*case, marks=pytest.mark.soak)
+        if case in {("segments", torch.bfloat16), ("mask", torch.float32)}
+        else case
+        for case in CASES
+    ],
+)
 def test_a_step_waits_for_the_device_once(device, backend, dtype, tmp_path):
     trainer = trainer_on(device, tmp_path, backend, dtype)
     batches = trainer._planned(0)
