@@ -49,9 +49,25 @@ def test_what_was_named_a_gpu_and_a_processor_without_bf16_need_no_trial(monkeyp
     assert choose() == ("fp32", [])
 
 
-@pytest.mark.parametrize("train", [True, False], ids=["training", "scoring"])
-@pytest.mark.parametrize("layout", ["shared", "unshared", "padded"])
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+LAYOUTS = ["shared", "unshared", "padded"]
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "train"),
+    [
+        # By default each family in each layout, in turn for training and for scoring: all pairs of two settings.
+        pytest.param(
+            family,
+            layout,
+            train,
+            id=f"{family}-{layout}-{'training' if train else 'scoring'}",
+            marks=[pytest.mark.soak] if (row + column + train) % 2 else [],
+        )
+        for row, family in enumerate(sorted(CONFIGS))
+        for column, layout in enumerate(LAYOUTS)
+        for train in (True, False)
+    ],
+)
 def test_every_family_can_be_tried_in_every_layout(native, family, layout, train):
     state = torch.random.get_rng_state()
     chosen, (line,) = choose(family=family, layout=layout, train=train)
