@@ -19,6 +19,7 @@ import data_path
 import data_tools
 import gpu
 import growth
+import half_products
 import half_rounding
 import memory_rounds
 import monitoring
@@ -208,6 +209,20 @@ def test_a_profile_gives_every_operation_one_kind(tmp_path):
         assert not [name for name in unknown if re.search(r"aten::.*(mm|dot_product|softmax|norm|_foreach|adam)", name)]
     assert found["casts"]["attention"] == "segments"
     assert found["casts"]["kinds"]["attention, kernels"] > 0
+
+
+def test_half_precision_is_timed_by_its_own_and_by_pytorchs_products(tmp_path, monkeypatch):
+    own = half_products.linear.WIDENED
+    size = ["--model", "tiny-llama", "--data", "generated", "--pairs", "4", "--rounds", "2", "--threads", "1"]
+    assert half_products.main([*size, "--results", str(tmp_path)]) == 0
+    found = result(tmp_path)
+    assert {name: len(samples) for name, samples in found["samples"].items()} == {
+        half_products.EXACT: 2,
+        half_products.OURS: 2,
+        half_products.TORCH: 2,
+    }
+    assert found["widened"] == (torch.bfloat16 in own)
+    assert half_products.linear.WIDENED is own
 
 
 def test_norms_are_timed_with_the_rows_of_a_step_and_keep_every_bit(tmp_path, monkeypatch, capsys):
