@@ -66,8 +66,10 @@ IN_EVERY_RUN = {
     ("segments", torch.float32, "lora", "full"),
     ("mask", torch.float32, "full", "none"),
     ("varlen", torch.float16, "lora", "none"),
-}
-"""segments and varlen meet each kind and each mode, each kind each mode; the other kernels and dtypes come once."""
+    ("varlen", torch.float16, "full", "none"),
+    ("flash", torch.bfloat16, "full", "none"),
+} & set(STEPS)
+"""segments and varlen meet each kind and each mode, each kind each mode; float16 and flash meet both kinds."""
 assert set(STEPS) >= IN_EVERY_RUN
 STEPS = [step if step in IN_EVERY_RUN else pytest.param(*step, marks=pytest.mark.soak) for step in STEPS]
 GROUPS = make_groups(3, replies=3, seed=3)

@@ -100,7 +100,7 @@ torch.compile = lambda part, **how: compile_any(part, **{"backend": backend, **h
 """
 
 LOSS = """
-if backend == "aot_eager":
+if backend == "aot_eager":  # its own part, that of autograd, is inductor's too
     torch.compile = lambda part, **how: compile_any(part, **{"backend": "eager", **how})  # as for DROPPED
 def trainer(compiled):
     torch.manual_seed(0)
