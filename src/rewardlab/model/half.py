@@ -79,6 +79,7 @@ class _Product(torch.autograd.Function):
         ctx.weights = half.numel()
         bias = None if bias is None else bias.to(half.dtype)
         update = None if update is None else update.reshape(-1, update.shape[-1])
+        output: Tensor
         if is_widened(narrow, weights=half.numel()):
             output = widened_product(narrow, half.t(), bias, update)
         elif update is None:
