@@ -111,7 +111,7 @@ def _tasks(
     # (`before`) are seen by all and need no mask.
     begins_Q = torch.repeat_interleave(torch.tensor([sum(own[:n]) for n in range(len(own))]), torch.tensor(own))
     seen_by_all = num_shared if first == 0 else 0
-    count = -(-num_queries * num_keys // max(max_places, LEAST_QUERIES * num_keys))
+    count = -(-num_queries // max(max_places // num_keys, LEAST_QUERIES))
     for top, end in pairwise(num_queries * n // count for n in range(count + 1)):
         # Keys after the last query of the piece are hidden from all of it by causality, so they are left out.
         keys_S, queries_Q = torch.arange(end), torch.arange(top, end)[:, None]
