@@ -179,3 +179,13 @@ def test_the_interval_of_auroc_has_students_quantile_for_the_prompts_of_the_rare
     number = found.value * (1 - found.value) / error**2
     reach = quantile * error / math.sqrt(1 + quantile**2 / number)
     assert (found.high - found.low) / 2 == pytest.approx(reach, rel=0.02)
+
+
+def test_an_auroc_of_1_is_known_no_better_than_ten_mistakes_can_tell():
+    positive = np.arange(1000) < 10
+    found = auroc(positive * 1.0, positive, np.arange(1000))
+    alone = auroc((np.arange(20) < 10) * 1.0, np.arange(20) < 10, np.arange(20))
+    assert (found.value, found.high, found.n) == (1.0, 1.0, 1000)
+    assert found.low == alone.low < 0.8
+    turned = auroc(1.0 - positive, positive, np.arange(1000))
+    assert (turned.low, turned.high) == (0.0, pytest.approx(1 - found.low))

@@ -217,3 +217,14 @@ def test_one_value_far_from_all_others_leaves_a_correlation_with_an_interval() -
     x[0] = 1e9
     for found in (correlations(x, y, np.arange(30))[0], antisymmetric_correlations(x, y, np.arange(30))[0]):
         assert -1 <= found.low <= found.value <= found.high <= 1
+
+
+def test_one_pair_that_keeps_pearsons_correlation_from_1_leaves_it_an_interval() -> None:
+    x = np.tile([1.0, -1.0], 25)
+    y = x.copy()
+    y[-1] = 1.0
+    found, _ = antisymmetric_correlations(x, y, np.arange(50))
+    assert found.value == pytest.approx(0.96)
+    whole = by_influence(*product_moment(x, y), np.arange(50), scale="fisher")
+    assert (found.low, found.high) == (whole.low, whole.high), "without that pair z is infinite"
+    assert -0.9 < found.low < 0.96 < found.high < 0.999

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -177,6 +177,10 @@ def auroc(values: FloatArray, positive: BoolArray, clusters: IntArray) -> Estima
     rarer = min(np.unique(clusters[kind]).size for kind in (positive, ~positive))
     if rarer < MIN_CLUSTERS:
         return without_interval(value, rarer, method=too_few(rarer, "prompts of the rarer kind"))
+    if value in (0.0, 1.0):  # nothing varies: it is known as the rarer kind alone would know it, all of it on one side
+        kind = positive if above.size <= below.size else ~positive
+        found = share_by_influence(value, np.zeros(int(kind.sum())), clusters[kind], freedom=rarer - 1)
+        return replace(found, n=np.unique(clusters).size)
     weight_N = np.where(positive, count / above.size, count / below.size)
     return share_by_influence(value, weight_N * (shares_N - value), clusters, freedom=rarer - 1)
 
@@ -217,7 +221,9 @@ def _leaving_out(x: FloatArray, y: FloatArray, *, centred: bool) -> tuple[float,
     x, y = x / scale[0], y / scale[1]
     rest = (1 - part * np.square(x)) * (1 - part * np.square(y))
     # Where all that varies is one value, nothing is left without it.
-    without = np.clip((value - part * x * y) / np.sqrt(np.maximum(rest, 1e-12)), -1 + 1e-12, 1 - 1e-12)
+    without = (value - part * x * y) / np.sqrt(np.maximum(rest, 1e-12))
+    if (np.abs(without) >= 1 - 1e-9).any():  # one value is all that keeps it from 1, and z without it is infinite
+        return value, influence
     moved: FloatArray = (count - 1) * (math.atanh(value) - np.arctanh(without)) * (1 - value * value)
     return value, moved
 

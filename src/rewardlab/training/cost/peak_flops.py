@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rewardlab.model.linear import WIDENED, widened_product
 from rewardlab.training.cost.throughput import PeakFlops, known_peak_flops
 
 LIMIT_S: Final = 1.0
@@ -97,7 +98,12 @@ def measure(
 
 
 def _linears(device: torch.device, dtype: torch.dtype) -> list[Linear]:
-    """Return the ways to multiply: torch's own and, on a CPU in float32, oneDNN's, on some machines twice as fast."""
+    """Return the ways to multiply: torch's own and, on a CPU in float32, oneDNN's, on some machines twice as fast.
+
+    Half precision that a processor has no instructions for is multiplied as the layers of a model do it.
+    """
+    if device.type == "cpu" and dtype in WIDENED:
+        return [lambda x, weight: widened_product(x, weight.t(), None, None)]
     linears: list[Linear] = [F.linear]
     if device.type == "cpu" and dtype is torch.float32 and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         linears.append(lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""))
