@@ -211,16 +211,18 @@ def test_a_profile_gives_every_operation_one_kind(tmp_path):
     assert found["casts"]["kinds"]["attention, kernels"] > 0
 
 
-def test_half_precision_is_timed_by_its_own_and_by_pytorchs_products(tmp_path, monkeypatch):
+def test_half_precision_is_timed_by_its_own_and_by_pytorchs_products(tmp_path):
     own = half_products.linear.WIDENED
     size = ["--model", "tiny-llama", "--data", "generated", "--pairs", "4", "--rounds", "2", "--threads", "1"]
     assert half_products.main([*size, "--results", str(tmp_path)]) == 0
     found = result(tmp_path)
-    assert {name: len(samples) for name, samples in found["samples"].items()} == {
-        half_products.EXACT: 2,
-        half_products.OURS: 2,
-        half_products.TORCH: 2,
-    }
+    for ways in found["samples"].values():
+        assert {name: len(samples) for name, samples in ways.items()} == {
+            half_products.EXACT: 2,
+            half_products.OURS: 2,
+            half_products.TORCH: 2,
+        }
+    assert set(found["samples"]) == {"a training step", "an evaluation"}
     assert found["widened"] == (torch.bfloat16 in own)
     assert half_products.linear.WIDENED is own
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from faulty_proxy import Faults, spoiling
-from killing import run_program
+from killing import killed_while_keeping, run_program
 from reward_models import save_tiny, served
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError, EndpointError
@@ -105,31 +105,12 @@ def test_all_digits_of_a_score_are_kept(undisturbed) -> None:
     assert all(float(np.float32(score)) == score for score in scores)
 
 
-PROGRAM = """
-import os, sys
-
-# Once for all, which is most of the time.
+PREPARATION = """
 import rewardlab.gold.labelling.run, rewardlab.serve.engine.local
+from rewardlab.gold import reward_models
 from transformers import AutoModelForSequenceClassification, LlamaForSequenceClassification
-
-from killing import end_while_appending
-from rewardlab.cli import main
-from rewardlab.gold import kept_results, reward_models
-
 reward_models.REPLIES_AT_A_TIME = 8
-for _ in range(int(sys.argv[1])):
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is not asked for
-        end_while_appending(kept_results, at=2)
-        try:
-            main(sys.argv[2:])
-        finally:
-            os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists(sys.argv[-1]), flush=True)
 """
-"""Runs a command so many times, each in a process of its own, and prints how it ended and whether its last word, the
-output, is there: TIMES command…"""
 
 
 def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
@@ -137,7 +118,7 @@ def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
 ) -> None:
     output = tmp_path / "labels.jsonl"
     words = ["gold", "label", "--model", str(folder), "--input", str(samples), "--output", str(output)]
-    killed = run_program(PROGRAM, ["3", *words], {**os.environ, "OMP_NUM_THREADS": "1"})
+    killed = run_program(killed_while_keeping(PREPARATION, at=2), ["3", *words], {**os.environ, "OMP_NUM_THREADS": "1"})
     assert killed.stdout.splitlines() == [f"{-signal.SIGKILL} False"] * 3, killed.stdout + killed.stderr
     kept = (tmp_path / ".labels.jsonl.partial" / "kept.jsonl").read_text().splitlines()
     assert len(kept) >= 3 * 4

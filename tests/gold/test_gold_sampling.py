@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chat_server import ChatServer, chatting, reply_of
-from killing import KILLED_WHILE_SAMPLING, run_program
+from killing import killed_while_keeping, run_program
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError, EndpointError
 from rewardlab.core.types import Message
@@ -136,9 +136,8 @@ def test_a_log_probability_that_is_no_number_is_left_out(prompts, url, server) -
 
 def test_killed_ten_times_it_writes_what_a_run_in_one_piece_writes(prompts, url, server, undisturbed) -> None:
     asked = config(prompts, url)
-    killed = run_program(KILLED_WHILE_SAMPLING, ["10", *words(asked)])
-    assert killed.stdout.splitlines() == [str(-signal.SIGKILL)] * 10, killed.stderr
-    assert not asked.output.exists()
+    killed = run_program(killed_while_keeping("import rewardlab.gold.sampling.run", at=3), ["10", *words(asked)])
+    assert killed.stdout.splitlines() == [f"{-signal.SIGKILL} False"] * 10, killed.stderr
     before = len(server.asked)
     assert content(sample(asked)) == undisturbed
     assert len(server.asked) - before <= 16, "what the killed runs finished is not asked for again"
@@ -166,9 +165,9 @@ def test_a_refused_request_is_asked_once_and_told(prompts, url, server, capsys) 
 
 
 def words(asked: SampleConfig) -> list[str]:
-    flags = ["--prompts", asked.prompts, "--output", str(asked.output), "--backend", "http"]
+    flags = ["--prompts", asked.prompts, "--backend", "http"]
     flags += ["--url", *asked.sampler.url, "--num-responses", "3", "--max-tokens", "16", "--attempts", "2"]
-    return ["gold", "sample", *flags, "--concurrency", "2"]
+    return ["gold", "sample", *flags, "--concurrency", "2", "--output", str(asked.output)]
 
 
 def test_too_many_errors_fail_after_the_file_is_written(prompts, url, server) -> None:

@@ -26,26 +26,30 @@ def end_while_appending(module: ModuleType, *, at: int, number: int = signal.SIG
     module.append_text = ending
 
 
-KILLED_WHILE_SAMPLING = """
+def killed_while_keeping(preparation: str, at: int) -> str:
+    """Program that runs a command of `rewardlab gold` so many times, each time in a process of its own, which is killed
+    as it keeps results for the `at`-th time: TIMES command…
+
+    It prints how each ended, and whether the last word of the command, its output, is there then. `preparation` comes
+    before all of them: imports, which take most of the time, and what is to be smaller than usual.
+    """
+    return f"""
 import os, sys
 from killing import end_while_appending
 from rewardlab.cli import main
 from rewardlab.gold import kept_results
-import rewardlab.gold.sampling.run
-
+{preparation}
 for _ in range(int(sys.argv[1])):
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is not asked for
-        end_while_appending(kept_results, at=3)
+        end_while_appending(kept_results, at={at})
         try:
             main(sys.argv[2:])
         finally:
             os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.path.exists(sys.argv[-1]), flush=True)
 """
-"""Program that runs a command of `rewardlab gold` so many times, each time in a process of its own, which is killed as
-it keeps results for the third time, and prints how each ended: TIMES command…"""
 
 
 def at_write(at: int, end: Callable[[], object]) -> Callable[[int], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rewardlab.model import product_attention
@@ -20,6 +20,7 @@ GROUPS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(GROUPS, st.sampled_from([300, 5000, 10**9]))
+@example([(0, (141,))], 5000)  # four pieces of 35 or 36 queries would be enough, but 36 are too many
 def test_tasks_cover_what_each_token_sees_once(groups, max_places):
     layout = PromptLayout(groups)
     seen = torch.zeros(layout.num_tokens, layout.num_tokens, dtype=torch.int32)
@@ -28,7 +29,7 @@ def test_tasks_cover_what_each_token_sees_once(groups, max_places):
         places = torch.ones(task.num_queries, task.num_keys, dtype=torch.int32)
         places[:, task.num_keys - task.hidden.shape[1] :].masked_fill_(task.hidden, 0)
         seen[task.start : task.stop].index_add_(1, columns, places)
-        assert task.num_queries * task.num_keys <= max(max_places, (LEAST_QUERIES + 1) * task.num_keys)
+        assert task.num_queries * task.num_keys <= max(max_places, LEAST_QUERIES * task.num_keys)
         assert not task.hidden.numel() or task.hidden[:, 0].any(), "no mask where all see all"
     assert torch.equal(seen, layout.dense_mask(torch.device("cpu")).int())
 

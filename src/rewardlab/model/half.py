@@ -76,11 +76,11 @@ class _Product(torch.autograd.Function):
         # needs saves the activations of frozen layers.
         ctx.save_for_backward(narrow if needs_weight else None, half if needs_input else None)
         ctx.dtypes = input.dtype, weight.dtype, None if bias is None else bias.dtype
-        ctx.weights = half.numel()
+        ctx.widened = is_widened(half)
         bias = None if bias is None else bias.to(half.dtype)
         update = None if update is None else update.reshape(-1, update.shape[-1])
         output: Tensor
-        if is_widened(narrow, weights=half.numel()):
+        if ctx.widened:
             output = widened_product(narrow, half.t(), bias, update)
         elif update is None:
             output = F.linear(narrow, half, bias)
@@ -98,7 +98,7 @@ class _Product(torch.autograd.Function):
         input_dtype, weight_dtype, bias_dtype = ctx.dtypes
         needs_input, needs_weight, _, needs_bias, needs_update, _ = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
-        product = _widened if is_widened(flat, weights=ctx.weights) else torch.mm
+        product: Any = widened_product if ctx.widened else torch.mm
         return (
             product(flat, half).view(*gradient.shape[:-1], half.shape[1]).to(input_dtype) if needs_input else None,
             product(flat.t(), input).to(weight_dtype) if needs_weight else None,
@@ -107,12 +107,6 @@ class _Product(torch.autograd.Function):
             gradient if needs_update else None,
             None,
         )
-
-
-def _widened(left: Tensor, right: Tensor) -> Tensor:
-    """Compute as torch.mm does."""
-    product: Tensor = widened_product(left, right, None, None)
-    return product
 
 
 class _Copying(nn.Module):

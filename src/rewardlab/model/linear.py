@@ -3,8 +3,8 @@
 Float32 through oneDNN: on AMD processors MKL reaches about 40 % of its speed with the same cores; on Intel the two are
 equally fast. Which is faster is measured at the start of a run (model/compute.py).
 
-Half precision through float32: on processors without instructions for it (AVX2 alone, say) PyTorch computes products of
-half-precision matrices with plain loops, five to nine times as slow as float32.
+Half precision through float32: where oneDNN has no products of a half-precision dtype, as with AVX2 alone, PyTorch
+computes them with plain loops. A training step then takes eight to eleven times as long (benchmarks/half_products.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ work there."""
 
 
 def _has_fast_products(dtype: str) -> bool:
-    """Return whether oneDNN computes products of this half-precision dtype on this processor ("bf16" or "fp16")."""
+    """Return whether oneDNN computes products of this dtype ("bf16" or "fp16") on this processor.
+
+    True also where PyTorch was built without the question, which leaves its own products in place.
+    """
     supported: Any = getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported", None)
     return supported is None or bool(supported())
 
@@ -32,7 +35,8 @@ WIDENED: Final = frozenset(
 )
 """Half-precision dtypes whose products this processor computes faster in float32."""
 MIN_WIDENED: Final = 8192
-"""Weights of a matrix below which there is little to gain; an adapter of rank 16 beside 576 columns has 9,216."""
+"""Weights of a matrix below which PyTorch's product is kept. Beside 576 columns an adapter of rank 16 has 9,216, which
+took 0.3 to 0.7 of the time in float32 (512 and 64 rows); one of rank 8 has 4,608 and took 0.6 to 1.4."""
 
 
 @torch.library.custom_op(
@@ -87,20 +91,20 @@ class OneDnnLinear(nn.Linear):
         return output.view(*input.shape[:-1], self.out_features)
 
 
-def is_widened(operand: Tensor, *, weights: int) -> bool:
-    """Return whether `widened_product` is to compute products with a matrix of so many weights, forward and backward.
+def is_widened(weight: Tensor) -> bool:
+    """Return whether `widened_product` is to compute products with this half-precision weight, forward and backward.
 
     It is not the number of rows that decides, so that a conversation is computed alike in any batch.
     """
-    return operand.dtype in WIDENED and operand.device.type == "cpu" and weights >= MIN_WIDENED
+    return weight.dtype in WIDENED and weight.device.type == "cpu" and weight.numel() >= MIN_WIDENED
 
 
 @torch.library.custom_op(
     "rewardlab::widened_product",
     mutates_args=(),
-    schema="(Tensor left, Tensor right, Tensor? bias, Tensor? update) -> Tensor",
+    schema="(Tensor left, Tensor right, Tensor? bias=None, Tensor? update=None) -> Tensor",
 )
-def widened_product(left: Tensor, right: Tensor, bias: Tensor | None, update: Tensor | None) -> Tensor:
+def widened_product(left: Tensor, right: Tensor, bias: Tensor | None = None, update: Tensor | None = None) -> Tensor:
     """Compute left [N, in] times right [in, out], plus `bias` [out] and `update` [N, out], in the dtype of `left`.
 
     As in a product with native instructions, sums are float32 and rounded once. It has no gradient of its own: who
@@ -115,7 +119,7 @@ def widened_product(left: Tensor, right: Tensor, bias: Tensor | None, update: Te
 
 
 @widened_product.register_fake
-def _(left: Tensor, right: Tensor, bias: Tensor | None, update: Tensor | None) -> Tensor:
+def _(left: Tensor, right: Tensor, bias: Tensor | None = None, update: Tensor | None = None) -> Tensor:
     return left.new_empty(left.shape[0], right.shape[1])
 
 

@@ -14,6 +14,7 @@ from conftest import CONFIGS, GROUPED, SIZES, make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.model.compute import read_last_layer_only_where_scored
 from rewardlab.model.config import ModelConfig
+from rewardlab.model.linear import widened_product
 from rewardlab.model.lora import add_adapters
 from rewardlab.model.trainable import choose_trainable
 from rewardlab.training.cost import peak_flops as peak_module
@@ -318,3 +319,12 @@ def test_the_best_of_the_times_counts(monkeypatch):
     assert found == pytest.approx(1e-3, rel=1e-3)
     assert machine.waits == 8
     assert peak_module._seconds(product, torch.device("cpu"), repeats=4, deadline=0.0) == pytest.approx(4e-3, rel=1e-3)
+
+
+def test_half_precision_that_layers_widen_is_measured_as_they_compute_it(monkeypatch):
+    monkeypatch.setattr(peak_module, "WIDENED", {torch.bfloat16})
+    x, weight = torch.randn(8, 96).bfloat16(), torch.randn(128, 96).bfloat16()
+    (half,) = peak_module._linears(torch.device("cpu"), torch.bfloat16)
+    assert torch.equal(half(x, weight), widened_product(x, weight.t()))
+    assert torch.nn.functional.linear in peak_module._linears(torch.device("cpu"), torch.float16)
+    assert torch.nn.functional.linear in peak_module._linears(torch.device("cuda"), torch.bfloat16)

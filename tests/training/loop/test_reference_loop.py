@@ -168,7 +168,7 @@ def test_in_float32_they_are_no_further_from_the_exact_ones_than_the_plain_loop(
     """AdamW divides gradients by their own size, those of rounding too, so how far two orders of summation get apart
     depends on the processor, and of one problem by chance: ours is up to 14 times as far as the plain loop, or as
     near. Over several problems the typical ratio says which of them is wrong; over 12 it is measured as 0.7 to 1.25,
-    and by the square root of 12/5 that is 0.6 to 1.4 over 5, which the bound still leaves far behind.
+    from which 0.6 to 1.4 is expected over 5; the bound is 3.
     """
     ratios = []
     for seed in range(problems):

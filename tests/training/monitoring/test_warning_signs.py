@@ -28,7 +28,11 @@ from rewardlab.training.run import TrainResult, train
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(
     runs.config_for,
-    **{"steps": 40, "log_every": 2, "eval_every": 4, "baselines": False, "label_smoothing": 0.0},
+    steps=40,
+    log_every=2,
+    eval_every=4,
+    baselines=False,
+    label_smoothing=0.0,
     micro_token_budget=4096,  # one micro-batch a step: none of the signs is about how a step is divided
 )
 

@@ -103,7 +103,7 @@ def _linears(device: torch.device, dtype: torch.dtype) -> list[Linear]:
     Half precision that a processor has no instructions for is multiplied as the layers of a model do it.
     """
     if device.type == "cpu" and dtype in WIDENED:
-        return [lambda x, weight: widened_product(x, weight.t(), None, None)]
+        return [lambda x, weight: widened_product(x, weight.t())]
     linears: list[Linear] = [F.linear]
     if device.type == "cpu" and dtype is torch.float32 and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         linears.append(lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""))
