@@ -4,7 +4,8 @@ Float32 through oneDNN: on AMD processors MKL reaches about 40 % of its speed wi
 equally fast. Which is faster is measured at the start of a run (model/compute.py).
 
 Half precision through float32: where oneDNN has no products of a half-precision dtype, as with AVX2 alone, PyTorch
-computes them with plain loops. A training step then takes eleven times as long as with products in float32 (benchmarks/half_products.py).
+computes them with plain loops. A training step then takes eleven times as long as with products in float32
+(benchmarks/half_products.py).
 """
 
 from __future__ import annotations
