@@ -49,6 +49,7 @@ ARMS: Mapping[str, Mapping[str, str]] = {
     NEAREST: {"precision": "bf16", "half_rounding": "nearest"},
 }
 KINDS: Mapping[str, Mapping[str, bool]] = {"full": {}, "lora": {"lora": True}, "head": {"train_head_only": True}}
+SHORT: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16"}
 METRICS = ("accuracy", "NLL", "margin")
 TOO_FEW = 10
 """Prompts below which a mean has no interval that takes the prompt for its unit."""
@@ -87,8 +88,10 @@ class Rows:
     test: Sequence[TokenGroup]
 
 
-def train_arm(rows: Rows, settings: Mapping[str, object], steps: int, *, work: Path | None) -> Trained:
-    """One run. With a folder to `work` in, the model is saved there, exported, and served by several."""
+def train_arm(
+    rows: Rows, settings: Mapping[str, object], steps: int, *, work: Path | None, exports: Sequence[str]
+) -> Trained:
+    """One run. With a folder to `work` in, the model is saved there, exported to `exports`, and served by several."""
     config = ours.settings(rows.folder, settings)
     trainer = ours.build_trainer(config, rows.train, sharing=True, device=CPU)
     step = ours.step_of(trainer)
@@ -98,15 +101,15 @@ def train_arm(rows: Rows, settings: Mapping[str, object], steps: int, *, work: P
         save_reward_model(
             work / "saved", trainer.model, rows.renderer, beta=1.0, save_dtype=torch.float32, provenance={}
         )
-        others |= serve(work / "saved", rows, config, work / "half")
+        others |= serve(work / "saved", rows, config, work=work, exports=exports)
     exact = columns(judge(in_float32(trainer), rows.test, config))
     return Trained(losses=losses, exact=exact, others=others)
 
 
-def read_folder(folder: Path, rows: Rows, work: Path) -> Trained:
+def read_folder(folder: Path, rows: Rows, work: Path, exports: Sequence[str]) -> Trained:
     """A model that was saved elsewhere, such as the head of `rewardlab probe`, served by several."""
     config = ours.settings(rows.folder, {})
-    others = serve(folder, rows, config, work / "half")
+    others = serve(folder, rows, config, work=work, exports=exports)
     return Trained(losses=[], exact=others["the folder in fp32"], others=others)
 
 
@@ -131,15 +134,24 @@ def in_float32(trainer: RewardTrainer) -> RewardModel:
     return model
 
 
-def serve(saved: Path, rows: Rows, config: RewardTrainerConfig, half: Path) -> dict[str, Columns]:
-    """The test pairs by a saved folder: reloaded in both precisions, and exported to `half`, in plain transformers."""
-    export(saved, half, dtype="bfloat16")
+def serve(
+    saved: Path, rows: Rows, config: RewardTrainerConfig, *, work: Path, exports: Sequence[str]
+) -> dict[str, Columns]:
+    """The test pairs by a saved folder: reloaded in both precisions, and in plain transformers, exported and as it is.
+
+    `exports` are names of dtypes, each of which transformers computes in; the exported folders go into `work`.
+    """
     found = {
         f"the folder in {precision}": columns(judge(load(saved, precision=precision).model, rows.test, config))
         for precision in ("fp32", "bf16")
     }
-    for name, folder in (("exported, transformers in bf16", half), ("not exported, transformers in bf16", saved)):
-        classifier = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    served = {}
+    for dtype in exports:
+        export(saved, work / dtype, dtype=dtype)
+        served[f"exported, transformers in {SHORT[dtype]}"] = work / dtype, getattr(torch, dtype)
+    served["not exported, transformers in bf16"] = saved, torch.bfloat16
+    for name, (folder, arithmetic) in served.items():
+        classifier = AutoModelForSequenceClassification.from_pretrained(folder, dtype=arithmetic).eval()
         scores = []
         for group in rows.test:
             batch = peers.pad_rows([group.conversation(n) for n in (0, 1)], classifier.config.pad_token_id)
@@ -257,6 +269,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trl-seeds", type=int, default=0, help="of which TRL trains so many too")
     parser.add_argument("--drift", action="store_true", help="save and export the models trained in bf16, and compare")
+    parser.add_argument(
+        "--exports", nargs="+", default=["bfloat16"], choices=list(SHORT), help="dtypes that they are exported to"
+    )
     parser.add_argument("--kind", default="full", choices=list(KINDS))
     parser.add_argument(
         "--folders", type=Path, nargs="+", default=[], help="reward-model folders whose drift is measured; none trains"
@@ -309,7 +324,7 @@ def judge_folders(rows: Rows, options: argparse.Namespace) -> dict[str, list[Tra
     found = []
     for folder in options.folders:
         with tempfile.TemporaryDirectory() as place:
-            found.append(read_folder(folder, rows, Path(place)))
+            found.append(read_folder(folder, rows, Path(place), options.exports))
     return {FOLDERS: found}
 
 
@@ -333,7 +348,8 @@ def run_rate(rows: Rows, lr: float, options: argparse.Namespace, work: Path) -> 
                     trained = train_trl(rows, fixed, options.steps, Path(place))
                 else:
                     saved = Path(place) if options.drift and name == SHADOW else None
-                    trained = train_arm(rows, fixed | ARMS[name], options.steps, work=saved)
+                    settings = fixed | ARMS[name]
+                    trained = train_arm(rows, settings, options.steps, work=saved, exports=options.exports)
             arms[name].append(trained)
             print(f"lr {lr:g}, seed {seed}, {name}: loss {np.mean(trained.losses[-5:]):.3f}", flush=True)
     return arms

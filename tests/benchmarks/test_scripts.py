@@ -128,7 +128,8 @@ def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kind, given):
     size = ["--model", "tiny-llama", "--steps", "2", "--batch-size", "4", "--test-pairs", "12", "--threads", "1"]
     arms = ["--kind", kind, "--seeds", "2", "--lr", *given, "--drift", "--trl-seeds", str(int(HAS_TRL))]
-    assert half_rounding.main([*size, *arms, "--results", str(tmp_path)]) == 0
+    exports = ["--exports", "bfloat16", "float16"]
+    assert half_rounding.main([*size, *arms, *exports, "--results", str(tmp_path)]) == 0
     page = page_in(tmp_path)
     (path,) = tmp_path.glob("*.json")
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -146,6 +147,10 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
             assert other["computed_by"]["the folder in fp32"]["scores"] < 1e-5
             assert 0 < other["computed_by"]["live"]["margins"] < 0.2
             assert 0 < other["computed_by"]["live"]["scores"] < 0.2
+            exported = (
+                other["computed_by"][f"exported, transformers in {short}"]["scores"] for short in ("fp16", "bf16")
+            )
+            assert 0 < 2 * next(exported) < next(exported) < 0.2
         for trl in arms[half_rounding.TRL]:
             assert trl["losses"][0] == pytest.approx(exact[0]["losses"][0], rel=0.05), "the same start and rows"
     assert page.count("| not exported, transformers in bf16 |") == len(given)
