@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_run_whose_reader_has_left_goes_on_in_silence(tmp_path):
     """As under `| head`: the lines are lost, neither the run nor its exit status is."""
     reading, writing = os.pipe()

@@ -243,6 +243,7 @@ def test_close_prompts_are_left_out_if_asked(trained, tmp_path, capsys):
     assert all(row["close"] for _, row in read_jsonl(tmp_path / "all.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing.*` is deprecated:FutureWarning")  # TRL's own
 def test_grpo_goes_from_preferences_to_an_audit_that_finds_the_flattery(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

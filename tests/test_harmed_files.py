@@ -227,6 +227,7 @@ def restore(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", READERS)
 def test_a_harmed_file_is_read_or_refused_and_no_other_is_touched(name, files, tmp_path):

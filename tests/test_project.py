@@ -159,8 +159,9 @@ def test_long_forms_of_tests_have_one_mark_and_no_switch_of_their_own() -> None:
     options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     marks = [mark.partition(":")[0] for mark in options["markers"]]
     assert len(set(marks)) == len(marks)
-    assert "soak" in marks
-    assert "-m 'not soak'" in options["addopts"]
+    assert {"slow", "soak"} <= set(marks)
+    assert "-m 'not soak and not slow'" in options["addopts"]
+    assert "scripts/test --slow" in (ROOT / ".ci/run").read_text(encoding="utf-8"), "CI leaves no slow test out"
     tests = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
     assert sum("@pytest.mark.soak" in text for text in tests.values()) >= 3
     others = {name for text in tests.values() for name in re.findall(r"REWARDLAB_\w*(?:FUZZ|SOAK|EXAMPLES)\w*", text)}
@@ -171,12 +172,14 @@ def test_long_forms_of_tests_have_one_mark_and_no_switch_of_their_own() -> None:
     ("arguments", "passed"),
     [
         ("", "-m pytest -q -n 2 --dist worksteal"),
-        ("tests/data -k jsonl", "-m pytest tests/data -k jsonl"),
+        ("tests/data -k jsonl", "-m pytest -m not soak tests/data -k jsonl"),
+        ("--slow", "-m pytest -q -n 2 --dist worksteal -m slow and not soak"),
+        ("--slow -x", "-m pytest -q -n 2 --dist worksteal -m slow and not soak -x"),
         ("--soak", "-m pytest -m soak -s"),
         ("--soak tests/data -k rows", "-m pytest -m soak -s tests/data -k rows"),
     ],
 )
-def test_scripts_test_runs_all_or_what_it_is_told_or_the_long_forms(
+def test_scripts_test_runs_the_quick_or_slow_tests_or_what_it_is_told_or_the_long_forms(
     tmp_path: Path, arguments: str, passed: str
 ) -> None:
     (tmp_path / "scripts").mkdir()

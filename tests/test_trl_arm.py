@@ -33,6 +33,7 @@ def arm() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 def test_it_trains_by_trl_and_leaves_what_a_run_leaves(
     arm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

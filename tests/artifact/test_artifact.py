@@ -87,6 +87,7 @@ def test_a_loaded_model_scores_as_the_live_one_did(tmp_path, family):
     assert loaded.score_replies(conversations[0][:1], ["Water it.", "no"]) == pytest.approx(live[:2], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_clean_process_minds_no_file_of_the_current_folder(copy, tmp_path, monkeypatch):
     (tmp_path / "random.py").write_text("raise SystemExit('run')")
     monkeypatch.chdir(tmp_path)
@@ -150,6 +151,7 @@ def test_position_settings_stand_where_older_transformers_look_and_read_back_unc
             assert float(plain(torch.tensor([canary.token_ids])).logits) == pytest.approx(canary.score, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_verification_in_a_clean_process_passes_for_a_sound_folder_and_fails_for_a_damaged_one(
     copy,
 ):

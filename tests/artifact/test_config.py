@@ -99,6 +99,7 @@ def test_sizes_that_the_weights_have_not_are_told_before_a_model_is_built(copy, 
     assert "config.json" in said or "weights are missing" in said
 
 
+@pytest.mark.slow
 def test_layers_by_another_name_are_told_by_their_number(tmp_path):
     model, renderer = old_transformers.tiny_model(old_transformers.MODELS["GPT-2"]())
     save_reward_model(tmp_path / "rm", model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
@@ -138,6 +139,7 @@ def test_the_files_of_a_sound_folder_hold_exactly_the_weights_of_its_class(saved
     assert names == {f"model.{name}" for name in load(saved).model.backbone.state_dict()} | {"score.weight"}
 
 
+@pytest.mark.slow
 def test_a_template_without_an_end_is_refused_though_its_hashes_fit(copy, monkeypatch, capsys):
     """How it is stopped: tests/data/test_template_limits.py."""
     monkeypatch.setattr(limits, "MAX_SECONDS", 0.3)

@@ -114,6 +114,7 @@ def renew(folder: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_spec_with_any_field_damaged_is_refused_or_says_the_same(copy, saved):
     sound, values = read_spec(saved), json.loads((saved / SPEC_FILE).read_text())
 
@@ -145,6 +146,7 @@ def loads_as_before(folder: Path, what: str, scores: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @SOME_OR_ALL
 def test_a_spec_damaged_together_with_its_hashes_is_no_traceback(copy, saved, scores, values):
     """Whoever renews all hashes may change what is not in the canaries; the rest is refused, in words."""
@@ -164,6 +166,7 @@ def test_a_spec_damaged_together_with_its_hashes_is_no_traceback(copy, saved, sc
     assert "renderer" in loaded, "what is not in the canaries"
 
 
+@pytest.mark.slow
 @SOME_OR_ALL
 def test_a_configuration_damaged_together_with_its_hashes_is_refused_or_changes_no_score(copy, saved, scores, values):
     sound = json.loads((saved / "config.json").read_text())
@@ -247,6 +250,7 @@ def test_a_wrong_field_is_told_with_what_was_found_and_what_was_expected(copy, c
     assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_140000_canaries_are_refused_before_any_is_computed(copy, monkeypatch):
     values = json.loads((copy / SPEC_FILE).read_text())
     values["canaries"] = [values["canaries"][0] | {"messages": [], "token_ids": [1]}] * 140_000

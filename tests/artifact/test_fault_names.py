@@ -31,6 +31,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_small_simulation_names_what_is_planted_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(fault_names, "FAMILIES", ("Llama 3 scaling",))
     assert fault_names.main(["--seeds", "1", "--draws", "3", "--results", str(tmp_path)]) == 0

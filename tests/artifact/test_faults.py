@@ -174,7 +174,7 @@ def plant_dropped_rope(folder: Path, depth: int) -> None:
         (plant_dropped_rope, 2, "What fits: the scaling of the positions (rope) dropped, their base kept"),
     ],
 )
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_verify_names_a_fault_planted_in_a_folder(copy, capsys, plant, depth, named, precision):
     verify(copy, precision=precision)
     plant(copy, depth)
@@ -207,6 +207,7 @@ def scores_of(
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_decoys_name_what_an_engine_does_wrong(trained, tmp_path, monkeypatch, precision):
     """In bfloat16 with a folder for it, where the faults are told from the noise of the arithmetic."""

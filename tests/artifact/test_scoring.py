@@ -42,6 +42,7 @@ for wrong in (
 """
 
 
+@pytest.mark.slow
 def test_what_is_no_conversation_is_refused_in_words(saved):
     """In a process whose types nobody checks, as users have it."""
     command = [sys.executable, "-c", REFUSED, str(saved)]

@@ -118,6 +118,7 @@ def test_answers_are_read_in_the_order_of_their_numbers():
         read_classify({"data": [{"index": 0, "probs": [0.4, 0.6]}]})
 
 
+@pytest.mark.slow
 def test_scores_come_in_the_order_of_the_requests_however_many_are_under_way(serving):
     def answer(path: str, body: Any) -> tuple[int, Any]:
         return 200, {"data": [{"index": n, "probs": [float(text)]} for n, text in enumerate(body["input"])]}

@@ -41,6 +41,7 @@ def result(folder: Path) -> tuple[dict[str, Any], str]:
     return json.loads(path.read_text(encoding="utf-8")), page
 
 
+@pytest.mark.slow
 def test_kernels_are_held_to_the_law(tmp_path):
     assert gpu_kernels.main([*TINY, "--repeats", "1", "--calls", "1", "--results", str(tmp_path)]) == 0
     found, page = result(tmp_path)
@@ -122,6 +123,7 @@ def test_memory_cells_fill_two_micro_batches_as_far_as_whole_pairs_do():
     assert 15400 < tokens <= 2 * 8192
 
 
+@pytest.mark.slow
 def test_one_sharded_rank_has_the_losses_of_one_alone(tmp_path):
     assert gpu_sharded.main([*TINY, "--repeats", "2", "--results", str(tmp_path)]) == 0
     found, page = result(tmp_path)
@@ -210,6 +212,7 @@ def test_the_readme_has_the_command_of_every_script_for_a_gpu(name):
     assert f"scripts/bench {name}\n" in README
 
 
+@pytest.mark.slow
 def test_scripts_for_a_gpu_need_no_package_that_is_not_required():
     """GPUs are lent on machines where little is installed."""
     absent = ["gguf", "tyro", "datasets", "trl", "beartype", "bitsandbytes", "flash_attn", "liger_kernel", "matplotlib"]

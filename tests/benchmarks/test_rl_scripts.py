@@ -30,6 +30,7 @@ def test_rollouts_are_those_of_all_prompts_and_are_shuffled() -> None:
         assert len(set(replies)) > 2
 
 
+@pytest.mark.slow
 def test_every_way_to_reward_a_step_gives_the_same_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_tiny(tmp_path / "rm")
 

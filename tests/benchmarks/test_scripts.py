@@ -47,7 +47,7 @@ pytestmark = [
 TINY = ["--model", "tiny-llama", "--data", "generated", "--threads", "1", "--peak-seconds", "0.01"]
 
 
-@pytest.mark.parametrize("cell", ["headline-fp32", "hh-lora"])
+@pytest.mark.parametrize("cell", ["headline-fp32", pytest.param("hh-lora", marks=pytest.mark.slow)])
 def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
     arguments = ["--cells", cell, "--pairs", "16", "--repeats", "2", "--in-process", "--results", str(tmp_path)]
     more = ["--set", "micro_token_budget=512", "--also", "small", "micro_token_budget=256", "--warm", "small"]
@@ -83,6 +83,7 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_a_variant_in_a_process_of_its_own_has_its_peak_memory(tmp_path):
     arguments = ["--variants", "packed", "ours", "--pairs", "8", "--repeats", "1", "--results", str(tmp_path)]
@@ -115,13 +116,14 @@ def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewardlab.serve.folders.export.verify_in_clean_process", verify)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exported_here")
 @pytest.mark.parametrize(
     ("kind", "given"),
     [
         ("full", ["1e-3"]),
-        pytest.param("full", ["1e-3", "1e-2"], marks=pytest.mark.soak),
-        pytest.param("lora", ["1e-3"], marks=pytest.mark.soak),
+        pytest.param("full", ["1e-3", "1e-2"], marks=pytest.mark.slow),
+        pytest.param("lora", ["1e-3"], marks=pytest.mark.slow),
     ],
     ids=["full", "two rates", "lora"],
 )
@@ -162,6 +164,7 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
     assert len(record["pairs"]["label"]) == len(shadow[0]) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exported_here")
 def test_the_drift_of_saved_folders_is_measured_without_training(tmp_path):
     base, saved = write_tiny(tmp_path / "tiny-llama", "tiny-llama"), tmp_path / "saved"
@@ -184,6 +187,7 @@ def test_the_drift_of_saved_folders_is_measured_without_training(tmp_path):
         assert "margins, seed 0 | scores, seed 0 |" in path.with_suffix(".md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_memory_is_told_after_every_step(tmp_path, monkeypatch):
     size = ["--model", "tiny-llama", "--layers", "0", "--data", "generated", "--pairs", "4", "--rounds", "3"]
@@ -202,6 +206,7 @@ def test_memory_is_told_after_every_step(tmp_path, monkeypatch):
     assert memory_rounds.main([*size, "--threads", "1", "--no-result"]) == 1
 
 
+@pytest.mark.slow
 def test_a_profile_gives_every_operation_one_kind(tmp_path):
     size = ["--model", "tiny-llama", "--data", "generated", "--pairs", "4", "--repeats", "1", "--threads", "1"]
     assert profile_step.main([*size, "--results", str(tmp_path)]) == 0
@@ -232,6 +237,7 @@ def test_half_precision_is_timed_by_its_own_and_by_pytorchs_products(tmp_path):
     assert half_products.linear.WIDENED is own
 
 
+@pytest.mark.slow
 def test_norms_are_timed_with_the_rows_of_a_step_and_keep_every_bit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(norms, "ROWS_A_SAMPLE", 200)
     size = ["--model", "tiny-llama", "--data", "generated", "--pairs", "4", "--rounds", "3", "--threads", "1"]
@@ -308,6 +314,7 @@ def test_growth_names_what_it_had_no_time_for(tmp_path):
     assert "64 tokens, K 2, 50%" in next(tmp_path.glob("*.md")).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_gpu_script_runs_on_a_cpu(tmp_path):
     flags = [
         "--device",
@@ -400,6 +407,7 @@ def test_preparing_as_it_stands_is_what_the_readme_says():
     assert all(word in line for word in ("100,000 and 1,000,000", "one process beside several", "--no-alone"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_the_start_of_a_run_is_measured_and_builds_two_steps_of_the_data(tmp_path, monkeypatch, built):
     numbers, start_run = [], data_path.start_run
@@ -433,6 +441,7 @@ def test_no_benchmark_is_longer_than_a_person_reads_in_one_go():
     assert {name: length for name, length in lengths.items() if length > 450} == {}
 
 
+@pytest.mark.slow
 def test_what_inspecting_and_auditing_cost_with_a_bar_on_the_terminal(tmp_path, base_model):
     tools = ["inspect", "audit-tokens"]
     asked = ["--rows", "200", "--model", str(base_model), "--results", str(tmp_path), "--tools", *tools]

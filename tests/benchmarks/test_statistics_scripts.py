@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import coverage
 import coverage_judged
 import coverage_measures
@@ -14,6 +16,7 @@ import paired_tests
 from benchmark_results import page_in, result
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_comparison_are_tried_on_every_kind_of_data(tmp_path, capsys):
     kinds = ["size", "tost", "correlations"]
     assert paired_tests.main(["--draws", "3", "--results", str(tmp_path), "--kinds", *kinds]) == 0

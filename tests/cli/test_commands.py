@@ -207,6 +207,7 @@ def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):
     assert len({round(score, 3) for score in (so, not_at_all, because)}) == 3
 
 
+@pytest.mark.slow
 def test_commands_choose_the_allocator_and_write_it_down_and_the_library_leaves_it_alone(
     saved, pairs_file, tmp_path, monkeypatch
 ):

@@ -219,6 +219,7 @@ def test_the_nll_needs_a_beta(tmp_path, capsys):
     assert done_here(capsys, "compare", *files, "--metric", "nll", "--beta", 1).returncode == 0
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported(runs):
     program = (
         "import sys; from rewardlab.cli import main; main(sys.argv[1:]); "

@@ -74,6 +74,7 @@ def test_mistakes_are_told_in_a_sentence(arguments: str, said: str, capsys: pyte
     assert sorted(Path().iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two")
 def test_rows_are_rewritten_without_torch() -> None:
     code = (

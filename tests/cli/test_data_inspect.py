@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from command_line import refusal, write_rows
 from rewardlab.cli import main
 
@@ -56,6 +58,7 @@ def test_bad_calls_are_refused_in_words(tmp_path: Path, capsys) -> None:
     assert "no rows" in refusal(capsys, "data", "inspect", empty)
 
 
+@pytest.mark.slow
 def test_words_are_counted_without_torch(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", *pairs(4))
     code = (

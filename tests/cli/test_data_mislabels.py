@@ -120,6 +120,7 @@ def test_the_texts_are_there_to_be_read_and_cannot_leave_their_blocks(tmp_path):
     assert "(not flagged)" in text
 
 
+@pytest.mark.slow
 def test_heads_on_two_layers_of_a_model_testify(base_model, data, tmp_path):
     config = config_for(
         data, tmp_path, model=str(base_model), witness=(), layers=("1", "2"), max_seq_len=128, precision="fp32",

@@ -50,7 +50,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16", "float32"])
 def test_an_exported_folder_is_the_one_that_saving_in_its_dtype_gives(
     tmp_path, folder, renderer, capsys, monkeypatch, dtype
 ):

@@ -96,6 +96,7 @@ def test_every_command_has_a_help(command, monkeypatch, capsys):
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["--version"], *([command, "--help"] for command in COMMANDS), ["train"]])
 def test_help_and_bad_flags_need_neither_torch_nor_transformers(arguments):
     program = (

@@ -277,6 +277,7 @@ def test_a_bos_and_an_eos_are_added_only_when_asked_for(tmp_path, said):
     )
 
 
+@pytest.mark.slow
 def test_where_a_score_is_read_is_asked_for_if_text_follows_the_last_eos(tmp_path, said, capsys):
     made = linear_head(tmp_path / "source", template=CHATML)
     words = said(made.folder)
@@ -343,6 +344,7 @@ def answering(monkeypatch, *answers: str) -> list[str]:
     return asked
 
 
+@pytest.mark.slow
 def test_verify_asks_for_the_rendering_of_a_foreign_model_and_verifies_what_it_made(tmp_path, capsys, monkeypatch):
     made = linear_head(tmp_path / "source", statistics=(0.5, 2.0), normalize=None)
     asked = answering(monkeypatch, "", "", "", "Be brief.", "yes", "100", "")

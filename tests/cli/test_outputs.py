@@ -49,6 +49,7 @@ def test_an_evaluation_replaces_no_file_of_others(saved, tmp_path, capsys):
     assert (tmp_path / "app/manifest.json").read_text() == '{"name": "an app"}'
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_replaced_only_when_asked(saved, tmp_path, capsys):
     out = tmp_path / "out"
     data, other = (write_pairs(tmp_path / f"{name}.jsonl", 6, offset=offset) for name, offset in (("a", 0), ("b", 50)))
@@ -122,6 +123,7 @@ def test_files_of_others_are_never_removed(base_model, pairs_file, tmp_path, cap
     assert there(tmp_path / "run", files)
 
 
+@pytest.mark.slow
 def test_what_others_put_into_the_folders_of_a_run_stays_when_it_is_replaced(
     base_model, pairs_file, tmp_path, capsys, caplog
 ):
@@ -144,6 +146,7 @@ def test_what_others_put_into_the_folders_of_a_run_stays_when_it_is_replaced(
     assert (tmp_path / "run/best").exists() or (tmp_path / "run/step_2").exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_somebody_put_beside_a_saved_model_is_named_and_stays(base_model, pairs_file, tmp_path, capsys):
     run = tmp_path / "run"
     line = [str(word) for word in (*short_run(base_model, run), "--dataset", pairs_file, "--lora")]
@@ -190,6 +193,7 @@ def test_what_cannot_begin_leaves_no_folder(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_links_in_a_run_are_removed_and_not_what_is_behind_them(base_model, pairs_file, tmp_path):
     line = [str(word) for word in (*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file)]
     main(line)
@@ -202,6 +206,7 @@ def test_links_in_a_run_are_removed_and_not_what_is_behind_them(base_model, pair
     assert not (tmp_path / "run/tensorboard").is_symlink()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_it_began_or_was_cleared_begins_again(base_model, pairs_file, tmp_path):
     line = [str(word) for word in (*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file)]
     main(line)
@@ -218,6 +223,7 @@ def test_a_run_that_was_killed_while_it_began_or_was_cleared_begins_again(base_m
     assert (run / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_what_others_put_beside_the_steps_of_a_run_stays_when_it_goes_on(base_model, pairs_file, tmp_path):
     line = [str(word) for word in (*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file)]
     main(line)

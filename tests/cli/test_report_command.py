@@ -77,6 +77,7 @@ def test_the_same_run_twice_is_told_apart(run, tmp_path):
     assert "# 2 reward models" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_neither_command_loads_torch(run, tmp_path):
     calls = [["report", str(run), "--output-dir", str(tmp_path)], ["watch", str(run), "--once"]]
     script = (

@@ -33,6 +33,7 @@ def harmless(text: str) -> bool:
     return hidden <= {"\n"} and not re.search(r"^error: all is lost", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_run_on_nasty_names_and_texts_only_shows_them(base_model, tmp_path, monkeypatch, capsys, verified_here):
     monkeypatch.chdir(tmp_path)
     rows = [

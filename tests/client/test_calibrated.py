@@ -29,6 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_scores_are_raw_until_others_are_asked_for(url: str) -> None:
     with RewardClient(url) as client:
         raw = client.score(talks(5))

@@ -281,6 +281,7 @@ print(len(same), all(same), "torch" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_where_torch_is_not_installed_a_folder_renders_the_same_tokens() -> None:
     from served import folder, spec
 

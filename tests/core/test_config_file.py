@@ -151,6 +151,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), values, max_size=5))
 def test_json_says_the_same_as_ever(tmp_path_factory, mapping):
     path = tmp_path_factory.getbasetemp() / "same.json"

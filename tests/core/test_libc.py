@@ -26,6 +26,7 @@ print(full - empty, kept - empty, resident() - empty)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_keep_freed_memory(), reason="the C library of this system takes no orders")
 def test_freed_memory_is_kept_until_it_is_given_back():
     found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
@@ -53,6 +54,7 @@ print(int(taken), reserved, huge)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not offers_huge_pages(), reason="this system offers no transparent huge pages")
 def test_the_heap_gets_huge_pages_and_takes_no_memory_before_it_is_used():
     found = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True)

@@ -76,6 +76,7 @@ def test_a_check_that_fails_and_is_not_removed_is_named(tmp_path: Path, capsys: 
     assert not set(left) & set(REMOVED)
 
 
+@pytest.mark.slow
 def test_nothing_is_removed_that_remove_does_not_name(tmp_path: Path) -> None:
     path, cleaned = planted_file(tmp_path), tmp_path / "cleaned.jsonl"
     run(path, "--fix", "--output", cleaned, "--remove", "refusals")

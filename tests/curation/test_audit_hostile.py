@@ -65,6 +65,7 @@ def test_hostile_rows_are_all_kept_or_dropped_and_never_a_traceback(rows: list[d
     assert all(0 <= finding.flagged <= len(rows) for finding in audit.findings)
 
 
+@pytest.mark.slow
 def test_a_reply_of_a_megabyte_and_values_nested_deep_are_read(tmp_path: Path) -> None:
     deep: object = "bottom"
     for _ in range(500):

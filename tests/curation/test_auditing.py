@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from conftest import CHATML, write_base_model
 from helpers.planted import Planted
 from rewardlab.core.files import write_jsonl
@@ -30,6 +32,7 @@ def flagged(found: Audit) -> dict[str, int]:
     return {finding.check.name: finding.flagged for finding in found.findings if finding.flagged}
 
 
+@pytest.mark.slow
 def test_planted_defects_of_every_kind_are_found_with_exact_counts(tmp_path: Path) -> None:
     planted = Planted()
     planted.plant_all()

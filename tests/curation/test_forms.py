@@ -75,6 +75,7 @@ def read_back(row: dict[str, Any]) -> Preference:
     return read_rows([row], schema=recognise(row, "f:1"), place="f:1", rules=rules).preference
 
 
+@pytest.mark.slow
 @given(parts=parts())
 @settings(max_examples=200, deadline=None)
 def test_any_preference_reads_back_from_its_row(parts: dict[str, Any]) -> None:

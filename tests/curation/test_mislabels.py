@@ -273,6 +273,7 @@ def test_weak_witnesses_make_the_confident_count_too_high_as_the_page_says():
     assert noise.confident.low > 0.1, "no label is wrong, and people disagree"
 
 
+@pytest.mark.slow
 def test_the_at_most_estimate_is_an_upper_bound_for_labels_wrong_by_chance():
     held = 0
     for seed in range(20):
@@ -326,6 +327,7 @@ def test_scores_that_are_there_are_not_fitted_to_planted_labels():
     assert own.less.value >= 0
 
 
+@pytest.mark.slow
 def test_mistakes_on_hard_pairs_are_found_less_often_than_labels_wrong_by_chance():
     draw, found = np.random.default_rng(0), {"hard": [], "by chance": []}
     for seed in range(10):

@@ -46,6 +46,7 @@ def found(pairs: list[tuple[str, str]]) -> list[bool]:
     return (groups[:, 0] == groups[:, 1]).tolist()
 
 
+@pytest.mark.slow
 def test_pairs_of_similarity_of_at_least_nine_tenths_are_found_and_none_below_seven_tenths() -> None:
     rng = random.Random(0)
     pairs = [pair_of(rng, rng.uniform(0.3, 1.0)) for _ in range(3_000)]

@@ -93,7 +93,7 @@ ALWAYS = {("trims", "prompt-left"), ("refuses", "drop"), ("odd", "reply-middle")
             template,
             truncation,
             id=f"{truncation}-{name}",
-            marks=() if name == "chatml" or (name, truncation) in ALWAYS else pytest.mark.soak,
+            marks=() if name == "chatml" or (name, truncation) in ALWAYS else pytest.mark.slow,
         )
         for truncation in TRUNCATIONS
         for name, template in TEMPLATES.items()

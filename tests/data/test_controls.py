@@ -339,6 +339,7 @@ def test_length_matched_selects_rows_and_drops_none(tmp_path, log):
         load(path, diagnostic_mode="length_matched", diagnostic_length_threshold=1)
 
 
+@pytest.mark.slow
 def test_workers_change_rows_as_this_process_does(tmp_path, monkeypatch):
     monkeypatch.setattr("rewardlab.data.pipeline.ALONE", 0)
     monkeypatch.setattr("rewardlab.data.pipeline.CHUNK", 7)

@@ -71,6 +71,7 @@ def cut_or_none(renderer: Renderer, prompt: Conversation, reply: Conversation) -
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(drawn=turns, system=st.none() | words, reply=words, limit=st.integers(16, 80))
 @settings(max_examples=150, deadline=None)

@@ -137,7 +137,9 @@ class Oracle:
 @pytest.mark.parametrize(
     "changed", [{}, {"limit": 25, "eval_limit": 3}, {"limit": 1000, "seed": 3}, {"seed": 1}], ids=str
 )
-@pytest.mark.parametrize("how", ["one process", "workers", "from the cache", "from a whole entry"])
+@pytest.mark.parametrize(
+    "how", ["one process", pytest.param("workers", marks=pytest.mark.slow), "from the cache", "from a whole entry"]
+)
 def test_the_data_are_those_of_a_plain_loop(
     config: RewardTrainerConfig, changed: dict[str, Any], how: str, tmp_path: Path
 ) -> None:

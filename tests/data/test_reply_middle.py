@@ -53,6 +53,7 @@ def slow_cut(renderer: Renderer, prompt: Conversation, reply: str) -> tuple[str,
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
 @given(drawn=turns, reply=words.map(lambda text: text * 3), limit=st.integers(30, 90))
 @example(drawn=[("user", "why?")], reply="water basil " * 30, limit=40)

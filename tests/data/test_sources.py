@@ -206,6 +206,7 @@ class TestRealData:
         assert set(report.dropped) == {"no_comparison"}
         assert (report.name, report.split) == ("kwise.qa_feedback", "train")
 
+    @pytest.mark.slow
     def test_train_and_test_share_no_prompt(self) -> None:
         for name in ("hh_helpful", "webgpt", "ukp_args_balanced"):
             train, test = (Texts.of(load(SHARED_DATA / "dev" / name, split=part).preferences) for part in SIDES)

@@ -309,6 +309,7 @@ def test_parquet_is_read_as_published(tmp_path):
     assert tied.better == (0, 1)
 
 
+@pytest.mark.slow
 def test_reading_and_judging_suites_import_no_torch():
     code = (
         "import sys, rewardlab.data.suites.reading, rewardlab.analysis.suites.judging, rewardlab.report.suites;"

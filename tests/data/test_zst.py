@@ -78,6 +78,7 @@ def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monk
         load(path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
 def test_a_line_that_explodes_is_dropped_without_being_held(tmp_path: Path) -> None:
     packer = zstandard.ZstdCompressor().compressobj()

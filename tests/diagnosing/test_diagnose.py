@@ -127,6 +127,7 @@ def write_kwise(path, count, *, offset=0):
     return path
 
 
+@pytest.mark.slow
 def test_rows_of_several_replies_and_test_data_are_diagnosed_too(tmp_path, base_model):
     found = diagnose(
         DiagnoseConfig.of(

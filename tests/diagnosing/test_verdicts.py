@@ -120,6 +120,7 @@ def test_heads_shuffle_judgements_as_the_data_do():
         assert (made.comparisons, made.ranking) == (wanted.comparisons, wanted.ranking)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", diagnose_simulation.KINDS)
 def test_simulated_models_are_told_apart(kind):
     found = diagnose_simulation.family(kind, 240, np.random.default_rng(7))

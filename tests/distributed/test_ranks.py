@@ -55,20 +55,12 @@ CASES = {
 }
 
 
-LONG = {
-    "four, whole models",
-    "four, two groups, whole models",
-    "four, lora with dropout, whole models",
-    "bf16, lora",
-    "bf16, rounded stochastically",
-    "float16, lora",
-    "float16, whole models",
-}
-"""Combinations of what the others do one at a time, or with more."""
+QUICK = {"two", "four in two nodes", "lora", "bf16, lora, rounded stochastically", "float16, deferred", "k-wise"}
+"""Each dtype, layout of ranks and kind of weights once."""
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.soak) if case in LONG else case for case in CASES]
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
 )
 def test_ranks_compute_what_one_process_does(case, tmp_path, on_ranks):
     size, how = CASES[case]
@@ -149,7 +141,11 @@ def require_like_one(folder: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sharding", "changes"),
-    [("full", {}), ("full", {"lora": True, "lora_rank": 2}), ("none", {})],
+    [
+        pytest.param("full", {}, marks=pytest.mark.slow),
+        pytest.param("full", {"lora": True, "lora_rank": 2}, marks=pytest.mark.slow),
+        ("none", {}),
+    ],
     ids=["full", "lora", "whole models"],
 )
 def test_a_run_on_two_ranks_leaves_what_a_run_on_one_leaves(
@@ -172,6 +168,7 @@ def test_a_run_on_two_ranks_leaves_what_a_run_on_one_leaves(
     assert len(rows_of(tmp_path / "many")) == len(rows_of(tmp_path / "alone"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(base_model, pairs_file, tmp_path, on_ranks):
     config = config_for(base_model, pairs_file, tmp_path / "alone", lr=1e-3)
     train(config)
@@ -258,7 +255,13 @@ def test_all_stop_when_one_is_asked_to(tmp_path, on_ranks):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not list the threads of a process")
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize(
-    "how", [{}, {"sharding": "none"}, {"sharding": "hybrid", "per_node": 1}], ids=["full", "none", "hybrid"]
+    "how",
+    [
+        {},
+        pytest.param({"sharding": "none"}, marks=pytest.mark.slow),
+        pytest.param({"sharding": "hybrid", "per_node": 1}, marks=pytest.mark.slow),
+    ],
+    ids=["full", "none", "hybrid"],
 )
 def test_ranks_that_part_leave_no_thread_that_could_abort_the_end_of_the_process(how, interrupted, tmp_path, on_ranks):
     """A thread of gloo that lets go of its last tensor while the interpreter ends is an abort (SIGABRT)."""

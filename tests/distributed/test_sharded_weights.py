@@ -34,7 +34,9 @@ MOVED = {"max_rounding_error"}
 """How far the live model is from the saved one: rounding, which depends on where in memory a gathered weight begins."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["lora", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "lora")]
+)
 def test_a_model_in_parts_is_bit_for_bit_the_whole_one_and_so_is_its_folder(case, tmp_path, on_ranks):
     size, family, settings, more = CASES[case]
     base = write_base_model(tmp_path / "base", family=family)
@@ -45,6 +47,7 @@ def test_a_model_in_parts_is_bit_for_bit_the_whole_one_and_so_is_its_folder(case
     assert any(line.startswith("layout: ") for line in lines) == (more.get("layout") != "padded")
 
 
+@pytest.mark.slow
 def test_a_base_in_several_files_in_half_precision_with_tied_embeddings(tmp_path, on_ranks):
     base = write_base_model(tmp_path / "base")
     config = LlamaConfig(**{**SIZES, **GROUPED, "tie_word_embeddings": True, "pad_token_id": 2})
@@ -57,6 +60,7 @@ def test_a_base_in_several_files_in_half_precision_with_tied_embeddings(tmp_path
     assert not any("reads the whole model" in line for line in require_same(tmp_path))
 
 
+@pytest.mark.slow
 def test_other_files_are_read_whole_and_a_line_says_so(tmp_path, on_ranks):
     base = write_base_model(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(base)
@@ -99,6 +103,7 @@ def require_same(folder: Path) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_no_rank_ever_holds_the_whole_model(tmp_path, on_ranks):
     """24 layers on four ranks: each holds its quarter, beside it what a forward pass gathers, and one weight."""
     base = tmp_path / "base"
@@ -120,6 +125,7 @@ def test_no_rank_ever_holds_the_whole_model(tmp_path, on_ranks):
     assert max(parts["save"]) < whole["whole"], parts
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_the_middle_of_a_save_is_told_on_all_ranks_and_nothing_is_lost(tmp_path, on_ranks):
     base = write_base_model(tmp_path / "base")
     ends, said, seconds = on_ranks("full_disk", 2, tmp_path, model=str(base), settings=FP32)

@@ -86,6 +86,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return Session(folder, namespace, printed)
 
 
+@pytest.mark.slow
 def test_every_example_of_the_api_pages_runs_and_prints_what_it_says(session: Session) -> None:
     promised = {page: promised_lines(read(page)) for page in API_PAGES}
     assert sum(map(len, promised.values())) > 20

@@ -42,6 +42,7 @@ OF_SCRIPTS = {
     "--rewards",
     "--nproc-per-node",
     "--before",
+    "--slow",
     "--soak",
     "--hinge-margin",
     "--pair-loss",

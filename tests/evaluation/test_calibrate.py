@@ -144,6 +144,7 @@ def test_conversations_that_both_fit_and_judge_are_counted_and_nothing_is_stored
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_temperature_at_its_edge_is_not_stored(copy, noisy, tmp_path):
     before = {path.name: path.read_bytes() for path in copy.iterdir()}
     rows, scorer = [json.loads(line) for line in noisy.read_text().splitlines()], load(copy)

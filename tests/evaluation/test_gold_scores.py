@@ -66,6 +66,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_model_that_is_its_own_gold_agrees_with_itself_everywhere(model, tmp_path, capsys):
     data = lists(tmp_path / "data.jsonl")
     judged(model, data, tmp_path / "gold")
@@ -101,6 +102,7 @@ def test_scores_in_the_data_are_gold_scores_and_the_report_has_what_they_say(mod
     assert "gold regret" in page
 
 
+@pytest.mark.slow
 def test_pairs_have_a_correlation_and_no_regret_and_several_models_a_row_each(model, tmp_path, capsys):
     data = write_pairs(tmp_path / "pairs.jsonl", 20)
     rows = [row | {"score_chosen": n % 5, "score_rejected": -n} for n, (_, row) in enumerate(read_jsonl(data))]

@@ -95,6 +95,7 @@ def test_members_are_judged_alone_and_as_one(members, pairs_file, tmp_path, caps
     assert found["disagreement"]["num_errors"] + found["disagreement"]["num_right"] == 40
 
 
+@pytest.mark.slow
 def test_stored_scales_are_used_where_all_have_one(calibrated, members, pairs_file, tmp_path):
     config = EvalConfig.of(
         ensemble=tuple(map(str, calibrated)), dataset=str(pairs_file), output_dir=tmp_path / "out",
@@ -108,6 +109,7 @@ def test_stored_scales_are_used_where_all_have_one(calibrated, members, pairs_fi
     assert "since m1 holds no calibration" in judge_folders(mixed).ensemble.scaled_by
 
 
+@pytest.mark.slow
 def test_temperatures_count_when_asked_alone(calibrated, pairs_file, tmp_path):
     for asked in (False, True):
         out = tmp_path / f"{asked}"
@@ -198,6 +200,7 @@ def test_what_is_no_ensemble_is_refused(members, pairs_file, tmp_path, capsys):
         read_heads(tmp_path / "heads.npz", width=32)
 
 
+@pytest.mark.slow
 def test_score_writes_the_combined_score_and_the_disagreement(calibrated, tmp_path, capsys):
     rows = [
         {"prompt": "How?", "responses": ["So.", "no", "x" * 600], "id": 1},

@@ -66,6 +66,7 @@ def test_the_combinations_of_an_ensemble_are_among_the_names_that_are_claimed():
     assert {f"ensemble.{how}.scores.jsonl" for how in COMBINATIONS} <= set(EVALUATION_FILES)
 
 
+@pytest.mark.slow
 def test_a_file_that_begins_with_ensemble_stays_where_several_models_are_judged(models, pairs_file, tmp_path):
     for name in ("ensemble.notes.txt", "ensembles.json"):
         (tmp_path / name).write_text("mine")
@@ -94,6 +95,7 @@ def test_a_folder_of_a_name_that_is_written_is_refused(models, pairs_file, tmp_p
     assert "models.json is a folder, and has the name of a file" in refused(capsys, *line)
 
 
+@pytest.mark.slow
 def test_nothing_of_what_was_judged_before_stays_beside_what_replaces_it(models, pairs_file, tmp_path):
     data = ["--dataset", str(pairs_file), "--output-dir", str(tmp_path / "out"), "--overwrite"]
     alone = ["--dataset", str(pairs_file), "--output-dir"]

@@ -49,6 +49,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_perturbation_has_its_effect_and_its_counts(saved, data, tmp_path, capsys):
     line = ["eval", str(saved), "--dataset", str(data), "--perturb", "--output-dir", str(tmp_path / "out")]
     main(line)

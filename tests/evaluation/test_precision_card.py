@@ -61,6 +61,7 @@ def test_a_run_in_bf16_closes_with_a_card_of_its_saved_model(base_model, pairs_f
     assert result.computed_in["after"] == "float32"
 
 
+@pytest.mark.slow
 def test_a_short_run_in_float32_has_one_if_it_is_asked_for(base_model, pairs_file, tmp_path, monkeypatch):
     """And a run that is resumed without it has none of the model that it had chosen before."""
     config = config_for(base_model, pairs_file, tmp_path / "run", precision_card="always")
@@ -143,6 +144,7 @@ def test_a_rank_that_cannot_make_its_card_tells_the_others(base_model, pairs_fil
     assert log.text.count("leaves it out): OutOfMemoryError: no room") == (before is not None)
 
 
+@pytest.mark.slow
 def test_a_precision_that_is_another_model_is_a_warning_in_log_record_and_result(
     base_model, pairs_file, held_out, tmp_path, monkeypatch, log
 ):
@@ -167,6 +169,7 @@ def test_a_precision_that_is_another_model_is_a_warning_in_log_record_and_result
     assert recorded == [sign.as_dict() for sign in result.warnings]
 
 
+@pytest.mark.slow
 def test_the_report_says_the_precision_of_every_number(base_model, pairs_file, held_out, tmp_path, capsys):
     flags = f"--model {base_model} --dataset {pairs_file} --test-dataset {held_out} --output-dir {tmp_path / 'run'}"
     more = "--max-seq-len 128 --steps 2 --precision bf16 --report-to none --save-dtype bfloat16"
@@ -179,6 +182,7 @@ def test_the_report_says_the_precision_of_every_number(base_model, pairs_file, h
     )
 
 
+@pytest.mark.slow
 def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, monkeypatch, capsys):
     from conftest import make_model
 
@@ -206,10 +210,10 @@ def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, mo
 @pytest.mark.parametrize(
     "changes",
     [
-        {"precision": "bf16"},
-        {"precision": "fp16"},
+        pytest.param({"precision": "bf16"}, marks=pytest.mark.slow),
+        pytest.param({"precision": "fp16"}, marks=pytest.mark.slow),
         {"save_dtype": "bfloat16"},
-        {"precision": "bf16", "lora": True, "lr": 1e-2},
+        pytest.param({"precision": "bf16", "lora": True, "lr": 1e-2}, marks=pytest.mark.slow),
     ],
 )
 def test_the_evaluations_on_the_way_are_compared_with_the_saved_model(base_model, pairs_file, tmp_path, changes):
@@ -231,6 +235,7 @@ def test_the_evaluations_on_the_way_are_compared_with_the_saved_model(base_model
     assert name in written["measures"]
 
 
+@pytest.mark.slow
 def test_live_numbers_of_another_model_than_the_saved_one_are_a_warning(
     base_model, pairs_file, held_out, tmp_path, monkeypatch, log
 ):
@@ -256,6 +261,7 @@ def test_live_numbers_of_another_model_than_the_saved_one_are_a_warning(
     assert "in bf16, as it trains (root mean square)" in log.text
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_live_numbers_beside_the_saved_models(base_model, pairs_file, tmp_path, capsys):
     flags = f"--model {base_model} --dataset {pairs_file} --output-dir {tmp_path / 'run'} --eval-fraction 0.3"
     more = "--max-seq-len 128 --steps 2 --precision bf16 --report-to none"
@@ -264,6 +270,7 @@ def test_the_report_shows_the_live_numbers_beside_the_saved_models(base_model, p
     assert "Live evaluation: the model as it was judged on the way (bf16, as it trains), beside its" in report
 
 
+@pytest.mark.slow
 def test_the_dtype_is_that_of_the_chosen_folder_whatever_the_run_was_told_later(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, save_dtype="bfloat16")
     assert train(config).live is not None
@@ -273,6 +280,7 @@ def test_the_dtype_is_that_of_the_chosen_folder_whatever_the_run_was_told_later(
     assert (tmp_path / "run/evals/live.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_live_model_of_which_nothing_was_chosen_is_compared_at_the_last_step(
     base_model, pairs_file, tmp_path, monkeypatch
 ):

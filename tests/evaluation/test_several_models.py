@@ -71,6 +71,7 @@ def config_for(model: Path, data: Path, out: Path, **settings: object) -> EvalCo
     )
 
 
+@pytest.mark.slow
 def test_models_that_come_first_are_judged_in_folders_of_their_own(models, pairs_file, tmp_path, capsys):
     out = tmp_path / "judged"
     main(["eval", *map(str, models.values()), "--dataset", str(pairs_file), "--output-dir", str(out)])
@@ -91,6 +92,7 @@ def test_models_that_come_first_are_judged_in_folders_of_their_own(models, pairs
     assert "already holds an evaluation" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_model_that_comes_first_is_the_model_of_the_flag(models, pairs_file, tmp_path):
     folder, data = str(models["one"]), str(pairs_file)
     main(["eval", folder, "--dataset", data, "--output-dir", str(tmp_path / "first")])
@@ -325,6 +327,7 @@ def test_slices_and_thresholds_that_are_asked_for_are_printed(models, tmp_path, 
     assert "too few pairs to say. At least 40 prompts are needed, and 24 have pairs" in " ".join(printed.split())
 
 
+@pytest.mark.slow
 def test_every_model_of_several_is_told_in_which_precision_it_may_be_served(models, pairs_file, tmp_path, capsys):
     line = ["eval", *map(str, models.values()), "--dataset", str(pairs_file)]
     main([*line, "--output-dir", str(tmp_path / "out")])

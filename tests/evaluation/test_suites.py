@@ -80,6 +80,7 @@ def test_a_folder_of_every_layout_is_scored_judged_and_written(suite, saved, tmp
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in manifest["data"][0]["sources"].values())
 
 
+@pytest.mark.slow
 def test_a_suite_ends_with_a_precision_card_on_its_own_pairs(saved, tmp_path, capsys):
     for suite in ("llmbar", "hhh"):
         WRITERS[suite](tmp_path / "data" / suite, 50)

@@ -146,6 +146,7 @@ def rows_of(seed: int, num: int = 120) -> list[ScoreRow]:
     return [replace(row, num_tokens=row.prompt_tokens + int(n)) for row, n in zip(rows, lengths, strict=True)]
 
 
+@pytest.mark.slow
 def test_values_are_those_of_a_judgement_and_variances_those_of_a_jackknife() -> None:
     rows = rows_of(3)
     judged = judge_rows(rows, beta=0.8, draws=2)

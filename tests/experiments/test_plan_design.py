@@ -181,6 +181,7 @@ def test_pooling_is_of_one_quantity_of_score_rows_at_a_time() -> None:
     assert "noise of all arms" not in own.parts[0].estimate.method
 
 
+@pytest.mark.slow
 def test_the_chance_with_pooled_noise_is_that_of_simulated_studies() -> None:
     generator = np.random.default_rng(3)
     claim = parse("accuracy(a) > accuracy(b)")

@@ -55,6 +55,7 @@ def found_by(claim: str, seen: Callable[[FloatArray], Observed], *, seeds: int =
 MOST = 0.05 + 2 * math.sqrt(0.05 * 0.95 / 400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "claim",
     [

@@ -242,7 +242,13 @@ def test_a_program_that_writes_nothing_is_not_judged_by_the_run_before(tmp_path:
         do(study, run, train_by_hand("plain", 0.7))
 
 
-@pytest.mark.parametrize(("ends", "status"), [("sys.exit(75)", 75), ("sys.exit(3)", 75), ("sys.exit(0)", 2)])
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        *(pytest.param(f"sys.exit({code})", 75, marks=pytest.mark.slow) for code in (75, 3)),
+        ("sys.exit(0)", 2),
+    ],
+)
 def test_a_program_that_is_told_to_end_is_waited_for(tmp_path: Path, ends: str, status: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(

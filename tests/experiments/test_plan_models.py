@@ -89,6 +89,7 @@ def asked_for(*names: str, by: str, **environment: str) -> list[str]:
     return found.stdout.strip().split("|")
 
 
+@pytest.mark.slow
 def test_the_hub_is_asked_for_models_that_are_no_folders() -> None:
     asked: list[str] = []
 

@@ -102,6 +102,7 @@ def test_a_search_finds_the_better_rate_and_its_winner_is_run_with_fresh_seeds(t
     assert not any(one.settings.get("test_dataset") for one in searched)
 
 
+@pytest.mark.slow
 def test_later_trials_lie_nearer_to_the_best_rate_than_those_at_random(tmp_path: Path, trained) -> None:
     many = PLAN.replace("OPTUNA", "trials: 20, seed: 1").replace("[10, 11, 12, 13]", "[10]")
     study = frozen_study(tmp_path, many)
@@ -141,6 +142,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], li
     return done.names, drawn(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_after", [0, 3, 10])
 def test_a_search_that_was_killed_goes_on_with_the_same_trials(
     tmp_path: Path, trained, undisturbed, kill_after: int

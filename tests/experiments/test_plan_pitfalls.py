@@ -129,6 +129,7 @@ def test_assumptions_beyond_what_is_possible_are_refused(tmp_path: Path, said: s
         read_plan(write_plan(tmp_path, PLAN + f"assume: {{{said}}}\n"))
 
 
+@pytest.mark.slow
 def test_noise_that_is_pooled_makes_power_and_verdicts_alike(tmp_path: Path) -> None:
     alone, pooled = (check(read_plan(write_plan(tmp_path, PLAN + more))) for more in ("", "pooled: true\n"))
     powers = [one.tested["harms"].power for one in (alone, pooled)]

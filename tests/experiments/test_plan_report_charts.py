@@ -78,6 +78,7 @@ def test_curves_of_many_arms_share_axes_and_the_baseline_and_no_two_arms_share_a
         assert bool(charts[0].rules) == (column == "Accuracy"), "a model without skill may lose any amount"
 
 
+@pytest.mark.slow
 def test_names_of_arms_stand_below_a_chart_where_there_is_room(tmp_path: Path) -> None:
     (chart,) = arm_charts(six_arms(tmp_path / "short"))
     assert chart.x.names == ("plain", "shuffled", "sched", "smooth", "stop", "winner_of_it")

@@ -50,6 +50,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 @pytest.mark.timeout(1800)  # three starts of the real command, of a few seconds each where the machine is free
 def test_a_run_that_is_interrupted_and_killed_and_queued_again_gives_the_same_results(

@@ -162,6 +162,7 @@ def test_variables_of_sbatch_do_not_overrule_the_plan_but_fill_what_it_leaves_op
 # --- once, twice, not at all ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_study_whose_jobs_are_queued_is_not_submitted_twice_unless_asked(cluster):
     cluster.slurm.hold()
     study = cluster.study()
@@ -262,6 +263,7 @@ def test_the_list_of_jobs_that_was_changed_is_said(cluster):
         submit(study)
 
 
+@pytest.mark.slow
 def test_submitting_imports_no_torch(cluster):
     study = cluster.study()
     code = (

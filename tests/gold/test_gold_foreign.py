@@ -88,6 +88,7 @@ def test_it_is_imported_once_and_again_when_its_files_change(plain, samples, tmp
     assert find_model(str(plain.folder)).source != first.source
 
 
+@pytest.mark.slow
 def test_an_import_that_is_there_needs_no_lock_and_one_that_is_not_whole_is_made_again(plain, monkeypatch) -> None:
     first = find_model(str(plain.folder))
     with monkeypatch.context() as patched:
@@ -217,6 +218,7 @@ def test_and_train(tmp_path: Path) -> dict[str, tuple[Path]]:
     return {flag: (labelled.write(tmp_path / f"{flag}.jsonl", own),) for flag, own in parts.items()}
 
 
+@pytest.mark.slow
 def test_a_hub_proxy_scores_the_training_rows_too_and_is_one_commit_throughout(
     hub, test_and_train, monkeypatch
 ) -> None:

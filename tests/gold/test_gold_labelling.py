@@ -26,7 +26,7 @@ from rewardlab.gold.proxies import model_in, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 
 NUM = 20
-PLACES = [at if at in (0, 4, 9) else pytest.param(at, marks=pytest.mark.soak) for at in range(10)]
+PLACES = [at if at in (0, 4, 9) else pytest.param(at, marks=pytest.mark.slow) for at in range(10)]
 """Results after which a run is ended: none, some in the middle and as many as are tried; the others for long."""
 
 
@@ -113,6 +113,7 @@ reward_models.REPLIES_AT_A_TIME = 8
 """
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
     folder, samples, tmp_path, undisturbed
 ) -> None:

@@ -117,6 +117,7 @@ def test_training_quality_asks_for_the_rows_and_takes_so_many(home, capsys) -> N
     assert json.loads(Path("found/match.json").read_text())["test"]["num_rows"] == 30
 
 
+@pytest.mark.slow
 def test_a_dataset_is_found_by_its_name_and_so_are_its_models(home, capsys) -> None:
     assert run(DIAGNOSE, home) in (0, 1)
     assert "mrm beside rm:" in capsys.readouterr().out

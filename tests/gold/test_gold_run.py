@@ -359,6 +359,7 @@ def test_a_stage_whose_files_nobody_writes_is_told_before_any_begins(tmp_path, m
     require_makers(read_plan(tmp_path / "plan.yaml"))
 
 
+@pytest.mark.slow
 def test_labels_go_on_where_failed_replies_came_later(tmp_path, models, server, capsys) -> None:
     chat, url = server
     chat.refused = "basil"

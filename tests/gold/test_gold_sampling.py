@@ -134,6 +134,7 @@ def test_a_log_probability_that_is_no_number_is_left_out(prompts, url, server) -
     assert lacking[0].responses[0]
 
 
+@pytest.mark.slow
 def test_killed_ten_times_it_writes_what_a_run_in_one_piece_writes(prompts, url, server, undisturbed) -> None:
     asked = config(prompts, url)
     killed = run_program(killed_while_keeping("import rewardlab.gold.sampling.run", at=3), ["10", *words(asked)])
@@ -301,6 +302,7 @@ def test_a_system_turn_goes_to_the_server_and_into_the_rows(prompts, url, server
     assert all(row.prompt[0].role == "system" for row in read_gold_rows(found.place.rows))
 
 
+@pytest.mark.slow
 def test_flags_of_the_scripts_that_it_replaces(prompts, url) -> None:
     target = prompts.parent / "rm_sft.json"
     asked = ["gold", "sample", "--prompts_path", str(prompts), f"--target_path={target}", "--num_responses", "2"]

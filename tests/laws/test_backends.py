@@ -100,7 +100,9 @@ def test_every_backend_gives_the_scores_and_gradients_of_conversations_alone(bac
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=pytest.mark.slow if one == "llama" else ()) for one in (*FAMILIES, "gemma2")]
+)
 def test_flex_attention_scores_as_conversations_alone(family):
     groups = make_groups(5, replies=4)
     model = make_model(family)
@@ -306,7 +308,7 @@ def test_a_row_that_is_computed_again_reads_where_it_did_whatever_ran_in_between
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # PyTorch's own
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])  # its C++ is slow
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_compiled_layers_score_the_same_and_share_programs(checkpointing, backend, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()

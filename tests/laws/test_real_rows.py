@@ -47,6 +47,7 @@ def test_real_rows_cut_to_512_tokens_score_the_same_shared_or_alone(name):
     assert np.abs(together - alone).max() <= 1e-5 * max(1, np.abs(alone).max())
 
 
+@pytest.mark.slow
 def test_siblings_of_which_one_kept_more_of_the_prompt_do_not_see_each_other():
     groups, report = groups_of("dev/qa_feedback.test.jsonl.gz", 40, 512)
     assert report.prompts_differ_after_cut > 0

@@ -178,6 +178,7 @@ def write_rows(path: Path, *, long: int = 0) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 @pytest.mark.parametrize("rule", ["drop", "reply-middle"])
 def test_a_run_records_what_its_rule_did_and_an_evaluation_of_its_model_does_the_same(

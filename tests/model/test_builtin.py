@@ -285,6 +285,7 @@ def test_it_splits_numbers_into_digits_and_closes_each_turn(converted: Path) -> 
     assert tokenizer(rendered)["input_ids"][-2] == tokenizer.eos_token_id == tokenizer.pad_token_id == 2
 
 
+@pytest.mark.slow
 @needs_wheel
 def test_it_knows_the_capital_of_france(converted: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(converted)

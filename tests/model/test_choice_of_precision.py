@@ -61,7 +61,7 @@ LAYOUTS = ["shared", "unshared", "padded"]
             layout,
             train,
             id=f"{family}-{layout}-{'training' if train else 'scoring'}",
-            marks=[pytest.mark.soak] if (row + column + train) % 2 else [],
+            marks=[pytest.mark.slow] if (row + column + train) % 2 else [],
         )
         for row, family in enumerate(sorted(CONFIGS))
         for column, layout in enumerate(LAYOUTS)

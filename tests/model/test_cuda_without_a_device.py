@@ -71,7 +71,7 @@ IN_EVERY_RUN = {
 } & set(STEPS)
 """segments and varlen meet each kind and each mode, each kind each mode; float16 and flash meet both kinds."""
 assert set(STEPS) >= IN_EVERY_RUN
-STEPS = [step if step in IN_EVERY_RUN else pytest.param(*step, marks=pytest.mark.soak) for step in STEPS]
+STEPS = [step if step in IN_EVERY_RUN else pytest.param(*step, marks=pytest.mark.slow) for step in STEPS]
 GROUPS = make_groups(3, replies=3, seed=3)
 MANY = make_groups(8, replies=4, seed=3)
 
@@ -177,6 +177,7 @@ def test_ragged_kernels_are_called_once_a_layer_and_direction(device, backend):
     assert kernels == {"torch_attn::_varlen_attn": 2, "torch_attn::_varlen_attn_backward": 2}
 
 
+@pytest.mark.slow
 def test_selective_checkpointing_keeps_products_and_attention_and_full_computes_them_again(device):
     calls = {}
     for mode in ("none", "selective", "full"):
@@ -202,11 +203,12 @@ def test_the_block_mask_of_flex_attention_is_made_on_the_device(device, monkeypa
     assert device.waits == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "dtype"),
     [
         # Each kernel and each dtype once.
-        pytest.param(*case, marks=pytest.mark.soak)
+        pytest.param(*case, marks=pytest.mark.slow)
         if case in {("segments", torch.bfloat16), ("mask", torch.float32)}
         else case
         for case in CASES
@@ -240,6 +242,7 @@ def test_everything_sent_to_the_device_comes_from_pinned_memory(device, tmp_path
     assert device.waits == []
 
 
+@pytest.mark.slow
 def test_the_next_batch_is_sent_before_the_present_one_is_computed(device, tmp_path):
     trainer = trainer_on(device, tmp_path, budget=64)
     order: list[str] = []

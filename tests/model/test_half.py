@@ -450,6 +450,7 @@ assert all(map(torch.equal, *found))
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_has_widened_products_too():
     """In a process of its own, since the compiler cannot look through the checks of types here."""
     answer = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)

@@ -104,7 +104,7 @@ def test_naming_the_head_among_the_modules_to_save_changes_nothing(base_model, t
 # --- what is saved, and who reads it -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "saved"), ALL)
 def test_merged_adapter_and_live_scores_are_the_same(tmp_path, family, kind, saved):
     base_model = write_ordinary_base(tmp_path / "base", family)

@@ -144,7 +144,7 @@ def test_groups_of_other_sizes_name_another_folder():
 # --- the whole -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [("last",), ("1",), ("all",)])
+@pytest.mark.parametrize("layers", [("all",), *(pytest.param((one,), marks=pytest.mark.slow) for one in ("last", "1"))])
 def test_a_probe_is_a_reward_model_that_knows_what_it_was_fitted_to(base_model, pairs_file, tmp_path, layers):
     test = write_pairs(tmp_path / "test.jsonl", 30, offset=100)
     result = probe(config_for(base_model, pairs_file, tmp_path / "run", layers=layers, test_dataset=(str(test),)))
@@ -177,6 +177,7 @@ def test_a_probe_is_a_reward_model_that_knows_what_it_was_fitted_to(base_model, 
     assert {"cross_validated.scores.jsonl", "test.uncertainty.jsonl", "test_length_only.metrics.json"} <= evals
 
 
+@pytest.mark.slow
 def test_a_second_probe_reads_its_states_and_gives_the_same_numbers(base_model, pairs_file, tmp_path, monkeypatch):
     first = probe(config_for(base_model, pairs_file, tmp_path / "one"))
     monkeypatch.setattr(states_module, "layer_states", lambda *_: pytest.fail("computed again"))
@@ -189,12 +190,14 @@ def test_a_second_probe_reads_its_states_and_gives_the_same_numbers(base_model, 
     probe(config_for(base_model, pairs_file, tmp_path / "two", overwrite=True, bootstrap=0))
 
 
+@pytest.mark.slow
 def test_a_model_that_already_has_a_head_gets_a_fitted_one(base_model, pairs_file, tmp_path):
     first = probe(config_for(base_model, pairs_file, tmp_path / "one"))
     again = probe(config_for(first.model, pairs_file, tmp_path / "two"))
     assert again.chosen.result.overall.sums.accuracy == first.chosen.result.overall.sums.accuracy
 
 
+@pytest.mark.slow
 def test_one_prompt_is_too_few_and_a_folder_with_other_scores_is_refused(base_model, tmp_path, monkeypatch):
     rows = [{"prompt": "Say it.", "chosen": f"Gladly {n}.", "rejected": f"no {n}"} for n in range(20)]
     lone = tmp_path / "lone.jsonl"
@@ -213,6 +216,7 @@ def test_one_prompt_is_too_few_and_a_folder_with_other_scores_is_refused(base_mo
         probe(config_for(base_model, write_pairs(tmp_path / "pairs.jsonl", 40), tmp_path / "other"))
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_the_run_that_would_be_replaced(base_model, pairs_file, tmp_path, monkeypatch):
     first = probe(config_for(base_model, pairs_file, tmp_path / "run"))
     monkeypatch.setattr(probe_module, "learning_curve", lambda *_, **__: 1 / 0)
@@ -232,6 +236,7 @@ def test_where_something_is_rounded_the_saved_folder_is_what_is_judged(base_mode
     assert [found.score for found in result.test.rows[:2]] == pytest.approx(scores, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_probe_ends_with_a_precision_card_of_its_model_on_the_test_data(
     base_model, pairs_file, tmp_path, monkeypatch
 ):
@@ -269,6 +274,7 @@ def test_a_nested_backbone_is_probed_too(tmp_path):
     assert load(result.model).model.config.num_hidden_layers == result.chosen.layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt_neox", "gemma3"])
 def test_other_families_are_probed_layer_by_layer(family, tmp_path):
     base = write_base_model(tmp_path / "base", family=family)

@@ -20,6 +20,7 @@ def _here(monkeypatch, tmp_path):
     monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_the_saved_settings_repeat_a_probe_and_replace_nothing(base_model, pairs_file, tmp_path, capsys):
     named = ["--model", str(base_model), "--dataset", str(pairs_file), "--output-dir", str(tmp_path / "run")]
     main(["probe", *named, "--max-seq-len", "128", "--bootstrap", "0", "--overwrite"])

@@ -172,6 +172,7 @@ def changed(value: object, path: tuple, new: object) -> object:
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["config.json", "manifest.json", "reward_distributions.json", "evals/test.metrics.json", "evals/test.scores.jsonl"],

@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("rl") / "rm", scale=(0.3, 2.0), affine=(SCALE, SHIFT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["calibrated", "probability"])
 def test_folder_and_server_give_what_the_model_holds(folder: Path, output: str) -> None:
     raw = details(folder, TALKS)

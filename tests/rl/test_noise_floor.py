@@ -46,6 +46,7 @@ def observed_twice(draw):
     return (first, noise), (first + most * direction, again)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(observed_twice())
 def test_a_deviation_that_is_left_in_both_observations_has_the_same_sign(twice) -> None:
@@ -75,6 +76,7 @@ def scored_twice(draw):
     return tolerance, references, *scorings
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(scored_twice())
 def test_the_sign_of_what_is_left_does_not_depend_on_who_computes_the_scores(scored) -> None:
@@ -85,6 +87,7 @@ def test_the_sign_of_what_is_left_does_not_depend_on_who_computes_the_scores(sco
     assert not (one * exact < 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [1e3, 1e12, 1e13, 1e14])
 @pytest.mark.parametrize(
     "shape",

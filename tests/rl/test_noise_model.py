@@ -83,6 +83,7 @@ def signs(scores: np.ndarray, rule: str, noise: Noise | None) -> np.ndarray:
     return np.sign(advantages(scores, groups, rule=rule, noise_R=bounds).advantages_R)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [*RULES])
 def test_no_advantage_that_counts_has_another_sign_in_another_batch_or_precision(scorings, rule) -> None:
     noise = Noise(tolerance=SCORE_TOLERANCE["bfloat16"], source="bfloat16, by the artifact")

@@ -66,6 +66,7 @@ def write_run(
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drift", "status", "verdict"), [(0.5, 0, "sound"), (-0.5, 1, "exploited")])
 def test_a_gold_model_tells_a_run_that_it_likes_from_one_that_it_does_not(
     drift: float, status: int, verdict: str, gold: Path, known: np.ndarray, tmp_path: Path

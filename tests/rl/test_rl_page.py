@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from pages import promised_and_printed, read
 from reward_models import save_tiny, served
 from rewardlab.core.config import settings_of
@@ -12,6 +14,7 @@ from rewardlab.rl.config import TEXT_AS
 from rewardlab.rl.rewarding import RewardConfig
 
 
+@pytest.mark.slow
 def test_the_examples_run_and_print_what_they_say(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "rm")
     with served(folder) as url:

@@ -171,6 +171,7 @@ def test_the_noise_is_that_of_the_artifact_for_the_arithmetic_or_the_measured_on
     assert one.spread is None
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_on_one_scale_and_its_lower_bound_is_below_its_mean(tmp_path: Path) -> None:
     import rewardlab
 

@@ -58,6 +58,7 @@ def test_a_reward_that_is_not_finite_in_the_middle_of_training_ends_it_before_th
         assert torch.equal(weight, after_steps[-1][name]), name
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_the_middle_ends_training_and_names_the_rollouts(folder: Path, tmp_path: Path) -> None:
     with ExitStack() as serving:
         address = serving.enter_context(served(folder))
@@ -75,6 +76,7 @@ def test_a_server_that_dies_in_the_middle_ends_training_and_names_the_rollouts(f
         assert run.state.global_step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["nan", "null", "short", 3.0])
 def test_a_server_that_answers_wrongly_or_too_late_ends_training_before_the_step(
     fault: Any, url: str, tmp_path: Path
@@ -97,6 +99,7 @@ def test_a_server_that_answers_wrongly_or_too_late_ends_training_before_the_step
         reward.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy_slow_or_gone_for_a_moment_is_asked_again_and_changes_no_reward(
     url: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +123,7 @@ def test_a_server_that_is_busy_slow_or_gone_for_a_moment_is_asked_again_and_chan
             np.testing.assert_allclose(rewards, scorer.score(talks), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_no_number_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned = save_tiny(tmp_path / "rm")
     reward = reward_function(str(poisoned))

@@ -51,6 +51,7 @@ def test_a_function_of_a_scorer_that_is_made_already_reaches_another_process_too
     assert all(map(math.isfinite, asyncio.run(done())))
 
 
+@pytest.mark.slow
 def test_loops_that_ended_leave_no_model_behind(folder: Path) -> None:
     def engines() -> int:
         gc.collect()

@@ -30,7 +30,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "where"), [(GRPOTrainer, "folder"), (RLOOTrainer, "folder"), (GRPOTrainer, "url")])
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        (GRPOTrainer, "folder"),
+        pytest.param(RLOOTrainer, "folder", marks=pytest.mark.slow),
+        pytest.param(GRPOTrainer, "url", marks=pytest.mark.slow),
+    ],
+)
 def test_the_rewards_that_trl_sees_are_the_scores_of_the_command_score(
     kind: type, where: str, folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -51,6 +58,7 @@ def test_the_rewards_that_trl_sees_are_the_scores_of_the_command_score(
     np.testing.assert_allclose([row["rewardlab/score/mean"] for row in figures], logged, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_grpo_raises_a_reward_that_is_known_in_closed_form(tmp_path: Path) -> None:
     """The reward is the share of vowels in a reply. Its optimum is 1, and a policy that learns nothing stays where it
     began."""
@@ -95,6 +103,7 @@ def test_differences_within_the_noise_train_nothing(tmp_path: Path) -> None:
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.slow
 def test_the_dotted_path_is_configured_by_the_environment(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

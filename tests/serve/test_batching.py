@@ -374,6 +374,7 @@ def test_a_thread_that_ends_leaves_nobody_waiting(start, monkeypatch):
 conversations = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from([[], [0], [0, 1], [0, 1, 2]]), st.lists(conversations, min_size=1, max_size=4)))
 )

@@ -94,6 +94,7 @@ def test_an_adapter_whose_folder_is_replaced_after_its_check_is_taken_off_again(
     assert len(layer.lora_A) == before
 
 
+@pytest.mark.slow
 def test_an_adapter_is_swapped_under_load_and_the_old_one_freed(swapping, folders, place):
     engine = swapping
     other = save_adapter(place / "other", place / "base", seed=9)

@@ -51,6 +51,7 @@ def some_request(draw: random.Random, scorer) -> dict[str, Any]:
     return {"token_ids": [token_ids(scorer, draw.choice(prompts), reply) for reply in some]}
 
 
+@pytest.mark.slow
 def test_two_hundred_requests_at_once_get_the_answers_they_get_alone(folders):
     draw, scorer = random.Random(1), load(folders[0])
     asked = [some_request(draw, scorer) for _ in range(200)]
@@ -115,6 +116,7 @@ def read_digest(folder: Path) -> str:
     return digest
 
 
+@pytest.mark.slow
 def test_what_was_prepared_before_is_scored_by_the_old_model_which_is_then_freed(folders):
     engine = LocalEngine.load({"mine": folders[0]})
     try:

@@ -95,6 +95,7 @@ def _adapter_names(folder: Path) -> list[str]:
         return list(file.keys())
 
 
+@pytest.mark.slow
 def test_eval_loads_one_backbone_for_all_members(folders, pairs_file, tmp_path, monkeypatch, caplog):
     loaded: list[Path] = []
     held: list[weakref.ref[Any]] = []
@@ -132,6 +133,7 @@ def test_eval_loads_one_backbone_for_all_members(folders, pairs_file, tmp_path, 
     assert loaded == folders[:2], "with scores that were kept, the cards alone have something to compute"
 
 
+@pytest.mark.slow
 def test_members_of_other_kinds_are_loaded_one_after_the_other(folders, pairs_file, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "rewardlab"):
         found = judged([folders[0], folders[2]], pairs_file, tmp_path / "out")
@@ -145,6 +147,7 @@ def test_members_of_other_kinds_are_loaded_one_after_the_other(folders, pairs_fi
     assert "computed in fp32, not bf16" in caplog.text
 
 
+@pytest.mark.slow
 def test_scores_from_a_shared_backbone_are_not_taken_for_those_of_a_member_alone(folders, pairs_file, tmp_path, caplog):
     kept = {"reuse": True, "cache_dir": str(tmp_path / "cache"), "precision_card": False}
     first = judged(folders[:2], pairs_file, tmp_path / "1", **kept)

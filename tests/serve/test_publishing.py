@@ -183,6 +183,7 @@ def line(base: Path, out: Path, url: str, *more: str) -> list[str]:
     return [*words.split(), "--eval-every", "1", "--max-seq-len", "256", "--publish-to", url, *more]
 
 
+@pytest.mark.slow
 def test_a_training_publishes_every_evaluated_model_and_the_chosen_one(
     admin, url, base, tmp_path, monkeypatch, verified_here
 ):

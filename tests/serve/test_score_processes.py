@@ -165,6 +165,7 @@ def test_parts_that_finish_in_any_order_are_rows_in_order(source, tmp_path):
     assert backend.asked != [f"So {n}" for n in range(20)], "they were scored in another order"
 
 
+@pytest.mark.slow
 def test_real_processes_write_the_bytes_of_one(model, source, tmp_path, monkeypatch):
     """Two processes, one of which is killed from outside as soon as it is ready. They score by letters, as no process
     then loads torch: that a model scores the same there is shown below."""

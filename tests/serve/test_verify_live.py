@@ -162,6 +162,7 @@ def test_an_endpoint_that_does_not_count_tokens_is_judged_by_scores_alone(engine
     assert "(truncates): conversations of up to " in said(capsys, url, "--model", folder)[2]
 
 
+@pytest.mark.slow
 def test_a_form_that_is_not_taken_is_left_out_and_an_endpoint_that_takes_none_fails(engine, url, folder, capsys):
     engine.be(refuses_ids=True)
     status, out, _ = said(capsys, url, "--model", folder)

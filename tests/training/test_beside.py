@@ -63,6 +63,7 @@ def test_baselines_are_fitted_on_training_rows_alone(config, monkeypatch):
         assert not seen["train"] & {group.preference_id for group in groups}
 
 
+@pytest.mark.slow
 def test_they_can_be_turned_off_and_are_in_the_report(config, capsys):
     flags = [
         *(

@@ -183,6 +183,7 @@ class Still:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says how much memory is free")
 def test_the_start_of_a_run_builds_no_more_groups_than_a_step_has(tmp_path, monkeypatch, built):
     listed = make_groups(60)
@@ -242,7 +243,11 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("verified_here")
-@pytest.mark.parametrize("changes", [{}, {"lora": True, "lora_dropout": 0.3}], ids=["full", "dropout"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param({"lora": True, "lora_dropout": 0.3}, marks=pytest.mark.slow)],
+    ids=["full", "dropout"],
+)
 def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(
     base_model, pairs_file, tmp_path, monkeypatch, changes
 ):
@@ -273,6 +278,7 @@ def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(
     assert rows_of(tmp_path / "auto") == rows_of(tmp_path / "again")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_only_training_preferences_must_fit_the_budget(base_model, pairs_file, tmp_path, monkeypatch):
     """Evaluation needs no preference as a whole, so one of many replies neither stops a run nor sets its budget."""

@@ -91,11 +91,9 @@ WAYS = {
 }
 
 
-LONG = {"padded", "small micro-batches"}
-"""States do not depend on how the conversations are laid out while they are computed; tests/laws hold it."""
-
-
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.soak) if way in LONG else way for way in WAYS])
+@pytest.mark.parametrize(
+    "way", ["plain", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way != "plain")]
+)
 def test_a_run_with_states_looked_up_is_the_run_that_computes_them(base_model, pairs_file, tmp_path, way):
     test = write_pairs(tmp_path / "test.jsonl", 12, offset=100)
     settings = {"test_dataset": (str(test),), "train_eval_limit": 5, **WAYS[way]}
@@ -113,6 +111,7 @@ def test_a_run_with_states_looked_up_is_the_run_that_computes_them(base_model, p
     assert {(row["padding_share"], row["sharing_ratio"]) for row in rows} == {("", "")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kwise", ["pairs", "plackett-luce"])
 def test_rows_of_several_replies_look_up_each_of_them(base_model, tmp_path, kwise):
     answers = ["Water it every morning.", "Give it light.", "no", "Certainly, here is more."]
@@ -145,6 +144,7 @@ def test_every_number_is_the_score_of_the_saved_folder(base_model, pairs_file, t
     assert record["checks"]["folder"]["largest"] <= CLOSE
 
 
+@pytest.mark.slow
 def test_another_seed_and_rate_compute_nothing_but_the_two_checks(base_model, pairs_file, tmp_path, passes):
     config = config_for(base_model, pairs_file, tmp_path / "a", cache_states=True)
     train(config)
@@ -166,6 +166,7 @@ def test_another_seed_and_rate_compute_nothing_but_the_two_checks(base_model, pa
     assert kept(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_more_data_compute_only_what_is_new_and_a_probe_leaves_its_states(base_model, tmp_path):
     few, more = write_pairs(tmp_path / "few.jsonl", 30), write_pairs(tmp_path / "more.jsonl", 44)
     train(config_for(base_model, few, tmp_path / "a", cache_states=True))
@@ -174,7 +175,9 @@ def test_more_data_compute_only_what_is_new_and_a_probe_leaves_its_states(base_m
     assert record["replies"]["of_the_run"] == {"looked_up": 60, "computed": 28}
 
 
-@pytest.mark.parametrize("change", ["model", "template", "limit"])
+@pytest.mark.parametrize(
+    "change", ["model", *(pytest.param(change, marks=pytest.mark.slow) for change in ("template", "limit"))]
+)
 def test_another_model_template_or_limit_gets_states_of_its_own(base_model, pairs_file, tmp_path, change):
     train(config_for(base_model, pairs_file, tmp_path / "a", cache_states=True, steps=2))
     other, settings = base_model, {}
@@ -195,6 +198,7 @@ def test_another_model_template_or_limit_gets_states_of_its_own(base_model, pair
     same_record(tmp_path / "b", tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_a_model_with_dropout_trains_as_it_would_without_the_cache(pairs_file, tmp_path):
     config = CONFIGS["gpt_neox"]()
     config.attention_dropout = config.hidden_dropout = 0.5
@@ -219,6 +223,7 @@ def test_a_model_that_draws_noise_while_it_trains_is_refused(tmp_path):
         require_same_in_training(model, groups)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_and_without_looking_up(base_model, pairs_file, tmp_path, monkeypatch):
     settings = {"train_head_only": True, "lr": 1e-2, "save_dtype": "float32"}
     whole = train(runs.config_for(base_model, pairs_file, tmp_path / "whole", steps=8, eval_every=2, **settings))
@@ -237,6 +242,7 @@ def test_an_interrupted_run_goes_on_with_and_without_looking_up(base_model, pair
     ]
 
 
+@pytest.mark.slow
 def test_a_run_in_half_precision_judges_the_folder_by_its_own_states(base_model, pairs_file, tmp_path):
     settings = {"precision": "bf16", "save_dtype": "bfloat16"}
     plain = train(config_for(base_model, pairs_file, tmp_path / "plain", **settings))
@@ -266,6 +272,7 @@ def test_without_data_to_judge_on_training_rows_go_through_the_folder(base_model
     assert record["checks"]["folder"]["replies"] == 16
 
 
+@pytest.mark.slow
 def test_states_of_another_model_under_its_name_are_refused(base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "run", cache_states=True, overwrite=True, steps=2)
     train(config)

@@ -57,6 +57,7 @@ def test_replies_of_the_same_tokens_have_the_same_score_and_no_gradient(share):
     assert any(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_control_that_is_resumed_is_the_one_that_was_begun(tmp_path, base_model, pairs_file):
     names = {"diagnostic_mode": "random_negatives", "diagnostic_seed": 5, "checkpoint_every": 2, "eval_every": 2}
     names |= {"lr_scheduler": "constant", "warmup_steps": 0}

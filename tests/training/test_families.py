@@ -62,7 +62,7 @@ LEARNS_SDPA = {"gptj"}
 
 
 @pytest.mark.parametrize("family", WITHOUT_SDPA)
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.usefixtures("verified_here")
 def test_families_without_sdpa_train_and_load_back(tmp_path: Path, caplog, family: str, lora: bool):
     config = WITHOUT_SDPA[family]()

@@ -49,6 +49,7 @@ def test_rows_in_memory_train_as_the_same_rows_in_a_file(base_model, rows, tmp_p
         assert json.loads((tmp_path / name / "config.json").read_text())["dataset"] == []
 
 
+@pytest.mark.slow
 def test_a_dataset_of_the_hub_library_is_rows(base_model, rows, tmp_path):
     datasets = pytest.importorskip("datasets")
     config = config_for(base_model, "unused", tmp_path / "rows", steps=2).replace(dataset=())
@@ -87,6 +88,7 @@ def test_preferences_keep_their_judgements_and_evaluation_and_test_data_their_pl
     assert (judged[2, 1].label, judged[2, 1].weight, judged[2, 1].margin) == (0.7, 2.0, 0.5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_rows_and_no_others(base_model, rows, tmp_path, monkeypatch):
     config = config_for(base_model, "unused", tmp_path / "run", steps=4).replace(dataset=())
     with monkeypatch.context() as patched:
@@ -152,6 +154,7 @@ def test_values_of_numpy_and_pandas_are_read_and_what_json_cannot_hold_is_passed
     assert fingerprint_of_rows(held, "rows") == fingerprint_of_rows([first, second], "rows")
 
 
+@pytest.mark.slow
 def test_rows_in_memory_stay_on_no_disk_unless_a_folder_is_named(base_model, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "home"))
     config = config_for(base_model, "unused", tmp_path / "run", steps=1).replace(dataset=())

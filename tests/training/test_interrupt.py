@@ -45,8 +45,8 @@ def test_a_limit_in_hours_ends_a_run_with_a_status_of_its_own(base_model, pairs_
     ("how", "status"),
     [  # the other tests raise SIGUSR1; its like and it go the way of SIGTERM
         (signal.SIGTERM, 75),
-        pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.soak),
-        pytest.param(signal.SIGUSR2, 75, marks=pytest.mark.soak),
+        pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR2, 75, marks=pytest.mark.slow),
         (signal.SIGINT, 130),
     ],
 )
@@ -108,9 +108,11 @@ def signal_oneself(*_, **__):
     ("module", "where"),
     [
         (run_module, "load_reward_model"),
-        (run_module, "write_run_start"),
-        (run_module, "verify_in_clean_process"),
-        (report_module, "train_report"),
+        *(
+            pytest.param(run_module, name, marks=pytest.mark.slow)
+            for name in ("write_run_start", "verify_in_clean_process")
+        ),
+        pytest.param(report_module, "train_report", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_outside_of_training_ends_the_process_with_a_status_of_its_own(
@@ -145,6 +147,7 @@ def test_a_second_signal_of_any_kind_ends_the_process_in_the_step(base_model, pa
     assert ends == [75]
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_leaves_the_judging_for_later(
     base_model, pairs_file, tmp_path, monkeypatch, capsys
 ):
@@ -167,6 +170,7 @@ def test_a_signal_in_the_last_evaluation_leaves_the_judging_for_later(
     assert (tmp_path / "run/report.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_model_is_saved_only_where_the_run_can_go_on(base_model, pairs_file, tmp_path, monkeypatch):
     settings = {"checkpoint_every": None, "eval_fraction": 0.0, "save_every": 2}
     config = config_for(base_model, pairs_file, tmp_path / "run", **settings)
@@ -186,6 +190,7 @@ def test_a_model_is_saved_only_where_the_run_can_go_on(base_model, pairs_file, t
     assert (tmp_path / "run/step_8").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_from_outside_while_data_are_read(base_model, pairs_file, tmp_path):
     words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
     command = [sys.executable, "-m", "rewardlab", "train", *words]

@@ -144,6 +144,7 @@ def contents(folder: Path) -> dict[str, object]:
     return weights | scores | {name: (folder / name).read_text() for name in kept} | {"rows": rows_of(folder)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_one_command_gives_the_same_bits_twice(base_model, pairs_file, tmp_path, lora):
     test = write_pairs(tmp_path / "test.jsonl", 6, offset=100)
@@ -157,6 +158,7 @@ def test_one_command_gives_the_same_bits_twice(base_model, pairs_file, tmp_path,
     assert any("adapter" in name for name in first) == lora
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_bits(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "here", lora=True, steps=2)
     train(config)
@@ -188,6 +190,7 @@ def test_the_head_depends_on_the_seed(base_model, pairs_file, tmp_path):
     assert (heads[0] - heads[1]).norm() > 0.5 * heads[0].norm()
 
 
+@pytest.mark.slow
 def test_the_order_of_the_data_depends_on_the_seed(base_model, pairs_file, tmp_path):
     """The head comes with the model and next to nothing is learned, so batches differ by their rows alone."""
     scorer = train(config_for(base_model, pairs_file, tmp_path / "start", steps=1)).last

@@ -39,6 +39,7 @@ def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pair
     assert not (tmp_path / "run/step_1").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_belongs_to_one_process_until_it_ends(base_model, pairs_file, tmp_path, holder, monkeypatch):
     monkeypatch.setattr("rewardlab.training.start.LOCK_WAIT_S", 0.1)
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
@@ -122,6 +123,7 @@ def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
     assert rows_of(folder)
 
 
+@pytest.mark.slow
 def test_replacing_best_keeps_the_old_one_until_the_new_one_is_whole(base_model, pairs_file, tmp_path, monkeypatch):
     result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1))
     scorer = load(result.last)
@@ -166,6 +168,7 @@ def test_an_output_folder_that_is_a_file_is_refused(base_model, pairs_file, tmp_
         train(config_for(base_model, pairs_file, tmp_path / "file/run"))
 
 
+@pytest.mark.slow
 def test_a_reward_model_without_its_head_cannot_be_continued(base_model, pairs_file, tmp_path):
     from safetensors.torch import save_file
 

@@ -196,6 +196,7 @@ def test_bf16_compute_keeps_float32_masters_head_and_scores(base_model, pairs_fi
     assert score_groups(model, make_groups(2), budget=100)[0].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_an_existing_reward_model_keeps_its_head_and_a_new_one_must_be_asked_for(base_model, pairs_file, tmp_path):
     first = train(config_for(base_model, pairs_file, tmp_path / "a", steps=3))
     head = load_file(first.last / "model.safetensors")["score.weight"]

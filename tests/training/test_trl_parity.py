@@ -25,9 +25,9 @@ def parity_trl() -> ModuleType:
     ("name", "kind"),
     [  # either family and either way of training; the other pairings are the long form
         ("tiny-llama", "full"),
-        ("tiny-qwen2", "lora"),
-        pytest.param("tiny-llama", "lora", marks=pytest.mark.soak),
-        pytest.param("tiny-qwen2", "full", marks=pytest.mark.soak),
+        pytest.param("tiny-qwen2", "lora", marks=pytest.mark.slow),
+        pytest.param("tiny-llama", "lora", marks=pytest.mark.slow),
+        pytest.param("tiny-qwen2", "full", marks=pytest.mark.slow),
     ],
 )
 def test_twenty_steps_are_those_of_trl(parity_trl, tmp_path, name, kind):

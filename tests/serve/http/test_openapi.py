@@ -84,6 +84,7 @@ def try_all(schema: Any, kinds: list[Any], *, count: int) -> int:
 MODES = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
 
 
+@pytest.mark.slow
 def test_random_requests_get_no_answer_that_is_not_described(schema):
     assert try_all(schema, MODES, count=SHORT) > 50
 

@@ -146,6 +146,7 @@ def test_the_life_of_two_workers(fleet: Fleet, models: Path):
         fleet.ask("/health")
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_load_end_the_parent_with_words_and_an_error(models):
     fleet = Fleet(1, models / "broken")
     assert fleet.process.stdout is not None

@@ -87,10 +87,10 @@ def list_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        (2, "full"),
+        pytest.param((2, "full"), marks=pytest.mark.slow),
         (4, "hybrid"),
-        pytest.param((1, "full"), marks=pytest.mark.soak),
-        pytest.param((2, "none"), marks=pytest.mark.soak),
+        pytest.param((1, "full"), marks=pytest.mark.slow),
+        pytest.param((2, "none"), marks=pytest.mark.slow),
     ],
 )
 def test_what_some_ranks_write_any_number_reads_bit_for_bit(written, tmp_path, on_ranks):

@@ -72,14 +72,12 @@ def require_same_runs(first: Path, second: Path) -> None:
     assert [path.name for path in (second / "checkpoints").iterdir()] == ["step_8"], "one of a finished run"
 
 
-LONG = {"full", "lora", "padded", "bf16, lora", "fp16"}
-"""What others have too: adapters with dropout and norms, the states of all weights and of bf16; two rates are those of
-all weights; the scale of fp16 is taken up in a test of its own.
-"""
+QUICK = {"bf16", "lora with dropout"}
+"""The states of all weights and of half precision, of adapters and of random numbers."""
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.soak) if kind in LONG else kind for kind in KINDS]
+    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
 )
 def test_a_run_in_parts_is_the_run_in_one_piece(kind, base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "whole", train_eval_limit=4, **KINDS[kind])
@@ -91,6 +89,7 @@ def test_a_run_in_parts_is_the_run_in_one_piece(kind, base_model, pairs_file, tm
     assert [entry["step"] for entry in manifest["resumed"]] == stops
 
 
+@pytest.mark.slow
 def test_the_loss_scale_of_float16_is_taken_up(base_model, pairs_file, tmp_path, monkeypatch, log):
     monkeypatch.setattr(loss_scale, "FIRST", 2.0**30)  # too much, so that it moves
     config = config_for(base_model, pairs_file, tmp_path / "whole", **KINDS["fp16"])
@@ -104,6 +103,7 @@ def test_the_loss_scale_of_float16_is_taken_up(base_model, pairs_file, tmp_path,
     assert whole == parts != [2.0**30, 2.0**30, 0]
 
 
+@pytest.mark.slow
 def test_dropout_would_tell_a_run_that_draws_anew(base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "whole", **KINDS["lora with dropout"])
     train(config)
@@ -113,6 +113,7 @@ def test_dropout_would_tell_a_run_that_draws_anew(base_model, pairs_file, tmp_pa
     assert history_of(tmp_path / "whole") != history_of(tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "steps", "kills"),
     [
@@ -151,6 +152,7 @@ def test_a_process_that_is_killed_anywhere_loses_nothing(kind, steps, kills, bas
     assert not [path for path in folder.rglob("*") if ".tmp-" in path.name or ".old-" in path.name]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(base_model, pairs_file, tmp_path, monkeypatch, log):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_4", "step_5"]
@@ -205,7 +207,9 @@ def stopped_run(whole_run, tmp_path_factory) -> Callable[[int], RewardTrainerCon
     return stopped
 
 
-@pytest.mark.parametrize("missing", ["best", "step_4", "metrics.csv", "reward_distributions.json"])
+@pytest.mark.parametrize(
+    "missing", [pytest.param("best", marks=pytest.mark.slow), "step_4", "metrics.csv", "reward_distributions.json"]
+)
 def test_what_was_still_to_be_written_after_the_checkpoint_is_written(missing, whole_run, stopped_run):
     """As after a kill between a checkpoint and what follows it."""
     config, best_step = whole_run
@@ -216,6 +220,7 @@ def test_what_was_still_to_be_written_after_the_checkpoint_is_written(missing, w
     require_same_runs(config.run.output_dir, parts.run.output_dir)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_judged_again_and_stays_as_it_was(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=4)
     train(config)
@@ -226,6 +231,7 @@ def test_a_finished_run_is_judged_again_and_stays_as_it_was(base_model, pairs_fi
     assert all(torch.equal(before[1][name], after[1][name]) for name in before[1])
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_stays_stopped(base_model, pairs_file, tmp_path, log):
     config = config_for(base_model, pairs_file, tmp_path / "run", lr=1e-9, early_stopping_patience=1, eval_every=1)
     train(config)
@@ -264,6 +270,7 @@ def test_auto_does_not_replace_a_run_that_has_models_but_no_checkpoints(base_mod
     assert load(tmp_path / "run/step_2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["run", "run/checkpoints/step_4"])
 def test_a_named_run_brings_its_settings(where, base_model, pairs_file, tmp_path, monkeypatch):
     interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
@@ -273,6 +280,7 @@ def test_a_named_run_brings_its_settings(where, base_model, pairs_file, tmp_path
     assert (tmp_path / "run/step_8").exists()
 
 
+@pytest.mark.slow
 def test_an_earlier_checkpoint_can_be_gone_back_to(base_model, pairs_file, tmp_path, monkeypatch, log):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     with monkeypatch.context() as patched:
@@ -286,6 +294,7 @@ def test_an_earlier_checkpoint_can_be_gone_back_to(base_model, pairs_file, tmp_p
     assert history_of(tmp_path / "run") == history_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, pairs_file, tmp_path, log):
     config = config_for(base_model, pairs_file, tmp_path / "run", lr=1e-3, checkpoint_limit=9, eval_every=1)
     best = train(config).best_step
@@ -394,6 +403,7 @@ def test_what_an_optimiser_keeps_as_plain_numbers_is_kept():
     assert optimizer.state[model.head.weight]["count"] == 7
 
 
+@pytest.mark.slow
 def test_no_warning_goes_unseen(base_model, pairs_file, tmp_path, monkeypatch, caplog):
     config = interrupted(base_model, write_pairs(tmp_path / "other.jsonl", 40), tmp_path / "run", monkeypatch)
     caplog.set_level(logging.WARNING, "rewardlab")

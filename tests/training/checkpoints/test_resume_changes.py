@@ -53,6 +53,7 @@ def test_what_would_be_another_run_is_refused_by_name(change, stopped):
     assert newest_checkpoint(stopped.run.output_dir).step == 5
 
 
+@pytest.mark.slow
 def test_what_moves_no_weight_may_change_and_is_told(base_model, pairs_file, tmp_path, monkeypatch, log):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     log.clear()
@@ -86,6 +87,7 @@ def test_what_is_given_goes_before_what_the_run_says_in_other_units(flags, found
     assert values_of(config, found) == found
 
 
+@pytest.mark.slow
 def test_a_level_rate_needs_no_new_course(base_model, pairs_file, tmp_path, monkeypatch):
     level = {"lr_scheduler": "constant", "eval_every": 4}
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, **level)
@@ -95,6 +97,7 @@ def test_a_level_rate_needs_no_new_course(base_model, pairs_file, tmp_path, monk
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_reads_typed_control_tokens_as_it_did(base_model, tmp_path, monkeypatch):
     data = write_pairs(tmp_path / "typed.jsonl", 40)
     rows = [json.loads(line) for line in data.read_text().splitlines()]
@@ -116,6 +119,7 @@ def test_a_run_of_an_earlier_version_reads_typed_control_tokens_as_it_did(base_m
         train(asked.replace(special_tokens_in_text="text"))
 
 
+@pytest.mark.slow
 def test_other_data_are_another_run(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     moved = tmp_path / "moved" / pairs_file.name

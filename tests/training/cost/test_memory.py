@@ -87,6 +87,7 @@ def test_the_high_water_mark_sees_what_came_and_went():
     assert 0 < free_memory(CPU) < 1 << 50
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_the_peak_is_the_processs_own_however_large_the_one_that_started_it():
     size = 1 << 30
@@ -191,7 +192,7 @@ def fail_on(trainer: RewardTrainer, calls: set[int], error: Exception, *, after:
     return seen
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["forward", "backward"])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()], ids=["cuda", "cpu"])
 def test_a_step_that_ran_out_of_memory_is_computed_again_with_half_the_budget_and_the_same_numbers(
     tmp_path, caplog, error, after
@@ -215,6 +216,7 @@ def test_a_step_that_ran_out_of_memory_is_computed_again_with_half_the_budget_an
         assert torch.allclose(moved, tensor, rtol=1e-8, atol=1e-10), name
 
 
+@pytest.mark.slow
 def test_out_of_memory_twice_in_a_step_is_an_error_that_names_the_remedies_and_moves_nothing(tmp_path):
     trainer = trainer_on(tmp_path)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
@@ -227,6 +229,7 @@ def test_out_of_memory_twice_in_a_step_is_an_error_that_names_the_remedies_and_m
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
+@pytest.mark.slow
 def test_every_step_may_back_off_once_and_never_below_the_largest_preference(tmp_path):
     groups = make_groups(16)
     least = max(cost(group, "shared") for group in groups)
@@ -241,6 +244,7 @@ def test_every_step_may_back_off_once_and_never_below_the_largest_preference(tmp
     assert len(seen) > 2
 
 
+@pytest.mark.slow
 def test_when_another_rank_runs_out_of_memory_this_one_starts_again_too(tmp_path, monkeypatch):
     trainer = trainer_on(tmp_path)
     asked = []

@@ -121,6 +121,7 @@ for step in range(5):
 """
 
 
+@pytest.mark.slow
 @BACKENDS
 def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(said, backend):
     lines = said(LOSS, backend)

@@ -140,6 +140,7 @@ def test_gradients_that_no_scale_mends_end_the_run_before_the_update(tmp_path, p
     assert all(torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_a_retry_halves_the_budget(tmp_path, monkeypatch):
     trainer = trainer_in(torch.float16, tmp_path)
     trainer.loss_scale.value = trainer.loss_scale.goal = 2.0**40

@@ -304,6 +304,7 @@ def _round(model: RewardModel, dtype: torch.dtype) -> None:
         parameter.copy_(parameter.to(dtype))
 
 
+@pytest.mark.slow
 def test_100_steps_at_1e_5_move_the_weights_in_bf16_as_in_float32(tmp_path):
     exact, half = update_of(tmp_path, torch.float32), update_of(tmp_path, torch.bfloat16)
     assert torch.cosine_similarity(exact, half, dim=0) >= 0.99

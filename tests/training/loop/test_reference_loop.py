@@ -162,7 +162,7 @@ def test_five_steps_over_uneven_kwise_groups_equal_a_plain_padded_loop(family, t
         assert (ours[2][name] - tensor).norm() <= 1e-9 * (tensor - before[name]).norm(), name
 
 
-@pytest.mark.parametrize("problems", [5, pytest.param(12, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("problems", [5, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_in_float32_they_are_no_further_from_the_exact_ones_than_the_plain_loop(family, problems, tmp_path):
     """AdamW divides gradients by their own size, those of rounding too, so how far two orders of summation get apart

@@ -92,6 +92,7 @@ def test_what_makes_no_schedule_is_refused(settings, message):
         config_of(**settings)
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_rate_of_each_step_and_records_it(base_model, pairs_file, tmp_path, verified_here):
     import json
 

@@ -136,6 +136,7 @@ def test_a_run_stops_when_nothing_gets_better_and_keeps_the_best(
     assert weights[0] == weights[1] != weights[2]
 
 
+@pytest.mark.slow
 def test_only_the_newest_folders_are_kept_and_the_best(base_model, pairs_file, tmp_path, verified_here, scripted):
     scripted += [0.3, 0.5, 0.4, 0.4, 0.4, 0.4]
     config = config_for(

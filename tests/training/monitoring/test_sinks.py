@@ -93,6 +93,7 @@ def test_tensorboard_gets_every_value_by_step_and_the_settings(base_model, pairs
     ], "one run, not one more for the settings"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_shows_every_step_once(base_model, pairs_file, tmp_path, event_files, monkeypatch):
     config = config_for(
         base_model, pairs_file, tmp_path / "run", steps=6, log_every=1, checkpoint_every=2, report_to=("auto",)

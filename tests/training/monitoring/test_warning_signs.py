@@ -107,6 +107,7 @@ def test_reversed_labels_are_named_in_log_record_and_report_and_by_the_rows_alon
     assert judge(runs.rows_of(tmp_path / "run"), facts) == list(result.warnings), "metrics.csv says the same"
 
 
+@pytest.mark.slow
 def test_memorised_pairs_are_named_as_overfitting(base_model, tmp_path):
     few = random_pairs(tmp_path / "few.jsonl", 8, offset=0)
     others = random_pairs(tmp_path / "others.jsonl", 200, offset=1000)
@@ -117,6 +118,7 @@ def test_memorised_pairs_are_named_as_overfitting(base_model, tmp_path):
     assert "beyond the intervals, while the training loss went from" in sign.text
 
 
+@pytest.mark.slow
 def test_labels_that_follow_from_nothing_are_named_as_no_skill(base_model, tmp_path):
     data = random_pairs(tmp_path / "random.jsonl", 600, offset=0)
     result = train(config_for(base_model, data, tmp_path / "run", lr=1e-4, batch_size=16, steps=30))
@@ -124,6 +126,7 @@ def test_labels_that_follow_from_nothing_are_named_as_no_skill(base_model, tmp_p
     assert set(names_of(result)) <= {"no_skill", "narrow_scores"}
 
 
+@pytest.mark.slow
 def test_a_learning_rate_far_too_high_is_named_as_exploding(base_model, tmp_path):
     data = random_pairs(tmp_path / "random.jsonl", 300, offset=0)
     settings = {"lr": 4.0, "max_grad_norm": 100.0, "batch_size": 64, "micro_token_budget": 8192, "log_every": 1}
@@ -133,6 +136,7 @@ def test_a_learning_rate_far_too_high_is_named_as_exploding(base_model, tmp_path
     assert re.search(r"over the last \d+ pairs; its median before was", result.warnings[0].text)
 
 
+@pytest.mark.slow
 def test_scores_kept_together_are_named_as_narrow(base_model, many, tmp_path):
     # Trained on, the scores are drawn on to 0, and with them the loss rises, which on some processors is named as well.
     result = train(config_for(base_model, many, tmp_path / "run", score_regularization_lambda=10.0, steps=28))
@@ -140,6 +144,7 @@ def test_scores_kept_together_are_named_as_narrow(base_model, many, tmp_path):
     assert re.search(r"an accuracy of 0\.\d+ \[.*\] needs", result.warnings[0].text)
 
 
+@pytest.mark.slow
 def test_scores_that_grow_to_no_purpose_are_named(base_model, many, tmp_path):
     clean = write_pairs(tmp_path / "clean.jsonl", 200, offset=400)
     noisy = rewritten(tmp_path / "eval.jsonl", clean, lambda row, draw: swapped(row) if draw.random() < 0.2 else row)
@@ -150,6 +155,7 @@ def test_scores_that_grow_to_no_purpose_are_named(base_model, many, tmp_path):
     assert re.search(r"the margin \(times β\) grew from [\d.]+ at step \d+ to [\d.]+ over 5 evaluations", sign.text)
 
 
+@pytest.mark.slow
 def test_an_accuracy_that_falls_and_rises_late_is_named(base_model, many, tmp_path, monkeypatch):
     own = RewardSteps._loss_and_statistics
 

@@ -126,6 +126,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_on_a_cpu_the_process_is_measured_and_what_is_not_known_stays_empty(base_model, pairs_file, tmp_path, log):
@@ -210,6 +211,7 @@ def test_memory_that_nobody_tells_is_an_empty_cell(tmp_path, monkeypatch):
 # --- profiler --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_the_steps_after_the_warm_up_are_traced_with_a_table_of_operators(base_model, pairs_file, tmp_path, log):
     train(config_for(base_model, pairs_file, tmp_path / "run", profile=True, profile_steps=2, eval_every=6))

@@ -89,6 +89,7 @@ def test_texts_beside_messages_are_refused():
 # --- runs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_a_model_trained_on_bare_texts_has_one_score_everywhere(tmp_path, capsys):
     """Training, `rewardlab score`, `load` and plain transformers give the same tokens."""

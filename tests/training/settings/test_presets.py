@@ -278,6 +278,7 @@ def test_a_saved_configuration_gives_itself_and_nothing_is_filled_in_twice(name,
         parse_train(["--config", str(path), "--preset", other])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_a_run_keeps_the_name_of_its_preset_beside_settings_that_repeat_it(base_model, tmp_path):
     data = write_pairs(tmp_path / "pairs.jsonl", 40)

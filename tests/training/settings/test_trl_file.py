@@ -330,6 +330,7 @@ def test_the_batch_is_that_of_all_the_processes_that_torchrun_starts(tmp_path, m
     assert parsed(tmp_path, keys).run.batch_size == 16
 
 
+@pytest.mark.slow
 def test_a_file_that_asks_for_evaluation_trains_on_one_data_file(base_model, tmp_path, log, verified_here):
     rows = [{"prompt": f"How {n}?", "chosen": "yes " * (50 if n == 3 else 2), "rejected": f"no {n}"} for n in range(40)]
     data = tmp_path / "pairs.jsonl"
