@@ -62,6 +62,7 @@ DESIGNS = (
     Design(name="4 pairs a prompt, alike 0.5", sizes="4 each", alike=0.5),
     Design(name="4 pairs a prompt, alike 0.5, ties", sizes="4 each", alike=0.5, grid=1.0),
     Design(name="1 to 60 pairs a prompt, alike 0.2", sizes=simulated.UNEVEN, alike=0.2),
+    Design(name="20 pairs a prompt, alike 0.8", sizes="20 each", alike=0.8),
 )
 
 

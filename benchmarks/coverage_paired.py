@@ -177,10 +177,14 @@ class Proxy:
     replies: int
     noise: float
     grid: float = 0.0
+    scales: float = 0.0
+    """Standard deviation of the logarithm of a prompt's own scale: few prompts have most of the variance."""
 
     def __call__(self, prompt_N: IntArray, generator: np.random.Generator) -> Found:
         """Match rate, correlations inside rows, slope, spread and what choosing gains."""
         gold_NK = generator.normal(size=(prompt_N.size, self.replies))
+        if self.scales:
+            gold_NK *= np.exp(self.scales * generator.normal(size=int(prompt_N[-1]) + 1))[prompt_N, None]
         noise_N = self.noise * np.exp(0.5 * common(prompt_N, generator))
         scores_NK = gold_NK + noise_N[:, None] * generator.normal(size=gold_NK.shape)
         if self.grid:
@@ -203,6 +207,7 @@ PROXIES = (
     Proxy(name="4 replies", replies=4, noise=1.0),
     Proxy(name="4 replies, good proxy", replies=4, noise=0.15),
     Proxy(name="4 replies, ties", replies=4, noise=0.5, grid=1.0),
+    Proxy(name="4 replies, scales of prompts", replies=4, noise=0.5, scales=0.7),
 )
 
 

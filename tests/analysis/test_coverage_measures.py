@@ -14,9 +14,16 @@ import pytest
 
 from coverage_measures import DESIGNS, JUMPS, Jump, draw_pairs
 from rewardlab.analysis.distributions import quantile, standard_deviation
-from rewardlab.analysis.influence import antisymmetric_correlations, area_under_curve
+from rewardlab.analysis.influence import (
+    antisymmetric_correlations,
+    area_under_curve,
+    by_influence,
+    correlations,
+    product_moment,
+)
 from rewardlab.analysis.judgement import macro_accuracy
 from rewardlab.analysis.lengths import length_coefficients
+from rewardlab.analysis.matching import slope_of
 from rewardlab.analysis.reliability import Reliability, reliability
 from rewardlab.analysis.score_table import Pairs
 from rewardlab.core.types import Estimate
@@ -52,6 +59,30 @@ def test_pairs_of_a_prompt_that_are_alike(statistic: Statistic, prompts: int) ->
     assert 0.93 - ROOM <= held <= 0.99 + ROOM / 2
     as_if_alone = [replace(pairs, prompt=np.arange(pairs.prompt.size)) for pairs in drawn]
     assert covered(statistic, as_if_alone, truth) < held - 0.03
+
+
+def test_ratios_by_few_prompts_that_have_most_of_the_variance() -> None:
+    """Ten prompts of 20 rows, in which few prompts lie far from the others."""
+    generator, each = np.random.default_rng(6), 20
+    prompt = np.arange(10).repeat(each)
+    held = np.zeros(4)
+    for _ in range(DRAWS):
+        shared, own = (generator.normal(size=(2, size)) for size in (10, prompt.size))
+        shared *= np.sqrt(2 / generator.chisquare(4, size=(2, 10)))  # Student's, of variance 1
+        proxy, gold = np.sqrt(0.8) * shared[:, prompt] + np.sqrt(0.2) * own
+        gold = 0.9 * proxy + math.sqrt(1 - 0.81) * gold
+        slope = (proxy * gold).sum() / np.square(gold).sum()
+        of_rows = (proxy * gold - slope * np.square(gold)) / np.square(gold).mean()
+        found = (
+            correlations(proxy, gold, prompt)[0],
+            slope_of(proxy, gold, prompt),
+            by_influence(*product_moment(proxy - proxy.mean(), gold - gold.mean()), prompt, scale="fisher"),
+            by_influence(slope, of_rows, prompt),  # these two without leaving out
+        )
+        held += [one.low <= 0.9 <= one.high for one in found]
+    ours, without = held[:2] / DRAWS, held[2:] / DRAWS
+    assert (ours >= 0.93 - ROOM).all()
+    assert (without < ours - 0.02).all()
 
 
 @pytest.mark.parametrize("which", [0, 1])

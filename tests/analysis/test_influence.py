@@ -212,6 +212,28 @@ def test_a_pearson_correlation_has_the_interval_of_the_jackknife_on_fishers_scal
         assert (found.low, found.high) == pytest.approx((low, high), abs=1e-9)
 
 
+@pytest.mark.parametrize("sizes", [np.full(12, 4), np.arange(1, 13)], ids=["even", "uneven"])
+def test_by_several_values_a_prompt_it_is_the_jackknife_over_prompts(sizes: np.ndarray) -> None:
+    generator = np.random.default_rng(4)
+    clusters = np.repeat(generator.permutation(12), sizes)  # not in the order of their numbers
+    x, y = (generator.standard_t(3, size=12)[clusters] + generator.normal(size=clusters.size) for _ in range(2))
+    y += x
+    for found, centre, statistic in (
+        (correlations(x, y, clusters)[0], True, lambda x, y: math.atanh(oracle.pearsonr(x, y).statistic)),
+        (
+            antisymmetric_correlations(x, y, clusters)[0],
+            False,
+            lambda x, y: math.atanh((x * y).sum() / math.sqrt((x**2).sum() * (y**2).sum())),
+        ),
+    ):
+        value, psi = product_moment(x - centre * x.mean(), y - centre * y.mean())
+        moved = np.array([statistic(x, y) - statistic(x[clusters != c], y[clusters != c]) for c in range(12)])
+        wanted = 11 / 12 * clusters.size * moved * (1 - value**2)
+        psi = psi + ((wanted - np.bincount(clusters, psi)) / np.bincount(clusters))[clusters]
+        same = by_influence(value, psi, clusters, scale="fisher")
+        assert (found.low, found.high) == pytest.approx((same.low, same.high), abs=1e-9)
+
+
 def test_one_value_far_from_all_others_leaves_a_correlation_with_an_interval() -> None:
     x, y = np.zeros(30), np.random.default_rng(0).normal(size=30)
     x[0] = 1e9

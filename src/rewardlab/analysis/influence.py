@@ -203,29 +203,45 @@ def product_moment(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
     return value, x * y - value * (np.square(x) + np.square(y)) / 2
 
 
-def _leaving_out(x: FloatArray, y: FloatArray, *, centred: bool) -> tuple[float, FloatArray]:
-    """Return Pearson's correlation of values [N], or Σxy / √(Σx² Σy²) if they are not `centred`, and the jackknife's
-    influences on the scale of Fisher's z: (N − 1)(z − z without n), divided by the slope of z.
+def sums_by(clusters: IntArray, *columns: FloatArray) -> tuple[FloatArray, ...]:
+    """Return the sum of each column [N] in each cluster, [C] in the order of `np.unique`."""
+    index_N = np.unique(clusters, return_inverse=True)[1]
+    return tuple(np.bincount(index_N, column) for column in columns)
 
-    The influence of a value far from the others on the correlation that it belongs to is too small; without it the
-    correlation moves as far as it should. For large N both are the same.
+
+def by_leaving_out(influence: FloatArray, moves: FloatArray, clusters: IntArray) -> FloatArray:
+    """Return the influences [N] with those of each cluster moved alike, so that they add up to the jackknife's.
+
+    `moves` [C] are t − t₋c, how far a statistic moves when cluster c comes to the others, in the order of `np.unique`.
+    The influence of a cluster far from the others on a ratio that it belongs to is too small; the jackknife's,
+    (C − 1)(t − t₋c), is not. For many clusters both are the same.
     """
-    count, mean = x.size, (float(x.mean()), float(y.mean())) if centred and x.size else (0.0, 0.0)
+    _, index_N, size_C = np.unique(clusters, return_inverse=True, return_counts=True)
+    count = size_C.size
+    sums_C = (count - 1) / count * influence.size * moves
+    moved: FloatArray = influence + ((sums_C - np.bincount(index_N, influence, count)) / size_C)[index_N]
+    return moved
+
+
+def _pearson(x: FloatArray, y: FloatArray, clusters: IntArray, *, centred: bool) -> tuple[float, FloatArray]:
+    """Return Pearson's correlation of values [N], or Σxy / √(Σx² Σy²) if they are not `centred`, and its influences by
+    leaving out clusters, on the scale of Fisher's z, divided by the slope of z.
+    """
+    mean = (float(x.mean()), float(y.mean())) if centred and x.size else (0.0, 0.0)
     x, y = x - mean[0], y - mean[1]
     value, influence = product_moment(x, y)
-    if math.isnan(value) or abs(value) >= 1 or count < MIN_CLUSTERS:
+    if math.isnan(value) or abs(value) >= 1:
         return value, influence
-    # Without n the sum of squares about the new mean is smaller by x²·N/(N − 1).
-    part = count / (count - 1) if centred else 1.0
-    scale = math.sqrt(float(np.square(x).sum())), math.sqrt(float(np.square(y).sum()))
-    x, y = x / scale[0], y / scale[1]
-    rest = (1 - part * np.square(x)) * (1 - part * np.square(y))
-    # Where all that varies is one value, nothing is left without it.
-    without = (value - part * x * y) / np.sqrt(np.maximum(rest, 1e-12))
-    if (np.abs(without) >= 1 - 1e-9).any():  # one value is all that keeps it from 1, and z without it is infinite
+    x, y = x / math.sqrt(float(np.square(x).sum())), y / math.sqrt(float(np.square(y).sum()))
+    size_C, x_C, y_C, xx_C, yy_C, xy_C = sums_by(clusters, np.ones_like(x), x, y, x * x, y * y, x * y)
+    # Sums of squares about the mean of what is left are smaller by the square of its sum over its number.
+    left_C = np.maximum(x.size - size_C, 1.0) if centred else np.full_like(size_C, np.inf)
+    rest_C = (1 - xx_C - x_C**2 / left_C) * (1 - yy_C - y_C**2 / left_C)
+    # Where all that varies is one cluster, nothing is left without it.
+    without_C = (value - xy_C - x_C * y_C / left_C) / np.sqrt(np.maximum(rest_C, 1e-12))
+    if (np.abs(without_C) >= 1 - 1e-9).any():  # one cluster is all that keeps it from 1, and z without it is infinite
         return value, influence
-    moved: FloatArray = (count - 1) * (math.atanh(value) - np.arctanh(without)) * (1 - value * value)
-    return value, moved
+    return value, by_leaving_out(influence, (math.atanh(value) - np.arctanh(without_C)) * (1 - value * value), clusters)
 
 
 def rank_correlation(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
@@ -259,7 +275,7 @@ def _from_above(x: FloatArray, weights: FloatArray) -> FloatArray:
 def correlations(x: FloatArray, y: FloatArray, clusters: IntArray) -> tuple[Estimate, Estimate]:
     """Return Pearson's and Spearman's correlation of values [N], clustered."""
     return (
-        by_influence(*_leaving_out(x, y, centred=True), clusters, scale="fisher"),
+        by_influence(*_pearson(x, y, clusters, centred=True), clusters, scale="fisher"),
         by_influence(*rank_correlation(x, y), clusters, scale="fisher"),
     )
 
@@ -271,6 +287,6 @@ def antisymmetric_correlations(x: FloatArray, y: FloatArray, clusters: IntArray)
     """
     value, both = rank_correlation(np.concatenate([x, -x]), np.concatenate([y, -y]))
     return (
-        by_influence(*_leaving_out(x, y, centred=False), clusters, scale="fisher"),
+        by_influence(*_pearson(x, y, clusters, centred=False), clusters, scale="fisher"),
         by_influence(value, both.reshape(2, -1).mean(axis=0), clusters, scale="fisher"),
     )

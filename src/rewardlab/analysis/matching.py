@@ -19,7 +19,14 @@ from scipy.special import stdtr
 from rewardlab.analysis import stats
 from rewardlab.analysis.agreement import Agreement, agreement
 from rewardlab.analysis.best_of_n import picked
-from rewardlab.analysis.influence import antisymmetric_correlations, by_influence, correlations, without_interval
+from rewardlab.analysis.influence import (
+    antisymmetric_correlations,
+    by_influence,
+    by_leaving_out,
+    correlations,
+    sums_by,
+    without_interval,
+)
 from rewardlab.analysis.intervals import FloatArray, loss_limits
 from rewardlab.analysis.kwise import bounded_mean, known_losses
 from rewardlab.analysis.multiple import holm
@@ -259,12 +266,16 @@ def _midranks(whole: Replies, values_R: FloatArray) -> FloatArray:
 
 
 def slope_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Estimate:
-    """Return Σ xy/Σy², the proxy margin x for each unit of gold margin y, with its interval by influence."""
-    yy = float(np.square(gold_N).mean()) if gold_N.size else 0.0
-    if yy <= 0:
+    """Return Σ xy/Σy², the proxy margin x for each unit of gold margin y, with its interval by leaving out prompts."""
+    xy_C, yy_C = sums_by(prompt_N, margin_N * gold_N, np.square(gold_N))
+    if not yy_C.any():
         return without_interval(math.nan, 0)
-    value = float((margin_N * gold_N).mean()) / yy
-    return by_influence(value, (margin_N * gold_N - value * np.square(gold_N)) / yy, prompt_N)
+    value = float(xy_C.sum() / yy_C.sum())
+    influence_N = (margin_N * gold_N - value * np.square(gold_N)) * (len(gold_N) / yy_C.sum())
+    rest_C = yy_C.sum() - yy_C
+    if (rest_C > 1e-12 * yy_C.sum()).all():  # else one prompt is all that decides it
+        influence_N = by_leaving_out(influence_N, value - (xy_C.sum() - xy_C) / rest_C, prompt_N)
+    return by_influence(value, influence_N, prompt_N)
 
 
 def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Estimate:
