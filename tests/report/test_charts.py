@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewardlab.analysis.judgement import judge_rows
+from rewardlab.analysis.slices import Slice
+from rewardlab.core.types import Estimate
 from rewardlab.report.charts import (
     BOTTOM,
     CHARACTER,
@@ -23,6 +27,8 @@ from rewardlab.report.charts import (
     band,
     line,
 )
+from rewardlab.report.from_scores import length_section
+from score_rows import random_rows
 
 numbers = st.floats(-1e6, 1e6)
 anything = st.floats(allow_nan=True, allow_infinity=True)
@@ -94,3 +100,20 @@ def test_what_is_not_finite_is_not_drawn() -> None:
     area = band(0, [(0.0, 0.0, 2.0), (1.0, 1.0, 3.0)])
     assert area is not None
     assert area.outline == ((0.0, 2.0), (1.0, 3.0), (1.0, 1.0), (0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("spans", "rows"),
+    [
+        (["-231 to -20", "-12 to 17", "25 to 40"], [0, 1, 0]),
+        (["-31 to -20", "-12 to 17", "25 to 40"], [0, 0, 0]),
+    ],
+    ids=["would touch", "apart"],
+)
+def test_spans_of_length_that_would_touch_stand_in_two_rows_and_their_unit_below(spans, rows):
+    sure = Estimate(value=0.5, low=0.4, high=0.6, n=20, method="", level=0.95)
+    slices = tuple(Slice(label=span, num_comparisons=20, estimates={"eval_accuracy": sure}) for span in spans)
+    judgement = replace(judge_rows(random_rows(20), beta=1.0, draws=10), slices={"length_difference": slices})
+    chart = length_section(judgement).blocks[0].chart
+    assert [text.row for text in chart.tick_texts()] == rows
+    assert any("(tokens)" in note for note in chart.notes) == chart.x.staggered == (1 in rows)

@@ -31,6 +31,8 @@ from rewardlab.report.tables import column_notes, format_count
 
 RATES: Final = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
 """Rate at a threshold -> its column."""
+MOST_SIDE_BY_SIDE: Final = 13
+"""Characters of two neighbouring spans below a chart, such as −231…−20, beyond which they would touch in wide fonts."""
 
 
 def calibration_section(judgement: Judgement) -> Section:
@@ -259,6 +261,8 @@ def _accuracy_by_length(found: Sequence[Slice]) -> Chart | None:
         return None
     places = tuple(float(number) for number, _ in enumerate(found))
     labels = tuple(own.label.replace(" to ", "…").replace("-", "−") for own in found)
+    staggered = any(len(one) + len(other) > MOST_SIDE_BY_SIDE for one, other in pairwise(labels))
+    across = "preferred reply minus the other (tokens)"
     dots = [
         Dot(
             series=0,
@@ -274,16 +278,17 @@ def _accuracy_by_length(found: Sequence[Slice]) -> Chart | None:
         title="Accuracy by length difference",
         words="; ".join(f"{own.label} tokens: {shown(own.estimates['eval_accuracy'])}" for _, own in drawn) + ".",
         x=Axis(
-            label="preferred reply minus the other (tokens)",
+            label=across,
             low=-0.5,
             high=len(found) - 0.5,
             ticks=places,
             names=labels,
+            staggered=staggered,
         ),
         y=share_axis("share ranked as labelled"),
         dots=tuple(dots),
         rules=(Rule(axis="y", at=0.5),),
-        notes=("The dotted line is chance.",),
+        notes=(*([f"Across: {across}."] if staggered else []), "The dotted line is chance."),
     )
 
 
