@@ -50,6 +50,7 @@ ARMS: Mapping[str, Mapping[str, str]] = {
 }
 KINDS: Mapping[str, Mapping[str, bool]] = {"full": {}, "lora": {"lora": True}, "head": {"train_head_only": True}}
 SHORT: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16"}
+EXPORTS = ["bfloat16"]
 METRICS = ("accuracy", "NLL", "margin")
 TOO_FEW = 10
 """Prompts below which a mean has no interval that takes the prompt for its unit."""
@@ -270,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trl-seeds", type=int, default=0, help="of which TRL trains so many too")
     parser.add_argument("--drift", action="store_true", help="save and export the models trained in bf16, and compare")
     parser.add_argument(
-        "--exports", nargs="+", default=["bfloat16"], choices=list(SHORT), help="dtypes that they are exported to"
+        "--exports", nargs="+", default=EXPORTS, choices=list(SHORT), help="dtypes that they are exported to"
     )
     parser.add_argument("--kind", default="full", choices=list(KINDS))
     parser.add_argument(
@@ -281,6 +282,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.test_data == options.data:
         parser.error(f"--test-data {options.test_data}: its first rows are trained on. Leave it out for later ones")
+    if options.exports != EXPORTS and not (options.drift or options.folders):
+        parser.error("--exports needs --drift or --folders: nothing is exported without")
+    if len(set(options.exports)) < len(options.exports):
+        parser.error("--exports names a dtype twice")
     ours.quiet()
     torch.set_num_threads(options.threads)
     load_before = machine.load_average()

@@ -227,9 +227,10 @@ def restore(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "study" else ()) for name in READERS]
+)
 def test_a_harmed_file_is_read_or_refused_and_no_other_is_touched(name, files, tmp_path):
     """A sample of `test_a_file_that_is_harmed_in_every_way`."""
     ways = len(attempts(files, READERS[name][0]))

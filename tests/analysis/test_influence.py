@@ -228,8 +228,9 @@ def test_by_several_values_a_prompt_it_is_the_jackknife_over_prompts(sizes: np.n
     ):
         value, psi = product_moment(x - centre * x.mean(), y - centre * y.mean())
         moved = np.array([statistic(x, y) - statistic(x[clusters != c], y[clusters != c]) for c in range(12)])
-        wanted = 11 / 12 * clusters.size * moved * (1 - value**2)
-        psi = psi + ((wanted - np.bincount(clusters, psi)) / np.bincount(clusters))[clusters]
+        size = np.bincount(clusters)
+        wanted = np.sqrt(11 / 12 * (1 - size / clusters.size)) * clusters.size * moved * (1 - value**2)
+        psi = psi + ((wanted - np.bincount(clusters, psi)) / size)[clusters]
         same = by_influence(value, psi, clusters, scale="fisher")
         assert (found.low, found.high) == pytest.approx((same.low, same.high), abs=1e-9)
 

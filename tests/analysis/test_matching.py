@@ -8,7 +8,7 @@ from scipy.stats import pearsonr
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import loss_limits, mean_limits
-from rewardlab.analysis.matching import Replies, match_of
+from rewardlab.analysis.matching import Replies, match_of, slope_of
 
 
 def replies_of(gold: np.ndarray) -> Replies:
@@ -56,3 +56,20 @@ def test_pearsons_in_a_row_may_have_a_tail_that_its_rows_do_not_show() -> None:
     wanted, plain = stats.mean_loss(losses, tail=2.5), stats.mean_loss(losses)
     assert (1 - found.high, 1 - found.low) == pytest.approx((wanted.low, wanted.high))
     assert wanted.high > plain.high
+
+
+@pytest.mark.parametrize("rest", [0.0, 1e-7], ids=["all others tied", "all others nearly tied"])
+def test_a_slope_that_one_prompt_decides_has_no_interval(rest: float) -> None:
+    generator = np.random.default_rng(0)
+    prompt = np.arange(30).repeat(6)
+    gold = rest * generator.normal(size=prompt.size)
+    gold[:6] = generator.normal(size=6)
+    found = slope_of(gold + 0.1 * generator.normal(size=prompt.size), gold, prompt)
+    assert np.isfinite(found.value)
+    assert np.isnan(found.low)
+    assert found.n == (30 if rest else 1)
+    gold[:90] = generator.normal(size=90)  # of fifteen prompts, the others tied
+    gold[90:] = 0.0
+    found = slope_of(gold + 0.1 * generator.normal(size=prompt.size), gold, prompt)
+    assert found.n == 15
+    assert found.low < 1 < found.high

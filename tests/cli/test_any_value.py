@@ -154,8 +154,7 @@ def try_values(command: str, step: int) -> tuple[int, int]:
     return taken, refused
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attempt", [try_words, try_values])
+@pytest.mark.parametrize("attempt", [try_words, pytest.param(try_values, marks=pytest.mark.slow)])
 def test_any_value_is_taken_or_refused(attempt):
     """A sample of `test_every_value_is_taken_or_refused`."""
     taken, refused = map(
@@ -313,8 +312,9 @@ def run_plainly(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert refused == (status == 2) or (words[0] == "plan" and not said.err and said.out), (words, said.err)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", SETTINGS)
+@pytest.mark.parametrize(
+    "command", ["train", *(pytest.param(one, marks=pytest.mark.slow) for one in SETTINGS if one != "train")]
+)
 def test_a_command_with_any_value_ends_in_plain_words(command, without_a_model, capsys):
     """A sample of `test_every_flag_with_a_quarter_of_the_values`: another value for each flag."""
     every = list(lines_of(command))

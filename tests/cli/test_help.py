@@ -96,8 +96,17 @@ def test_every_command_has_a_help(command, monkeypatch, capsys):
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [[], ["--version"], *([command, "--help"] for command in COMMANDS), ["train"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--help"],
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in ([], ["--version"], ["train"], *([command, "--help"] for command in COMMANDS))
+            if words != ["train", "--help"]
+        ),
+    ],
+)
 def test_help_and_bad_flags_need_neither_torch_nor_transformers(arguments):
     program = (
         "import sys\nfrom rewardlab.cli import main\n"

@@ -71,8 +71,9 @@ def cut_or_none(renderer: Renderer, prompt: Conversation, reply: Conversation) -
         return None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "template", ["concat", *(pytest.param(one, marks=pytest.mark.slow) for one in TEMPLATES if one != "concat")]
+)
 @given(drawn=turns, system=st.none() | words, reply=words, limit=st.integers(16, 80))
 @settings(max_examples=150, deadline=None)
 def test_what_is_kept_is_that_of_a_slow_search(template, drawn, system, reply, limit):

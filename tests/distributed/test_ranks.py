@@ -56,7 +56,7 @@ CASES = {
 
 
 QUICK = {"two", "four in two nodes", "lora", "bf16, lora, rounded stochastically", "float16, deferred", "k-wise"}
-"""Each dtype, layout of ranks and kind of weights once."""
+"""The arithmetic of each dtype, adapters, two nodes and several replies."""
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,6 @@ from reward_models import save_tiny
 from rewardlab.cli import main
 from tiny_chat import save_chat_model
 
-PLACES = [place if place in (1, 4, 10) else pytest.param(place, marks=pytest.mark.slow) for place in range(1, 11)]
-"""Writes: the first, one in the middle and the last of a stage; the others for long."""
 BUILD = ("build", "--input", "labels.jsonl", "--output-dir", "pairs", "--test-fraction", "0.2", "--near", "none")
 MATCH = ("match", "--input", "labels.jsonl", "--proxies", "p=model", "q=scores.json", "--good-match", "0.5")
 CURVE = ("curve", "--input", "labels.jsonl", "--proxies", "p=model", "q=scores.json")
@@ -131,7 +129,7 @@ def ended_at(place: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", range(1, 11))
 @pytest.mark.parametrize("words", [BUILD, MATCH, CURVE], ids=lambda words: words[0])
 def test_ended_at_a_write_the_same_command_writes_all(tmp_path, model, whole, monkeypatch, words, place) -> None:
     monkeypatch.setattr("rewardlab.gold.reward_models.REPLIES_AT_A_TIME", 6)

@@ -204,16 +204,7 @@ def test_the_block_mask_of_flex_attention_is_made_on_the_device(device, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "dtype"),
-    [
-        # Each kernel and each dtype once.
-        pytest.param(*case, marks=pytest.mark.slow)
-        if case in {("segments", torch.bfloat16), ("mask", torch.float32)}
-        else case
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize(("backend", "dtype"), CASES)
 def test_a_step_waits_for_the_device_once(device, backend, dtype, tmp_path):
     trainer = trainer_on(device, tmp_path, backend, dtype)
     batches = trainer._planned(0)

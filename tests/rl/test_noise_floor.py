@@ -46,7 +46,6 @@ def observed_twice(draw):
     return (first, noise), (first + most * direction, again)
 
 
-@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(observed_twice())
 def test_a_deviation_that_is_left_in_both_observations_has_the_same_sign(twice) -> None:
@@ -76,7 +75,6 @@ def scored_twice(draw):
     return tolerance, references, *scorings
 
 
-@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(scored_twice())
 def test_the_sign_of_what_is_left_does_not_depend_on_who_computes_the_scores(scored) -> None:

@@ -144,8 +144,7 @@ def contents(folder: Path) -> dict[str, object]:
     return weights | scores | {name: (folder / name).read_text() for name in kept} | {"rows": rows_of(folder)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_one_command_gives_the_same_bits_twice(base_model, pairs_file, tmp_path, lora):
     test = write_pairs(tmp_path / "test.jsonl", 6, offset=100)
     settings = {"lora": lora, "test_dataset": (str(test),), "train_eval_limit": 4, "save_every": 2}
@@ -190,7 +189,6 @@ def test_the_head_depends_on_the_seed(base_model, pairs_file, tmp_path):
     assert (heads[0] - heads[1]).norm() > 0.5 * heads[0].norm()
 
 
-@pytest.mark.slow
 def test_the_order_of_the_data_depends_on_the_seed(base_model, pairs_file, tmp_path):
     """The head comes with the model and next to nothing is learned, so batches differ by their rows alone."""
     scorer = train(config_for(base_model, pairs_file, tmp_path / "start", steps=1)).last

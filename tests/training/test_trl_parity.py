@@ -23,7 +23,7 @@ def parity_trl() -> ModuleType:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [  # either family and either way of training; the other pairings are the long form
+    [
         ("tiny-llama", "full"),
         pytest.param("tiny-qwen2", "lora", marks=pytest.mark.slow),
         pytest.param("tiny-llama", "lora", marks=pytest.mark.slow),

@@ -206,24 +206,25 @@ def product_moment(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
 def sums_by(clusters: IntArray, *columns: FloatArray) -> tuple[FloatArray, ...]:
     """Return the sum of each column [N] in each cluster, [C] in the order of `np.unique`."""
     index_N = np.unique(clusters, return_inverse=True)[1]
-    return tuple(np.bincount(index_N, column) for column in columns)
+    return tuple(np.bincount(index_N, column).astype(np.float64) for column in columns)
 
 
 def by_leaving_out(influence: FloatArray, moves: FloatArray, clusters: IntArray) -> FloatArray:
-    """Return the influences [N] with those of each cluster moved alike, so that they add up to the jackknife's.
+    """Return the influences [N] with those of each cluster moved alike, so that their spread is the jackknife's.
 
     `moves` [C] are t − t₋c, how far a statistic moves when cluster c comes to the others, in the order of `np.unique`.
-    The influence of a cluster far from the others on a ratio that it belongs to is too small; the jackknife's,
-    (C − 1)(t − t₋c), is not. For many clusters both are the same.
+    The influence of a cluster far from the others on a ratio that it belongs to is too small; t − t₋c is not. With m_c
+    values of N in cluster c, its influences add up to N·√((1 − 1/C)(1 − m_c/N))·(t − t₋c), from which the variance by
+    residuals of intervals.py is that of the jackknife. For many clusters of like size nothing changes.
     """
     _, index_N, size_C = np.unique(clusters, return_inverse=True, return_counts=True)
     count = size_C.size
-    sums_C = (count - 1) / count * influence.size * moves
+    sums_C = influence.size * np.sqrt((1 - 1 / count) * (1 - size_C / influence.size)) * moves
     moved: FloatArray = influence + ((sums_C - np.bincount(index_N, influence, count)) / size_C)[index_N]
     return moved
 
 
-def _pearson(x: FloatArray, y: FloatArray, clusters: IntArray, *, centred: bool) -> tuple[float, FloatArray]:
+def pearson(x: FloatArray, y: FloatArray, clusters: IntArray, *, centred: bool) -> tuple[float, FloatArray]:
     """Return Pearson's correlation of values [N], or Σxy / √(Σx² Σy²) if they are not `centred`, and its influences by
     leaving out clusters, on the scale of Fisher's z, divided by the slope of z.
     """
@@ -236,9 +237,9 @@ def _pearson(x: FloatArray, y: FloatArray, clusters: IntArray, *, centred: bool)
     size_C, x_C, y_C, xx_C, yy_C, xy_C = sums_by(clusters, np.ones_like(x), x, y, x * x, y * y, x * y)
     # Sums of squares about the mean of what is left are smaller by the square of its sum over its number.
     left_C = np.maximum(x.size - size_C, 1.0) if centred else np.full_like(size_C, np.inf)
-    rest_C = (1 - xx_C - x_C**2 / left_C) * (1 - yy_C - y_C**2 / left_C)
+    rest_C = (np.maximum(1 - v_vC - v_C**2 / left_C, 1e-12) for v_vC, v_C in ((xx_C, x_C), (yy_C, y_C)))
     # Where all that varies is one cluster, nothing is left without it.
-    without_C = (value - xy_C - x_C * y_C / left_C) / np.sqrt(np.maximum(rest_C, 1e-12))
+    without_C = (value - xy_C - x_C * y_C / left_C) / np.sqrt(math.prod(rest_C))
     if (np.abs(without_C) >= 1 - 1e-9).any():  # one cluster is all that keeps it from 1, and z without it is infinite
         return value, influence
     return value, by_leaving_out(influence, (math.atanh(value) - np.arctanh(without_C)) * (1 - value * value), clusters)
@@ -275,7 +276,7 @@ def _from_above(x: FloatArray, weights: FloatArray) -> FloatArray:
 def correlations(x: FloatArray, y: FloatArray, clusters: IntArray) -> tuple[Estimate, Estimate]:
     """Return Pearson's and Spearman's correlation of values [N], clustered."""
     return (
-        by_influence(*_pearson(x, y, clusters, centred=True), clusters, scale="fisher"),
+        by_influence(*pearson(x, y, clusters, centred=True), clusters, scale="fisher"),
         by_influence(*rank_correlation(x, y), clusters, scale="fisher"),
     )
 
@@ -287,6 +288,6 @@ def antisymmetric_correlations(x: FloatArray, y: FloatArray, clusters: IntArray)
     """
     value, both = rank_correlation(np.concatenate([x, -x]), np.concatenate([y, -y]))
     return (
-        by_influence(*_pearson(x, y, clusters, centred=False), clusters, scale="fisher"),
+        by_influence(*pearson(x, y, clusters, centred=False), clusters, scale="fisher"),
         by_influence(value, both.reshape(2, -1).mean(axis=0), clusters, scale="fisher"),
     )

@@ -162,8 +162,7 @@ def _correlated(kind: str, of: str) -> Measure:
             return value, both.reshape(2, -1).mean(axis=0), prompts
         if kind == "spearman":
             return *influence.rank_correlation(x, y), prompts
-        centred = [values - values.mean() if of == "score" and values.size else values for values in (x, y)]
-        return *influence.product_moment(*centred), prompts
+        return *influence.pearson(x, y, prompts, centred=of == "score"), prompts
 
     return measure
 

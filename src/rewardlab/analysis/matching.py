@@ -266,16 +266,23 @@ def _midranks(whole: Replies, values_R: FloatArray) -> FloatArray:
 
 
 def slope_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Estimate:
-    """Return Σ xy/Σy², the proxy margin x for each unit of gold margin y, with its interval by leaving out prompts."""
+    """Return Σ xy/Σy², the proxy margin x for each unit of gold margin y, with its interval by leaving out prompts.
+
+    Prompts whose gold margins are all 0 say nothing about it and do not count. There is no interval below ten others,
+    nor where one prompt has all that can be told apart from 0.
+    """
+    decided_N = np.isin(prompt_N, np.unique(prompt_N[gold_N != 0]))
+    margin_N, gold_N, prompt_N = margin_N[decided_N], gold_N[decided_N], prompt_N[decided_N]
     xy_C, yy_C = sums_by(prompt_N, margin_N * gold_N, np.square(gold_N))
     if not yy_C.any():
         return without_interval(math.nan, 0)
     value = float(xy_C.sum() / yy_C.sum())
     influence_N = (margin_N * gold_N - value * np.square(gold_N)) * (len(gold_N) / yy_C.sum())
     rest_C = yy_C.sum() - yy_C
-    if (rest_C > 1e-12 * yy_C.sum()).all():  # else one prompt is all that decides it
-        influence_N = by_leaving_out(influence_N, value - (xy_C.sum() - xy_C) / rest_C, prompt_N)
-    return by_influence(value, influence_N, prompt_N)
+    if (rest_C <= 1e-9 * yy_C.sum()).any():
+        return without_interval(value, len(yy_C), method="one prompt decides it")
+    moves_C = value - (xy_C.sum() - xy_C) / rest_C
+    return by_influence(value, by_leaving_out(influence_N, moves_C, prompt_N), prompt_N)
 
 
 def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Estimate:

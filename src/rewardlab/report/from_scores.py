@@ -31,8 +31,8 @@ from rewardlab.report.tables import column_notes, format_count
 
 RATES: Final = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
 """Rate at a threshold -> its column."""
-MOST_SIDE_BY_SIDE: Final = 13
-"""Characters of two neighbouring spans below a chart, such as −231…−20, beyond which they would touch in wide fonts."""
+SIDE_BY_SIDE: Final = 33
+"""Characters that fit below a chart in spans such as −231…−20, in wide fonts."""
 
 
 def calibration_section(judgement: Judgement) -> Section:
@@ -261,7 +261,7 @@ def _accuracy_by_length(found: Sequence[Slice]) -> Chart | None:
         return None
     places = tuple(float(number) for number, _ in enumerate(found))
     labels = tuple(own.label.replace(" to ", "…").replace("-", "−") for own in found)
-    staggered = any(len(one) + len(other) > MOST_SIDE_BY_SIDE for one, other in pairwise(labels))
+    staggered = any(len(one) + len(other) > 2 * SIDE_BY_SIDE / len(found) for one, other in pairwise(labels))
     across = "preferred reply minus the other (tokens)"
     dots = [
         Dot(

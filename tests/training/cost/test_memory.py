@@ -216,7 +216,6 @@ def test_a_step_that_ran_out_of_memory_is_computed_again_with_half_the_budget_an
         assert torch.allclose(moved, tensor, rtol=1e-8, atol=1e-10), name
 
 
-@pytest.mark.slow
 def test_out_of_memory_twice_in_a_step_is_an_error_that_names_the_remedies_and_moves_nothing(tmp_path):
     trainer = trainer_on(tmp_path)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
@@ -244,7 +243,6 @@ def test_every_step_may_back_off_once_and_never_below_the_largest_preference(tmp
     assert len(seen) > 2
 
 
-@pytest.mark.slow
 def test_when_another_rank_runs_out_of_memory_this_one_starts_again_too(tmp_path, monkeypatch):
     trainer = trainer_on(tmp_path)
     asked = []
