@@ -290,7 +290,8 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
 
     Ties of gold are left out: what the proxy makes of them says nothing about its scale. Pairs count in both orders, so
     the mean of margins is 0. Both means of squares are fitted, and with few prompts the influences are too small by
-    that. There is no interval below `precision.FEWEST_PROMPTS`.
+    that. The interval is by leaving out prompts; there is none below `precision.FEWEST_PROMPTS`, nor where one prompt
+    has all that can be told apart from 0.
     """
     decided_N = gold_N != 0
     margin_N, gold_N, prompt_N = margin_N[decided_N], gold_N[decided_N], prompt_N[decided_N]
@@ -301,8 +302,13 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
     value = math.sqrt(xx / yy)
     if count < FEWEST_PROMPTS or not value:
         return without_interval(value, count, method=stats.too_few(count) if value else "no variation")
-    influence = value / 2 * (np.square(margin_N) / xx - np.square(gold_N) / yy)
-    return by_influence(value, influence, prompt_N, scale="log", fitted=2)
+    influence_N = value / 2 * (np.square(margin_N) / xx - np.square(gold_N) / yy)
+    xx_C, yy_C = sums_by(prompt_N, np.square(margin_N), np.square(gold_N))
+    rest_CC = xx_C.sum() - xx_C, yy_C.sum() - yy_C
+    if any((rest_C <= 1e-9 * sums_C.sum()).any() for rest_C, sums_C in zip(rest_CC, (xx_C, yy_C), strict=True)):
+        return without_interval(value, count, method="one prompt decides it")
+    moves_C = value * (math.log(value) - np.log(rest_CC[0] / rest_CC[1]) / 2)
+    return by_influence(value, by_leaving_out(influence_N, moves_C, prompt_N), prompt_N, scale="log", fitted=2)
 
 
 def regret_of(replies: Replies, scores_R: FloatArray) -> Regret:
