@@ -38,12 +38,14 @@ def test_what_the_share_gained_lacks_to_one_has_the_interval_of_a_loss() -> None
     assert (1 - share.low, 1 - share.high) == pytest.approx((wanted.high[0], wanted.low[0]))
 
 
-def test_the_spread_is_known_less_well_by_the_two_numbers_fitted() -> None:
+def test_the_spread_is_known_less_well_by_the_two_numbers_fitted_and_leaves_out_prompts() -> None:
     gold = np.random.default_rng(3).normal(size=(40, 2))
     scores = gold + np.random.default_rng(4).normal(size=(40, 2))
     spread = match_of(replies_of(gold), scores.ravel()).spread
     ours, theirs = (np.square(one[:, 0] - one[:, 1]) for one in (scores, gold))
-    moved = (ours / ours.mean() - theirs / theirs.mean()) / 2 * np.sqrt(39 / 37)
+    logs = [np.log((one.sum() - one) / one.sum()) for one in (ours, theirs)]
+    moved = 39 * (logs[1] - logs[0]) / 2 * np.sqrt(39 / 37)
+    moved -= moved.mean()
     wanted = mean_limits(*(row[None] for row in (moved, moved**2, np.ones(40))), level=0.95)
     assert np.log([spread.low, spread.high]) - np.log(spread.value) == pytest.approx([wanted.low[0], wanted.high[0]])
 
