@@ -105,10 +105,11 @@ def test_what_is_not_finite_is_not_drawn() -> None:
 @pytest.mark.parametrize(
     ("spans", "rows"),
     [
-        (["-231 to -20", "-12 to 17", "25 to 40"], [0, 1, 0]),
-        (["-31 to -20", "-12 to 17", "25 to 40"], [0, 0, 0]),
+        (["-231 to -20", "-12 to 17", "25 to 40", "48 to 113", "116 to 312"], [0, 1, 0, 1, 0]),
+        (["-31 to -20", "-12 to 17", "25 to 40", "48 to 113", "116 to 312"], [0, 0, 0, 0, 0]),
+        (["-231 to -20", "-12 to 17"], [0, 0]),
     ],
-    ids=["would touch", "apart"],
+    ids=["would touch", "apart", "few"],
 )
 def test_spans_of_length_that_would_touch_stand_in_two_rows_and_their_unit_below(spans, rows):
     sure = Estimate(value=0.5, low=0.4, high=0.6, n=20, method="", level=0.95)
