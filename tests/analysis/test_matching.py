@@ -8,7 +8,7 @@ from scipy.stats import pearsonr
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import loss_limits, mean_limits
-from rewardlab.analysis.matching import Replies, match_of, slope_of
+from rewardlab.analysis.matching import Replies, match_of, slope_of, spread_of
 
 
 def replies_of(gold: np.ndarray) -> Replies:
@@ -75,3 +75,17 @@ def test_a_slope_that_one_prompt_decides_has_no_interval(rest: float) -> None:
     found = slope_of(gold + 0.1 * generator.normal(size=prompt.size), gold, prompt)
     assert found.n == 15
     assert found.low < 1 < found.high
+
+
+@pytest.mark.parametrize("of_proxy", [True, False], ids=["proxy", "gold"])
+def test_a_spread_that_one_prompt_decides_has_no_interval(of_proxy: bool) -> None:
+    generator = np.random.default_rng(0)
+    prompt = np.arange(40).repeat(2)
+    plain, one = generator.normal(size=(2, prompt.size))
+    one[2:] *= 1e-9
+    margins = (one, plain) if of_proxy else (plain, one)
+    found = spread_of(*margins, prompt)
+    assert found.value > 0
+    assert np.isnan(found.low)
+    assert found.method == "one prompt decides it"
+    assert spread_of(plain, plain[::-1], prompt).low > 0

@@ -78,6 +78,20 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
     assert len(record["pairs"]["label"]) == len(shadow[0]) == 12
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--exports", "float16"], "--exports needs --drift or --folders"),
+        (["--drift", "--exports", "float16", "float16"], "--exports names a dtype twice"),
+    ],
+)
+def test_exports_that_nobody_would_see_are_refused_before_anything_is_trained(capsys, given, told):
+    with pytest.raises(SystemExit) as stop:
+        half_rounding.main(["--model", "tiny-llama", *given])
+    assert stop.value.code == 2
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("exported_here")
 def test_the_drift_of_saved_folders_is_measured_without_training(tmp_path):

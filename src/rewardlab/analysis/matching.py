@@ -36,6 +36,8 @@ from rewardlab.core.types import Estimate
 IntArray = npt.NDArray[np.intp]
 BoolArray = npt.NDArray[np.bool_]
 WITHIN: Final = ("Pearson", "Spearman", "Kendall")
+ONE_DECIDES: Final = "one prompt decides it"
+"""Method of a slope or spread without an interval, since nothing is left without one prompt."""
 TAIL: Final = {"Pearson": 2.5}
 """Correlation -> the `tail` of what it lacks to 1, where it can take any value (see `intervals.loss_limits`): a good
 proxy has few rows far below 1. Chosen by simulation (docs/design/intervals-compared.md)."""
@@ -278,10 +280,9 @@ def slope_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Es
         return without_interval(math.nan, 0)
     value = float(xy_C.sum() / yy_C.sum())
     influence_N = (margin_N * gold_N - value * np.square(gold_N)) * (len(gold_N) / yy_C.sum())
-    rest_C = yy_C.sum() - yy_C
-    if (rest_C <= 1e-9 * yy_C.sum()).any():
-        return without_interval(value, len(yy_C), method="one prompt decides it")
-    moves_C = value - (xy_C.sum() - xy_C) / rest_C
+    if _one_has_all(yy_C):
+        return without_interval(value, len(yy_C), method=ONE_DECIDES)
+    moves_C = value - (xy_C.sum() - xy_C) / (yy_C.sum() - yy_C)
     return by_influence(value, by_leaving_out(influence_N, moves_C, prompt_N), prompt_N)
 
 
@@ -304,11 +305,16 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
         return without_interval(value, count, method=stats.too_few(count) if value else "no variation")
     influence_N = value / 2 * (np.square(margin_N) / xx - np.square(gold_N) / yy)
     xx_C, yy_C = sums_by(prompt_N, np.square(margin_N), np.square(gold_N))
-    rest_CC = xx_C.sum() - xx_C, yy_C.sum() - yy_C
-    if any((rest_C <= 1e-9 * sums_C.sum()).any() for rest_C, sums_C in zip(rest_CC, (xx_C, yy_C), strict=True)):
-        return without_interval(value, count, method="one prompt decides it")
-    moves_C = value * (math.log(value) - np.log(rest_CC[0] / rest_CC[1]) / 2)
+    if _one_has_all(xx_C) or _one_has_all(yy_C):
+        return without_interval(value, count, method=ONE_DECIDES)
+    moves_C = value * (math.log(value) - np.log((xx_C.sum() - xx_C) / (yy_C.sum() - yy_C)) / 2)
     return by_influence(value, by_leaving_out(influence_N, moves_C, prompt_N), prompt_N, scale="log", fitted=2)
+
+
+def _one_has_all(squares_C: FloatArray) -> bool:
+    """Return whether one prompt has all of a sum of squares that can be told apart from 0."""
+    total = float(squares_C.sum())
+    return total - float(squares_C.max()) <= 1e-9 * total
 
 
 def regret_of(replies: Replies, scores_R: FloatArray) -> Regret:
