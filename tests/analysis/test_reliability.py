@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,11 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
-from rewardlab.analysis.lengths import length_coefficients, length_controlled_accuracy
+from rewardlab.analysis.lengths import (
+    length_coefficients,
+    length_controlled_accuracy,
+    length_controlled_influence,
+)
 from rewardlab.analysis.reliability import calibration_intercept, calibration_slope, logistic, reliability
 from rewardlab.analysis.score_table import Pairs
 
@@ -198,6 +204,33 @@ def test_a_model_that_sees_length_alone_gets_one_half_and_its_coefficient_is_tol
     assert honest.value == pytest.approx((signal > 0).mean(), abs=0.02)
     overrates = length_coefficients(pairs_of(signal + 0.02 * length, length, np.ones(3000)), beta=1.0)[1]
     assert overrates.high < 0
+
+
+def test_accuracy_with_length_controlled_has_the_influences_of_leaving_out_prompts() -> None:
+    """In the strata of all comparisons; one side is of one prompt alone and stays as it is without it."""
+    generator = np.random.default_rng(5)
+    prompt = np.repeat(np.arange(15), 8)
+    length = generator.choice([1.0, 2.0, 3.0, 4.0], 120) * generator.choice([-1.0, 1.0], 120)
+    longest, of_one = np.abs(length) == 4, prompt == 3
+    length[longest] = np.where(of_one[longest], 4.0, -4.0)
+    length[of_one] = 4.0
+    pairs = replace(pairs_of(generator.normal(0.5, 1.0, 120), length, np.ones(120)), prompt=prompt)
+    value, influence = length_controlled_influence(pairs)
+
+    def accuracy(left: np.ndarray) -> float:
+        total, sizes = 0.0, 0
+        for size in (1, 2, 3, 4):
+            sides = [(length == size) & left, (length == -size) & left]
+            wins = [pairs.outcome[side if side.any() else length == sign * size].mean()
+                    for sign, side in zip((1, -1), sides, strict=True)]  # fmt: skip
+            number = sum(int(side.sum()) for side in sides)
+            total, sizes = total + number * np.mean(wins), sizes + number
+        return total / sizes
+
+    assert value == pytest.approx(accuracy(np.ones(120, dtype=bool)))
+    moves = [value - accuracy(prompt != one) for one in range(15)]
+    wanted = 120 * np.sqrt(14 / 15 * (1 - 8 / 120)) * np.array(moves)
+    assert np.bincount(prompt, influence) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_length_that_never_differs_leaves_nothing_to_control() -> None:

@@ -25,6 +25,12 @@ from rewardlab.core.types import Estimate
 
 BoolArray = npt.NDArray[np.bool_]
 Scale = Literal["identity", "fisher", "log"]
+MOST_BY_FISHER: Final = 1.25
+"""How much further the jackknife on Fisher's scale may move a correlation than on its own.
+
+For normal values and for those with long tails the intervals of 10 to 40 prompts cover the same with this limit as
+without one; where a correlation is of 1 but for a few rows, they are narrower and have no jump.
+"""
 NO_VARIATION: Final = "no variation"
 """Method of an estimate without an interval because nothing varies in the data, such as a correlation of exactly 1."""
 
@@ -227,6 +233,9 @@ def by_leaving_out(influence: FloatArray, moves: FloatArray, clusters: IntArray)
 def pearson(x: FloatArray, y: FloatArray, clusters: IntArray, *, centred: bool) -> tuple[float, FloatArray]:
     """Return Pearson's correlation of values [N], or Σxy / √(Σx² Σy²) if they are not `centred`, and its influences by
     leaving out clusters, on the scale of Fisher's z, divided by the slope of z.
+
+    A cluster without which the correlation is near 1 moves z without bound. Its move counts at most as `MOST_BY_FISHER`
+    times the move of the correlation itself.
     """
     mean = (float(x.mean()), float(y.mean())) if centred and x.size else (0.0, 0.0)
     x, y = x - mean[0], y - mean[1]
@@ -239,10 +248,11 @@ def pearson(x: FloatArray, y: FloatArray, clusters: IntArray, *, centred: bool) 
     left_C = np.maximum(x.size - size_C, 1.0) if centred else np.full_like(size_C, np.inf)
     rest_C = (np.maximum(1 - v_vC - v_C**2 / left_C, 1e-12) for v_vC, v_C in ((xx_C, x_C), (yy_C, y_C)))
     # Where all that varies is one cluster, nothing is left without it.
-    without_C = (value - xy_C - x_C * y_C / left_C) / np.sqrt(math.prod(rest_C))
-    if (np.abs(without_C) >= 1 - 1e-9).any():  # one cluster is all that keeps it from 1, and z without it is infinite
-        return value, influence
-    return value, by_leaving_out(influence, (math.atanh(value) - np.arctanh(without_C)) * (1 - value * value), clusters)
+    without_C = np.clip((value - xy_C - x_C * y_C / left_C) / np.sqrt(math.prod(rest_C)), -1.0, 1.0)
+    with np.errstate(divide="ignore"):  # where one cluster is all that keeps it from 1, z without it is infinite
+        moves_C = (math.atanh(value) - np.arctanh(without_C)) * (1 - value * value)
+    most_C = MOST_BY_FISHER * np.abs(value - without_C)
+    return value, by_leaving_out(influence, np.clip(moves_C, -most_C, most_C), clusters)
 
 
 def rank_correlation(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:

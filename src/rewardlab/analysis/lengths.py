@@ -6,7 +6,7 @@ Legend: N comparisons. Lengths are tokens of a reply without its prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -14,13 +14,15 @@ import numpy as np
 from rewardlab.analysis.influence import (
     antisymmetric_correlations,
     by_influence,
+    by_leaving_out,
     correlations,
     share_by_influence,
+    sums_by,
     without_interval,
 )
 from rewardlab.analysis.intervals import FloatArray, student_limits
 from rewardlab.analysis.reliability import logistic
-from rewardlab.analysis.score_table import BoolArray, Pairs, Replies
+from rewardlab.analysis.score_table import BoolArray, IntArray, Pairs, Replies
 from rewardlab.core.types import Estimate
 
 NUM_STRATA: Final = 5
@@ -85,21 +87,48 @@ def length_controlled_accuracy(decided: Pairs) -> Estimate:
 def length_controlled_influence(decided: Pairs) -> tuple[float, FloatArray]:
     """Return accuracy with length controlled, and the influence [N] of every comparison on it, 0 for those left out.
 
+    The influences are those of leaving out prompts: a side of a stratum may have few comparisons, most of one prompt.
     NaN where no stratum has enough comparisons on both sides.
     """
     used = _used_strata(decided)
     influence, value = np.zeros(decided.label.size), 0.0
     if not used:
         return math.nan, influence
-    outcome = decided.outcome
-    total = sum(int(side.sum()) for stratum in used for side in stratum)
+    outcome, kept = decided.outcome, length_controlled(decided)
     for stratum in used:
-        weight = sum(int(side.sum()) for side in stratum) / total
+        weight = sum(int(side.sum()) for side in stratum) / kept.sum()
         for side in stratum:
             share = float(outcome[side].mean())
             value += weight * share / 2
             influence[side] = weight / 2 * (outcome[side] - share) * outcome.size / side.sum()
+    prompts = decided.prompt[kept]
+    moves_C = value - _without_each(used, outcome, kept, prompts)
+    influence[kept] = by_leaving_out(influence[kept] * kept.mean(), moves_C, prompts) / kept.mean()
     return value, influence
+
+
+def _without_each(
+    used: Sequence[tuple[BoolArray, BoolArray]], outcome: FloatArray, kept: BoolArray, prompts: IntArray
+) -> FloatArray:
+    """Return the accuracy with length controlled of what is left of the `kept` comparisons without each prompt [C], in
+    the strata of all. Where a prompt has a whole side of a stratum, the side stays as it is.
+    """
+    sides = [side[kept] for stratum in used for side in stratum]
+    own = outcome[kept]
+    sums = sums_by(prompts, *(side.astype(np.float64) for side in sides), *(np.where(side, own, 0.0) for side in sides))
+    # A stratum counts by its comparisons, so each of its two sides by half of them.
+    num_C, won_C = np.zeros_like(sums[0]), np.zeros_like(sums[0])
+    for first in range(0, len(sides), 2):
+        shares, left = [], np.zeros_like(num_C)
+        for number in (first, first + 1):
+            side, without_C = sides[number], sides[number].sum() - sums[number]
+            lost_C = np.where(without_C > 0, sums[len(sides) + number], 0.0)
+            shares.append((own[side].sum() - lost_C) / np.where(without_C > 0, without_C, side.sum()))
+            left += without_C
+        num_C += left
+        won_C += left * (shares[0] + shares[1]) / 2
+    without: FloatArray = won_C / np.maximum(num_C, 1.0)
+    return without
 
 
 def length_controlled(decided: Pairs) -> BoolArray:
