@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import os
 import shutil
 import sys
@@ -52,9 +53,11 @@ import logging
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from types import FrameType
 from typing import Any
 
+import httpcore2
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
@@ -77,7 +80,7 @@ from rewardlab.data.config import RenderingConfig
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.store import TokenStore, encode
 from rewardlab.data.templates import build_renderer
-from rewardlab.model import attention
+from rewardlab.model import attention, load, selftest
 from rewardlab.model.load import disk_class_of, wrap
 from rewardlab.model.reward import AttentionLayout, RewardModel
 
@@ -98,6 +101,41 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector what was imported: it stays, and each of its runs would look at all of it again."""
     gc.collect()
     gc.freeze()
+
+
+_MODULES = itertools.count(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _spared() -> Iterator[None]:
+    """The same now and then for what tests have imported and pytest has noted since."""
+    yield
+    if next(_MODULES) % 20 == 0:
+        gc.collect()
+        gc.freeze()
+
+
+# A client reads every certificate of the machine when it is made, which takes 30 ms, and no test speaks TLS.
+httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_self_test() -> Iterator[None]:
+    """Loading tests the layout on a tiny model of the class: here once for each class and configuration.
+
+    tests/laws has tests of that test.
+    """
+    found: dict[tuple[str, type], float] = {}
+
+    def known(config: Any, disk_class: Any) -> float:
+        key = (config.to_json_string(), disk_class)
+        if key not in found:
+            found[key] = selftest.layout_error(config, disk_class)
+        return found[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "layout_error", known)
+        yield
 
 
 @pytest.fixture(autouse=True)

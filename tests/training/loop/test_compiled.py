@@ -41,31 +41,38 @@ def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_
     ]
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])
+INDUCTOR = pytest.param("inductor", marks=pytest.mark.soak)
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
 """Parts are traced and split alike for both, and what is of ours ends there; inductor then writes C++, which takes half
 a minute to be compiled.
 """
+SLOWER = (pytest.param("aot_eager", marks=pytest.mark.slow), INDUCTOR)
+"""Beside `eager`, which ends with tracing: autograd's part is traced once more, which takes as long again."""
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def said(tmp_path_factory, request):
     """The lines that one of PROGRAMS prints with a backend.
 
-    All programs of a backend run one after the other in a process of their own, without the checks of annotations
-    that tests run with: they cannot be compiled.
+    Those of all tests that were asked for run one after the other in a process of their own for each backend,
+    without the checks of annotations that tests run with: they cannot be compiled.
     """
+    asked: dict[str, list[str]] = {}
+    for item in request.session.items:
+        if (program := PROGRAMS.get(getattr(item, "originalname", ""))) and item.path == request.path:
+            asked.setdefault(item.callspec.params["backend"], []).append(program)
     known: dict[str, list[list[str]]] = {}
 
     def lines(program, backend):
         if backend not in known:
-            known[backend] = run(backend, tmp_path_factory.mktemp("compiled"))
-        return known[backend][PROGRAMS.index(program)]
+            known[backend] = run(backend, asked[backend], tmp_path_factory.mktemp("compiled"))
+        return known[backend][asked[backend].index(program)]
 
     return lines
 
 
-def run(backend, folder):
-    parts = "print('next')\ntorch._dynamo.reset()\n".join(PROGRAMS)
+def run(backend, programs, folder):
+    parts = "print('next')\ntorch._dynamo.reset()\n".join(programs)
     found = subprocess.run(
         [sys.executable, "-c", COMMON + parts, backend, str(folder)],
         capture_output=True,
@@ -170,7 +177,7 @@ print(float((step(compiled, 0)[0] - step(compiled, 1)[0]).abs().max()))
 """
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["eager", *SLOWER])
 def test_compiled_layers_compute_by_the_copies_of_the_step(said, backend):
     *steps, moved = said(HALF, backend)
     for line in steps:
@@ -201,7 +208,7 @@ def step(model, draw):
     return torch.cat([scores.detach(), *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
 
 if backend == "aot_eager":
-    backend = "eager"  # what counts and compares here ends with tracing; HALF goes through autograd's part
+    backend = "eager"  # what counts and compares here ends with tracing; HALF goes through autograd's part too
 for rate in (0.0, 0.3):
     torch._dynamo.reset()
     before, (plain, compiled) = compiled_programs(), (built(how, rate) for how in (False, True))
@@ -209,8 +216,6 @@ for rate in (0.0, 0.3):
         wanted, found = step(plain, draw), step(compiled, draw)
         print(float((wanted - found).norm() / wanted.norm()), compiled_programs() - before)
 """
-
-PROGRAMS = (LOSS, HALF, DROPPED)
 
 
 @BACKENDS
@@ -220,3 +225,13 @@ def test_compiled_layers_drop_what_others_drop_and_share_their_program(said, bac
     without, with_dropout = found[:3], found[3:]  # one for any layer, any number of tokens, any step
     assert [programs for _, programs in with_dropout] == [programs for _, programs in without]
     assert len(with_dropout) == 3
+
+
+PROGRAMS = {
+    test.__name__: program
+    for test, program in (
+        (test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length, LOSS),
+        (test_compiled_layers_compute_by_the_copies_of_the_step, HALF),
+        (test_compiled_layers_drop_what_others_drop_and_share_their_program, DROPPED),
+    )
+}
