@@ -12,11 +12,11 @@ quickstart: ## set up, then train and judge a first reward model on generated pr
 	@scripts/setup
 	@.venv/bin/rewardlab quickstart $(ARGS)
 
-test: ## set up, then check, run two steps of the quickstart, and test
+test: ## set up, then check, run one step of the quickstart, and test
 	@scripts/setup dev
 	@scripts/check
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-		.venv/bin/rewardlab quickstart --steps 2 --test-pairs 40 --output-dir "$$folder/quickstart"
+		.venv/bin/rewardlab quickstart --steps 1 --test-pairs 20 --output-dir "$$folder/quickstart"
 	@scripts/test # after the quickstart, which converts the built-in model that some tests load
 
 docs: ## set up, then build the documentation as one site in build/site
