@@ -15,6 +15,7 @@ from sklearn.metrics import brier_score_loss
 
 from rewardlab.analysis.lengths import (
     length_coefficients,
+    length_controlled,
     length_controlled_accuracy,
     length_controlled_influence,
 )
@@ -206,31 +207,55 @@ def test_a_model_that_sees_length_alone_gets_one_half_and_its_coefficient_is_tol
     assert overrates.high < 0
 
 
+def in_strata(seed: int, *, prompts: int = 15, each: int = 8) -> Pairs:
+    """Pairs of four sizes of length difference, which are the strata, and some of equal length."""
+    generator = np.random.default_rng(seed)
+    num = prompts * each
+    length = generator.choice([0.0, 1.0, 2.0, 3.0, 4.0], num) * generator.choice([-1.0, 1.0], num)
+    pairs = pairs_of(generator.normal(0.5, 1.0, num), length, np.ones(num))
+    return replace(pairs, prompt=np.repeat(np.arange(prompts), each))
+
+
 def test_accuracy_with_length_controlled_has_the_influences_of_leaving_out_prompts() -> None:
-    """In the strata of all comparisons; one side is of one prompt alone and stays as it is without it."""
-    generator = np.random.default_rng(5)
-    prompt = np.repeat(np.arange(15), 8)
-    length = generator.choice([1.0, 2.0, 3.0, 4.0], 120) * generator.choice([-1.0, 1.0], 120)
-    longest, of_one = np.abs(length) == 4, prompt == 3
-    length[longest] = np.where(of_one[longest], 4.0, -4.0)
-    length[of_one] = 4.0
-    pairs = replace(pairs_of(generator.normal(0.5, 1.0, 120), length, np.ones(120)), prompt=prompt)
-    value, influence = length_controlled_influence(pairs)
+    pairs = in_strata(5)
+    length, prompt = pairs.length_difference, pairs.prompt
+    value, influence, kept = length_controlled_influence(pairs)
+    assert (kept == (length != 0)).all()
 
     def accuracy(left: np.ndarray) -> float:
-        total, sizes = 0.0, 0
-        for size in (1, 2, 3, 4):
-            sides = [(length == size) & left, (length == -size) & left]
-            wins = [pairs.outcome[side if side.any() else length == sign * size].mean()
-                    for sign, side in zip((1, -1), sides, strict=True)]  # fmt: skip
-            number = sum(int(side.sum()) for side in sides)
-            total, sizes = total + number * np.mean(wins), sizes + number
-        return total / sizes
+        of_strata = [[pairs.outcome[(length == sign * size) & left] for sign in (1, -1)] for size in (1, 2, 3, 4)]
+        numbers = [sum(side.size for side in sides) for sides in of_strata]
+        return float(np.average([np.mean([side.mean() for side in sides]) for sides in of_strata], weights=numbers))
 
-    assert value == pytest.approx(accuracy(np.ones(120, dtype=bool)))
-    moves = [value - accuracy(prompt != one) for one in range(15)]
-    wanted = 120 * np.sqrt(14 / 15 * (1 - 8 / 120)) * np.array(moves)
-    assert np.bincount(prompt, influence) == pytest.approx(wanted, abs=1e-9)
+    assert value == pytest.approx(accuracy(kept))
+    moves = np.array([value - accuracy(prompt != one) for one in range(15)])
+    share = np.bincount(prompt[kept]) / kept.sum()
+    wanted = kept.sum() * np.sqrt(14 / 15 * (1 - share)) * moves
+    assert np.bincount(prompt[kept], influence) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_a_stratum_with_few_prompts_on_a_side_is_left_out_however_many_pairs_they_have() -> None:
+    pairs = in_strata(6)
+    length, longest = pairs.length_difference.copy(), np.abs(pairs.length_difference) == 4
+    for prompts, counts in ((4, False), (5, True)):
+        longer = longest & (pairs.prompt < prompts)
+        assert longer.sum() > 5
+        length[longest] = np.where(longer[longest], 4.0, -4.0)
+        given = replace(pairs, length_preferred=length + 500.0)
+        assert length_controlled(given)[longest].all() == length_controlled(given)[longest].any() == counts
+
+
+@pytest.mark.parametrize("outcome", [1.0, 0.5, 0.0])
+def test_accuracy_with_length_controlled_that_never_varies_is_known_as_so_many_prompts_know_it(outcome: float) -> None:
+    """To the last digit: what rounding leaves of sums of shares would be taken for a known variance."""
+    for seed in range(20):
+        pairs = in_strata(seed, prompts=20)
+        pairs = replace(pairs, difference=np.full(160, 2 * outcome - 1))
+        value, influence, _ = length_controlled_influence(pairs)
+        found = length_controlled_accuracy(pairs)
+        assert value == outcome
+        assert not influence.any()
+        assert found.high - found.low > 0.05
 
 
 def test_length_that_never_differs_leaves_nothing_to_control() -> None:

@@ -164,6 +164,28 @@ def test_values_are_those_of_a_judgement_and_variances_those_of_a_jackknife() ->
         assert wanted / factor < found.prompts.variance < wanted * factor, name
 
 
+@pytest.mark.parametrize("name", ["score_length_pearson", "margin_length_pearson", "accuracy_length_controlled"])
+def test_prompts_that_differ_in_size_have_the_variance_of_the_jackknife(name: str) -> None:
+    """By a quarter of all rows in one prompt; correlations on Fisher's scale, strata as they are for all rows."""
+    rows = [replace(row, prompt_key="0") if number < 80 else row for number, row in enumerate(rows_of(3, num=160))]
+    draw = np.random.default_rng(2)
+    differences = draw.choice([-1, 1], 160) * np.tile([1, 2, 3, 4], 40)  # four sizes, four strata
+    lengths = np.stack([np.full(160, 20), 20 + differences], axis=1).reshape(-1)
+    rows = [replace(row, num_tokens=row.prompt_tokens + int(n)) for row, n in zip(rows, lengths, strict=True)]
+    keys = sorted({row.prompt_key for row in rows})
+    one = observed_of(name, {0: rows})
+    value = one.mean
+    others = np.array([observed_of(name, {0: [row for row in rows if row.prompt_key != key]}).mean for key in keys])
+    if name.endswith("pearson"):
+        moves = (np.arctanh(value) - np.arctanh(others)) * (1 - value**2)
+    else:
+        moves = value - others
+    wanted = float((moves**2).sum() * (len(keys) - 1) / len(keys))
+    found = combined([(one, 1.0)], value).prompts
+    assert found is not None
+    assert found.variance == pytest.approx(wanted, rel=1e-6)
+
+
 def test_every_quantity_from_scores_has_influences() -> None:
     assert {name for name, one in quantities.QUANTITIES.items() if one.source == "scores"} == set(QUANTITIES)
 

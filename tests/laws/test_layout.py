@@ -177,8 +177,9 @@ def test_the_self_tests_pass_for_a_sound_model(family):
     require_sound_layout(make_model(family), print)
 
 
-def test_the_leak_test_catches_a_model_in_which_siblings_see_each_other(monkeypatch):
-    model = make_model("llama")
+@pytest.fixture
+def siblings_see_each_other(monkeypatch) -> None:
+    """Attention that forgets which reply a token belongs to."""
 
     def leaky(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **arguments):
         arguments["prompt_layout"].num_calls += 1
@@ -188,9 +189,26 @@ def test_the_leak_test_catches_a_model_in_which_siblings_see_each_other(monkeypa
         return out.transpose(1, 2).contiguous(), None
 
     monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, leaky)
+
+
+@pytest.mark.usefixtures("siblings_see_each_other")
+def test_the_leak_test_catches_a_model_in_which_siblings_see_each_other():
+    model = make_model("llama")
     assert leak(model) > 1e-3
     with pytest.raises(ModelError, match="changing one reply moves the score of another"):
         require_sound_layout(model, print)
+
+
+@pytest.mark.usefixtures("siblings_see_each_other")
+def test_a_class_whose_shared_rows_are_not_exact_is_padded_and_refused_where_sharing_is_asked_for():
+    config, said = CONFIGS["llama"](), []
+    disk_class = disk_class_of(config)
+    assert layout_error(config, disk_class) > 1e-3
+    assert choose_layout(config, disk_class, ModelConfig(), max_length=64, share=True, log=said.append) == "padded"
+    assert "padded, because the layout self-test is off by" in said[0]
+    asked = ModelConfig(attention="shared")
+    with pytest.raises(ModelError, match="--attention shared is not exact for .*: the layout self-test is off by"):
+        choose_layout(config, disk_class, asked, max_length=64, share=True, log=said.append)
 
 
 def test_a_failure_that_goes_away_is_told_as_one_of_the_machine():

@@ -101,7 +101,8 @@ def effective_number(sums: FloatArray, squares: FloatArray, sizes: FloatArray) -
     # Plain outcomes must give exactly Wilson's interval, so it is left out there.
     single = (sizes == 1).all(-1)
     variance = np.where(single, by_rows_alike, np.maximum(by_rows_alike, own.by_residuals()))
-    number: FloatArray = np.where(plain > 0, plain / np.maximum(variance, _TINY), own.total / effect)
+    # A share that is 0 or 1 but for the rounding of a sum of shares is known as one that is.
+    number: FloatArray = np.where(plain > 1e-12, plain / np.maximum(variance, _TINY), own.total / effect)
     return number
 
 

@@ -79,7 +79,7 @@ class Counts:
     """Replies without a finite gold score, where some have one; 0 without gold scores."""
     length_uncontrolled: int
     """Decided comparisons left out of accuracy with length controlled: with replies of equal length, or in a stratum
-    with too few on a side."""
+    with too few prompts on a side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,8 @@ def _observed(name: str, tables: Mapping[int, ScoreTable], beta: float) -> Obser
     moved_SC = np.zeros((len(tables), len(clusters)))
     for row_C, (seed, table) in zip(moved_SC, tables.items(), strict=True):
         _, psi_N, prompt_N = found[seed]
-        sums = np.bincount(prompt_N, psi_N - psi_N.mean(), minlength=len(table.prompts)) / max(psi_N.size, 1)
+        # Influences have a mean of 0, but for those of leaving out prompts of uneven size, whose sums are to stay.
+        sums = np.bincount(prompt_N, psi_N, minlength=len(table.prompts)) / max(psi_N.size, 1)
         row_C[[place[str(key)] for key in table.prompts]] = sums
     return Observed(
         by_seed_S=np.array([value for value, _, _ in found.values()]),
@@ -162,9 +163,22 @@ def _correlated(kind: str, of: str) -> Measure:
             return value, both.reshape(2, -1).mean(axis=0), prompts
         if kind == "spearman":
             return *influence.rank_correlation(x, y), prompts
-        return *influence.pearson(x, y, prompts, centred=of == "score"), prompts
+        value, psi = influence.pearson(x, y, prompts, centred=of == "score")
+        return value, _undivided(psi, prompts), prompts
 
     return measure
+
+
+def _undivided(influence: FloatArray, prompts: IntArray) -> FloatArray:
+    """Return influences [N] of leaving out prompts such that sums over prompts have the variance of the jackknife.
+
+    Those of `influence.by_leaving_out` have it by the residuals of intervals.py, which divide each by the share of the
+    rows that others have.
+    """
+    _, index_N, size_C = np.unique(prompts, return_inverse=True, return_counts=True)
+    others_C = 1 - size_C / max(prompts.size, 1)
+    whole_C = np.sqrt((1 - 1 / max(size_C.size, 1)) / np.where(others_C > 0, others_C, 1.0))
+    return influence * whole_C[index_N]
 
 
 def _slope(table: ScoreTable, beta: float) -> Linearised:
@@ -187,8 +201,8 @@ def _fitted(found: tuple[FloatArray, FloatArray] | None, pairs: Pairs) -> Linear
 
 def _length_controlled(table: ScoreTable, beta: float) -> Linearised:
     decided = table.pairs.decided
-    value, moved = length_controlled_influence(decided)
-    return value, moved, decided.prompt
+    value, moved, kept = length_controlled_influence(decided)
+    return value, _undivided(moved, decided.prompt[kept]), decided.prompt[kept]
 
 
 def _scores(of: Callable[[Replies], FloatArray]) -> Measure:

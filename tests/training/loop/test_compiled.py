@@ -42,12 +42,9 @@ def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_
 
 
 INDUCTOR = pytest.param("inductor", marks=pytest.mark.soak)
-BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
-"""Parts are traced and split alike for both, and what is of ours ends there; inductor then writes C++, which takes half
-a minute to be compiled.
+"""Parts are traced and split as for `eager`, which ends there, as what is of ours does; inductor then writes C++, which
+takes half a minute to be compiled.
 """
-SLOWER = (pytest.param("aot_eager", marks=pytest.mark.slow), INDUCTOR)
-"""Beside `eager`, which ends with tracing: autograd's part is traced once more, which takes as long again."""
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +104,6 @@ torch.compile = lambda part, **how: compile_any(part, **{"backend": backend, **h
 """
 
 LOSS = """
-if backend == "aot_eager":  # its own part, that of autograd, is inductor's too
-    torch.compile = lambda part, **how: compile_any(part, **{"backend": "eager", **how})  # as for DROPPED
 def trainer(compiled):
     torch.manual_seed(0)
     return reward_trainer(
@@ -129,7 +124,7 @@ for step in range(5):
 
 
 @pytest.mark.slow
-@BACKENDS
+@pytest.mark.parametrize("backend", ["eager", INDUCTOR])
 def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(said, backend):
     lines = said(LOSS, backend)
     for line in lines[::2]:
@@ -177,7 +172,7 @@ print(float((step(compiled, 0)[0] - step(compiled, 1)[0]).abs().max()))
 """
 
 
-@pytest.mark.parametrize("backend", ["eager", *SLOWER])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow), INDUCTOR])
 def test_compiled_layers_compute_by_the_copies_of_the_step(said, backend):
     *steps, moved = said(HALF, backend)
     for line in steps:
@@ -207,8 +202,6 @@ def step(model, draw):
     scores.square().sum().backward()
     return torch.cat([scores.detach(), *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
 
-if backend == "aot_eager":
-    backend = "eager"  # what counts and compares here ends with tracing; HALF goes through autograd's part too
 for rate in (0.0, 0.3):
     torch._dynamo.reset()
     before, (plain, compiled) = compiled_programs(), (built(how, rate) for how in (False, True))
@@ -218,7 +211,7 @@ for rate in (0.0, 0.3):
 """
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["eager", INDUCTOR])
 def test_compiled_layers_drop_what_others_drop_and_share_their_program(said, backend):
     found = [(float(distance), int(programs)) for distance, programs in map(str.split, said(DROPPED, backend))]
     assert max(distance for distance, _ in found) < 1e-5
