@@ -61,6 +61,7 @@ DESIGNS = (
     Design(name="long tails of length", long_tails=True),
     Design(name="4 pairs a prompt, alike 0.5", sizes="4 each", alike=0.5),
     Design(name="4 pairs a prompt, alike 0.5, ties", sizes="4 each", alike=0.5, grid=1.0),
+    Design(name="4 pairs a prompt, alike 0.5, soft labels", sizes="4 each", alike=0.5, soft=True),
     Design(name="1 to 60 pairs a prompt, alike 0.2", sizes=simulated.UNEVEN, alike=0.2),
     Design(name="20 pairs a prompt, alike 0.8", sizes="20 each", alike=0.8),
 )
@@ -115,9 +116,12 @@ def quick(pairs: Pairs) -> Found:
     both = correlations(pairs.preferred, pairs.length_preferred, prompt)
     differences = antisymmetric_correlations(margin, pairs.length_difference, prompt)
     slope, length = length_coefficients(pairs, beta=1.0)
+    # Of wins and losses alone it is plain accuracy, and a judgement gives it the interval of that.
+    soft = (pairs.label < 1).any()
+    weighted = {"accuracy, soft": weighted_accuracy(outcome, 2 * pairs.label - 1, pairs)} if soft else {}
     return {
+        **weighted,
         "AUC": area_under_curve(pairs.preferred, pairs.other, prompt),
-        "accuracy, soft": weighted_accuracy(outcome, 2 * pairs.label - 1, pairs),
         "accuracy, macro": macro_accuracy(outcome, pairs),
         "accuracy, length controlled": length_controlled_accuracy(pairs),
         "standard deviation": standard_deviation(margin, prompt),
