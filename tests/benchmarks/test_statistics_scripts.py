@@ -7,6 +7,7 @@ import json
 import pytest
 
 import coverage
+import coverage_count
 import coverage_judged
 import coverage_measures
 import coverage_paired
@@ -88,3 +89,12 @@ def test_what_judging_rows_costs(tmp_path):
     assert set(found["kinds"]) == set(judge_rows.KINDS)
     assert found["failed"] == []
     assert "| pairs | 400 | 200 | **" in page_in(tmp_path)
+
+
+def test_the_pages_count_the_cells_of_the_records() -> None:
+    page = coverage_count.PAGE
+    rows = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if "](../" in line]
+    found = [[label[1 : label.index("]")], *numbers] for label, *numbers in rows if len(numbers) == 4]
+    assert found == coverage_count.by_record()
+    kinds = page.with_name("intervals.md").read_text(encoding="utf-8")
+    assert all(f"| {' | '.join(row)} |" in kinds for row in coverage_count.by_kind())
