@@ -27,8 +27,9 @@ from rewardlab.core.types import Estimate
 
 NUM_STRATA: Final = 5
 FEWEST_A_SIDE: Final = 5
-"""Prompts that a stratum needs on each side, preferred reply longer and shorter, to be counted. What a side of one
-prompt is known by is that prompt alone: where one had a whole side, intervals of 95 % covered 37 %."""
+"""Prompts that a stratum needs on each side, preferred reply longer and shorter, to be counted. A side of one prompt
+seems to be known exactly, since nothing varies between prompts: where it was half of all that counted, intervals of
+95 % covered 37 %."""
 
 
 def length_estimates(replies: Replies, finite: Pairs, decided: Pairs, *, beta: float) -> Mapping[str, Estimate]:
@@ -85,7 +86,7 @@ def length_controlled_accuracy(decided: Pairs) -> Estimate:
 
 
 def length_controlled_influence(decided: Pairs) -> tuple[float, FloatArray, BoolArray]:
-    """Return accuracy with length controlled, which comparisons [N] count, and the influences [K] of those.
+    """Return accuracy with length controlled, the influences [K] of the comparisons that count, and which [N] do.
 
     The influences are those of leaving out prompts, since a side of a stratum may have few of them. The value is NaN
     where no stratum has enough prompts on both sides.

@@ -256,11 +256,9 @@ def closing_line(total: Throughput, peak_flops: PeakFlops | None, peak_memory: i
     of = f" of {peak_flops.line()}" if peak_flops else ""
     share = "" if math.isnan(values["mfu"]) else f" MFU {100 * values['mfu']:.1f} %{of},"
     padding = f"padding {100 * values['padding_share']:.1f} %, sharing {values['sharing_ratio']:.2f}x"
-    doubt = ""
-    if (
-        peak_flops and "measured" in peak_flops.source and values["mfu"] > 1.0005
-    ):  # printed with one decimal of a percent
-        doubt = " MFU is above 100 %: something probably slowed the device while its peak was measured."
+    measured = peak_flops is not None and "measured" in peak_flops.source
+    above = measured and round(values["mfu"], 3) > 1  # as it is printed
+    doubt = " MFU is above 100 %: something probably slowed the device while its peak was measured." if above else ""
     return (
         f"Speed: {rate}, {short(values['tokens_per_second'])} tokens/s over "
         f"{total.steps} steps of {values['seconds'] / total.steps:.2f} s, "
