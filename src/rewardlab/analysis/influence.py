@@ -262,6 +262,25 @@ def rank_correlation(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
 
     Source: Borkowf (2002), Computational Statistics & Data Analysis 39, 271-286.
     """
+    value, influence = _ranked(x, y)
+    return value, influence * _among_itself(x.size)
+
+
+def antisymmetric_rank_correlation(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
+    """Return the same of differences [N] with each pair counted in both orders, as (x, y) and (−x, −y)."""
+    value, both = _ranked(np.concatenate([x, -x]), np.concatenate([y, -y]))
+    return value, both.reshape(2, -1).mean(axis=0) * _among_itself(x.size)
+
+
+def _among_itself(count: int) -> float:
+    """Return what the influences of ranks are to be multiplied with, since each value is among those it is ranked by.
+
+    Ours, by simulation: without it, intervals of 10 to 40 values covered up to 98.7 %, with it 93.6 to 97.7 %.
+    """
+    return 1 - 1.5 / max(count, 2)
+
+
+def _ranked(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
     if not x.size:
         return math.nan, np.zeros_like(x)
     f, g = midranks(x) - 0.5, midranks(y) - 0.5
@@ -297,8 +316,7 @@ def antisymmetric_correlations(x: FloatArray, y: FloatArray, clusters: IntArray)
 
     So they do not depend on which reply of a pair is subtracted from which.
     """
-    value, both = rank_correlation(np.concatenate([x, -x]), np.concatenate([y, -y]))
     return (
         by_influence(*pearson(x, y, clusters, centred=False), clusters, scale="fisher"),
-        by_influence(value, both.reshape(2, -1).mean(axis=0), clusters, scale="fisher"),
+        by_influence(*antisymmetric_rank_correlation(x, y), clusters, scale="fisher"),
     )

@@ -159,8 +159,7 @@ def _correlated(kind: str, of: str) -> Measure:
         x, y = (replies.score, replies.length) if of == "score" else (pairs.difference, pairs.length_difference)
         prompts = replies.prompt if of == "score" else pairs.prompt
         if of == "margin" and kind == "spearman":
-            value, both = influence.rank_correlation(np.concatenate([x, -x]), np.concatenate([y, -y]))
-            return value, both.reshape(2, -1).mean(axis=0), prompts
+            return *influence.antisymmetric_rank_correlation(x, y), prompts
         if kind == "spearman":
             return *influence.rank_correlation(x, y), prompts
         value, psi = influence.pearson(x, y, prompts, centred=of == "score")
