@@ -57,6 +57,7 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
+import hypothesis
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
@@ -91,6 +92,10 @@ from rewardlab.model.reward import AttentionLayout, RewardModel
 if not torch.accelerator.is_available():
     # For each kind of device that may come later torch keeps the whole stack in words, which takes milliseconds.
     torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
+
+# Hypothesis takes an example of more than 200 ms for a failure; on a busy machine any may take that.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
