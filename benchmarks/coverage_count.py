@@ -32,15 +32,15 @@ def count(coverages: Sequence[float]) -> tuple[int, int, int]:
     return below, len(coverages) - below - above, above
 
 
-def records(page: Path = PAGE) -> Iterator[tuple[str, list[tuple[str, str, float]]]]:
+def records() -> Iterator[tuple[str, list[tuple[str, str, float]]]]:
     """Each row of the page's table: its label, and (statistic, case, coverage) of the cells that it counts.
 
     Matches are counted from a record of their own; α and the noise ceiling are of one record.
     """
-    for line in page.read_text(encoding="utf-8").splitlines():
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
         if (row := ROW.match(line)) is None:
             continue
-        record = (page.parent / row["record"]).with_name(Path(row["record"]).name + ".json")
+        record = PAGE.parent / f"{row['record']}.json"
         label, cells = row["label"], json.loads(record.read_text(encoding="utf-8"))["cells"]
         coverage = "alpha_coverage" if label.startswith("Krippendorff") else "coverage"
         yield (
@@ -63,19 +63,19 @@ def kind_of(case: str) -> tuple[str, int] | None:
     return "ties" if ties else "several pairs a prompt" if SEVERAL.search(case) else "plain", number
 
 
-def by_record(page: Path = PAGE) -> list[list[str]]:
+def by_record() -> list[list[str]]:
     """Rows of the first table: record, cells, below, within, above."""
     rows = []
-    for label, cells in records(page):
+    for label, cells in records():
         below, within, above = count([coverage for _, _, coverage in cells])
         rows.append([label, str(len(cells)), *(str(number or "–") for number in (below, within, above))])
     return rows
 
 
-def by_kind(page: Path = PAGE) -> list[list[str]]:
+def by_kind() -> list[list[str]]:
     """Rows of the second: kind and number, cells, within, below, above; without jumps of few levels and the ceiling."""
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for label, cells in records(page):
+    for label, cells in records():
         if label != "noise ceiling":
             for statistic, case, coverage in cells:
                 if "jump" not in statistic and (kind := kind_of(case)) is not None:

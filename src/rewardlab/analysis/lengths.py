@@ -114,17 +114,15 @@ def _without_each(strata: Sequence[tuple[BoolArray, BoolArray]], outcome: FloatA
 
     Strata stay those of all comparisons. Each side has at least two prompts.
     """
-    sides = [side for both in strata for side in both]
-    sums = sums_by(
-        prompts, *(side.astype(np.float64) for side in sides), *(np.where(side, outcome, 0.0) for side in sides)
-    )
-    left = [size_C.sum() - size_C for size_C in sums]
-    num_C, won_C = np.zeros_like(sums[0]), np.zeros_like(sums[0])
-    for number in range(0, len(sides), 2):
-        shares_C = [left[len(sides) + side] / left[side] for side in (number, number + 1)]
-        own_C = left[number] + left[number + 1]
-        num_C += own_C
-        won_C += own_C * (shares_C[0] + shares_C[1]) / 2
+    num_C, won_C = np.zeros((2, np.unique(prompts).size))
+    for sides in strata:
+        left, shares = [], []
+        for side in sides:
+            size_C, wins_C = sums_by(prompts, side.astype(np.float64), np.where(side, outcome, 0.0))
+            left.append(size_C.sum() - size_C)
+            shares.append((wins_C.sum() - wins_C) / left[-1])
+        num_C += sum(left)
+        won_C += sum(left) * sum(shares) / 2
     without: FloatArray = won_C / num_C
     return without
 
