@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -72,7 +72,7 @@ def parse(
     # A section becomes a field of a dataclass, whose name cannot be a word of Python.
     word = command.rpartition(" ")[2]
     own = f"{word}ing" if keyword.iskeyword(word) else word
-    together = _together(kind, own, in_file) if in_file else _together_without_file(kind, own)
+    together = _together(kind, own, in_file, hints if _asks_for_all(flags) else _named(flags, hints))
     twins: dict[str, Any] = {section.name: section.default for section in dataclasses.fields(together)}
     with _width_for_help():
         parsed, unknown = tyro.cli(
@@ -158,27 +158,38 @@ def _hints(settings_type: type) -> dict[str, Any]:
     }
 
 
-def _together(settings_type: type, own: str, in_file: Mapping[str, object]) -> Any:
-    """Return a dataclass for tyro with a field for each section: a twin of it, whose fields hold words, not values."""
-    hints = get_type_hints(settings_type) | {own: settings_type}
+def _asks_for_all(words: Sequence[str]) -> bool:
+    """Return whether the words ask for the help, or for a shell's completions, which list every flag."""
+    return any(word in ("-h", "--help") or word[:6] == "--tyro" for word in words)
+
+
+def _named(words: Sequence[str], hints: Mapping[str, Any]) -> set[str]:
+    """Return the settings that the words can set: those whose flag is among them, and positional ones.
+
+    tyro takes a millisecond for each flag that it is told of, and of the others a line needs none.
+    """
+    stems = {word[2:].partition("=")[0].replace("-", "_") for word in words if word[:2] == "--"}
+    stems |= {stem.removeprefix("no_") for stem in stems}
+    return {name for name, hint in hints.items() if name in stems or tyro.conf.Positional in get_args(hint)}
+
+
+def _together(settings_type: type, own: str, in_file: Mapping[str, object], names: Collection[str]) -> Any:
+    """Return a dataclass for tyro with a field for each section that has one of the settings in `names`: a twin of it
+    with those settings, whose fields hold words, not values."""
+    titles = get_type_hints(settings_type) | {own: settings_type}
     twins = {
-        title: _in_words(title, settings, _hints(settings_type), in_file)
+        title: _in_words(title, chosen, _hints(settings_type), in_file)
         for title, settings in sections_of(settings_type, own).items()
+        if (chosen := [setting for setting in settings if setting.name in names])
     }
     return dataclasses.make_dataclass(
         "Arguments",
         [
-            (title, Annotated[twin, tyro.conf.arg(help=hints[title].__doc__)], dataclasses.field(default=twin()))
+            (title, Annotated[twin, tyro.conf.arg(help=titles[title].__doc__)], dataclasses.field(default=twin()))
             for title, twin in twins.items()
         ],
         frozen=True,
     )
-
-
-@cache
-def _together_without_file(settings_type: type, own: str) -> Any:
-    """Return the same, once: it is the same for every line without a configuration file."""
-    return _together(settings_type, own, {})
 
 
 def sections_of(settings_type: type, command: str) -> dict[str, list[Setting]]:

@@ -8,12 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as tried
+from hypothesis import strategies as st
 
 from command_line import BASE, DEFAULTS, refusal
+from rewardlab import flags
+from rewardlab.arguments import ReportArguments
 from rewardlab.cli import main
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import settings_of, to_mapping
+from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json
+from rewardlab.flags import parse
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import TRL
 from rewardlab.training.settings.presets import PRESETS
@@ -326,3 +333,31 @@ def test_words_that_may_be_left_out_are_shown_in_the_help(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["gold", "label", "--help"])
     assert "of earlier scripts also --target_path, --model_name" in " ".join(capsys.readouterr().out.split())
+
+
+WORDS = shlex.split(
+    "a.jsonl 7 -7 -x -- '' -h=1 --lr --lr=1 --no-lr --lrr --seed=7 --lora --no_lora --eval_fraction --dataset "
+    "--no-chat-template --mistakes --mistakes=7 --no-texts --output_dir"
+)
+
+
+@given(
+    words=st.lists(st.sampled_from(WORDS), max_size=8),
+    asked=st.sampled_from([("train", *BASE), ("report",), ("report", "run")]),
+)
+@tried(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_line_gives_the_same_as_when_the_parser_is_told_of_every_flag(words, asked, monkeypatch, capsys) -> None:
+    command, *before = asked
+
+    def found() -> object:
+        try:
+            return parse(RewardTrainerConfig if command == "train" else ReportArguments, [*before, *words], command, "")
+        except ConfigError as error:
+            return str(error)
+        except SystemExit as ended:
+            return ended.code, capsys.readouterr()
+
+    fewer = found()
+    with monkeypatch.context() as patch:
+        patch.setattr(flags, "_asks_for_all", lambda words: True)
+        assert found() == fewer
