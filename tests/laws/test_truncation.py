@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -152,6 +153,9 @@ def test_a_table_has_the_column_of_replies_only_for_models_that_cut_them(
         assert ("truncated_reply_tokens" in rows[0]) == (rule == "reply-middle")
         assert "truncated_tokens" in rows[0]
     assert [bool(row["truncated_reply_tokens"]) for row in rows] == [False, False, True]
+    score_file(str(folders["reply-middle"]), source, tmp_path / "scored.parquet")
+    table = pq.read_table(tmp_path / "scored.parquet")
+    assert [bool(cut) for cut in table["truncated_reply_tokens"].to_pylist()] == [False, False, True]
 
 
 def test_score_rows_of_earlier_versions_are_read_and_only_cut_replies_add_a_column() -> None:

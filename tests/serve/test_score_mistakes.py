@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rewardlab.cli import main
+from rewardlab.core.errors import DataError
 from rewardlab.data.rows import MAX_CHARACTERS
 from rewardlab.serve.file_scoring.file import ScoreSettings, score_with
 from scored_files import WRITE, read_jsonl, refusal, write_jsonl
@@ -24,6 +25,26 @@ BAD_ROWS = [
     {"response": "a", "note": 1},
     '{"prompt": "a", "response": "b", "x": NaN, "y": 7}',
 ]
+
+
+def test_an_empty_prompt_is_scored_as_everywhere_else(tmp_path):
+    source = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "", "response": "b"}, {"prompt": "", "responses": ["b"]}])
+    score_with(Stub(), source, tmp_path / "scored.jsonl")
+    one, several = read_jsonl(tmp_path / "scored.jsonl")
+    assert [one["score"]] == several["scores"] == [score_of("b")]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": 5, "response": "b"}, "the prompt is of type int, neither text nor a list of messages"),
+        ({"prompt": "a", "responses": []}, "responses is an empty list"),
+        ({"prompt": "a", "responses": {"b": 1}}, "responses is of type dict, not a list"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said(tmp_path, row, said):
+    with pytest.raises(DataError, match=said):
+        score_with(Stub(), write_jsonl(tmp_path / "rows.jsonl", [row]), tmp_path / "scored.jsonl")
 
 
 def test_rows_that_cannot_be_scored_are_written_with_their_cause_if_asked(tmp_path, caplog):
@@ -45,7 +66,7 @@ def test_rows_that_cannot_be_scored_are_written_with_their_cause_if_asked(tmp_pa
             "not valid JSON",
             "expected a JSON object, got list",
             "the row has more than 8,000,000 characters",
-            "a response is not text",
+            "a response is of type NoneType, not text",
             "its columns are prompt (null), response",
             "a message needs a role and a text",
             "unknown role 'robot'",

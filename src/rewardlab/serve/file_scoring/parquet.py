@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError
 from rewardlab.data.readers import PARQUET_ROWS
-from rewardlab.serve.file_scoring.results import CUT, PICKED, Columns, Result, together
+from rewardlab.serve.file_scoring.results import CUT, PICKED, SHORTENED, Columns, Result, together
 from rewardlab.serve.file_scoring.rows import ROWS_AT_A_TIME
 
 AS_TEXT: Final = ("score_errors",)
@@ -139,7 +139,7 @@ def _added(columns: Columns) -> list[Any]:
 
     number, numbers, text = pa.float64(), pa.list_(pa.float64()), pa.string()
     types = {"score": number, "score_std": number, "scores": numbers, "score_stds": numbers}
-    types |= {"response_index": pa.int64(), CUT: pa.list_(pa.int64())}
+    types |= {"response_index": pa.int64(), CUT: pa.list_(pa.int64()), SHORTENED: pa.list_(pa.int64())}
     return [pa.field(name, types.get(name, text)) for name in columns.added]
 
 

@@ -77,7 +77,7 @@ Look = Callable[[Mapping[str, Any]], None]
 def present(row: Mapping[str, Any], column: str) -> bool:
     """Return whether a row has a value in a column: neither null nor, where a list is wanted, an empty cell."""
     value = row.get(column)
-    return value is not None if column == "response" else not is_absent(value)
+    return value is not None if column in ("prompt", "response") else not is_absent(value)
 
 
 def asks_for_several(row: Mapping[str, Any]) -> bool:
@@ -103,8 +103,12 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
                 raise DataError(f"{where}: a conversation must end with an assistant turn, the reply to be scored.")
             return Asked(turns[:-1], (turns[-1].content,))
         replies = row["responses"] if given[0] == "responses" else [row["response"]]
-        if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
-            raise TypeError("a response is not text")
+        if not isinstance(replies, list):
+            raise TypeError(f"responses is of type {type(replies).__name__}, not a list")
+        if not replies:
+            raise TypeError("responses is an empty list")
+        if wrong := [type(reply).__name__ for reply in replies if not isinstance(reply, str)]:
+            raise TypeError(f"a response is of type {wrong[0]}, not text")
         return Asked(_prompt(row["prompt"], bare=bare), tuple(replies))
     except UnusableRowError as error:
         raise DataError(f"{where}: cannot be scored ({error.detail}). {WANTED}") from error
@@ -114,6 +118,8 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
 
 def _prompt(value: Any, *, bare: bool | None) -> str | Conversation:
     """Return a prompt, a text as it stands. Raises RenderError or UnusableRowError if it is not a prompt."""
+    if not isinstance(value, str | list | tuple):
+        raise TypeError(f"the prompt is of type {type(value).__name__}, neither text nor a list of messages")
     if not isinstance(value, str):
         return to_messages(value)
     # Only a check: a backend splits the text itself, since a server may have its own rule.
@@ -139,7 +145,8 @@ def require_writable(row: Mapping[str, Any], where: str) -> None:
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(
                 f"{where}: the column {show(name)[1:-1]!r} holds what cannot be written as JSON ({error}). JSON has no "
-                f"NaN, no Infinity, no bytes and no unpaired surrogates: write null instead, or leave the column out."
+                f"NaN, no Infinity, no bytes, no decimals, no dates and no unpaired surrogates: write null, a float or "
+                f"a text instead, or leave the column out."
             ) from error
 
 
