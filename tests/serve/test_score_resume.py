@@ -357,3 +357,32 @@ def test_lines_of_scores_that_come_twice_count_once(tmp_path):
     again = Journal(tmp_path / "kept", {"input": "a"})
     assert list(again.outcomes()) == [[0.5], "no"]
     assert again.num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: b"\0" + line[1:],
+        lambda line: line.replace(b"0.5", b"9.5"),
+        lambda line: line.replace(b'"part": 0', b'"part": 7'),
+        lambda line: b"5\n",
+        lambda line: b'{"part":0,"typed":0,"rows":[[0.5]]}\n',
+    ],
+)
+def test_a_damaged_line_costs_its_own_part_alone(tmp_path, caplog, change):
+    journal = Journal(tmp_path / "kept", {"input": "a"})
+    journal.begin({})
+    for part, score in enumerate((0.5, 0.25, 0.125)):
+        journal.append(part, [[score]])
+    path = tmp_path / "kept/scores.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([change(first), *others]))
+    again = Journal(tmp_path / "kept", {"input": "a"})
+    assert [part in again for part in range(3)] == [False, True, True]
+    assert "damaged in line 1; the rows of such lines are scored again" in caplog.text
+    again.append(0, [[0.75]])
+    for known in (again, Journal(tmp_path / "kept", {"input": "a"})):
+        assert list(known.outcomes()) == [[0.75], [0.25], [0.125]]
+    path.write_bytes(path.read_bytes().replace(b"0.25", b"0.35"))
+    with pytest.raises(DataError, match="part 1 was damaged after it was written"):
+        list(again.outcomes())

@@ -1,8 +1,9 @@
 """The journal of scores, kept beside the output in `.NAME.partial`, from which a run that was killed resumes.
 
 `state.json` identifies what the scores belong to: input, model, precision, backend. `scores.jsonl` has one line for
-each part of the rows, appended and flushed to the disk as soon as it is scored, in whatever order parts are finished.
-If a kill leaves an incomplete line, the line is cut off and its part is scored again.
+each part of the rows, appended and flushed to the disk as soon as it is scored, in whatever order parts are finished,
+with a checksum. If a kill leaves an incomplete line, the line is cut off and its part is scored again. So is the part
+of a damaged line; the others are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import append_text, read_summed_json, remove, to_json, write_summed_json
+from rewardlab.core.files import SUM, append_text, read_summed_json, remove, sha256_json, to_json, write_summed_json
 from rewardlab.core.lock import LOCK
 
 logger = logging.getLogger("rewardlab")
@@ -81,19 +82,26 @@ class Journal:
         self._read()
 
     def _read(self) -> None:
-        """Index the complete lines, and cut off an incomplete one that a kill has left after them."""
+        """Index the lines, leave damaged ones out, and cut off an incomplete one that a kill has left at the end."""
         path, end = self.folder / SCORES, 0
         if not path.exists():
             return
+        damaged = []
         with path.open("rb") as file:
-            for line in file:
-                entry = _parsed(line)
-                if entry is None or entry["part"] in self._places:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
                     break
-                self._add(entry, end, len(line))
+                if (entry := _parsed(line)) is None:
+                    damaged.append(number)
+                elif entry["part"] not in self._places:
+                    self._add(entry, end, len(line))
                 end += len(line)
+        if damaged:
+            logger.warning(
+                "%s: damaged in line %s; the rows of such lines are scored again", path, ", ".join(map(str, damaged))
+            )
         if end < path.stat().st_size:
-            logger.warning("%s: the last lines were cut off by the end of the run; they are scored again", path)
+            logger.warning("%s: the last line was cut off by the end of the run; its rows are scored again", path)
             os.truncate(path, end)
 
     def _add(self, entry: Mapping[str, Any], start: int, size: int) -> None:
@@ -111,19 +119,23 @@ class Journal:
     def append(self, part: int, outcomes: Sequence[Outcome], *, num_typed: int = 0) -> None:
         """Append the outcomes of a part; they are on the disk when this returns. Raises OSError if the disk is full."""
         entry = {"part": part, "typed": num_typed, "rows": list(outcomes)}
-        line = to_json(entry, indent=None).encode("utf-8", "backslashreplace") + b"\n"
+        line = to_json({**entry, SUM: sha256_json(entry)}, indent=None).encode("utf-8", "backslashreplace") + b"\n"
         start = (self.folder / SCORES).stat().st_size
         append_text(self.folder / SCORES, line.decode())
         self._add(entry, start, len(line))
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield the outcome of every row, in the order of the rows; all parts must be there."""
+        """Yield the outcome of every row, in the order of the rows; all parts must be there.
+
+        Raises DataError for a line that was changed after it was written.
+        """
         with (self.folder / SCORES).open("rb") as file:
             for part in sorted(self._places):
                 start, size = self._places[part]
                 file.seek(start)
                 entry = _parsed(file.read(size))
-                assert entry is not None, "it was whole when it was read or written"
+                if entry is None:
+                    raise DataError(f"{file.name}: part {part} was damaged after it was written. Run the same again.")
                 yield from entry["rows"]
 
     def discard(self) -> None:
@@ -176,13 +188,13 @@ def empty(folder: Path) -> None:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return a line of scores; None if it is incomplete."""
+    """Return a line of scores; None if it is not as it was written."""
     try:
-        entry = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+        entry = json.loads(line)
+        checksum = entry.pop(SUM) if isinstance(entry, dict) else None
+        return entry if checksum is not None and sha256_json(entry) == checksum else None
+    except (ValueError, KeyError, RecursionError):
         return None
-    whole = isinstance(entry, dict) and entry.keys() == {"part", "typed", "rows"}
-    return entry if whole else None
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
