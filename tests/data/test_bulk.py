@@ -190,3 +190,33 @@ def test_of_a_prompt_above_the_limit_at_most_one_reply_is_encoded(bounded, monke
     assert all(isinstance(result, Overlong) and result.prompt for result in long)
     assert all(isinstance(result, Rendered) for result in short)
     assert len(encoded) == 50 + (not bounded)
+
+
+def test_a_reply_of_too_many_characters_is_refused_without_being_encoded(monkeypatch) -> None:
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=60))
+    most = renderer.most_characters
+    assert most is not None
+    prompt = (Message("user", "light water " * most),)
+    replies = [Message("assistant", text) for text in ("soil " * most, "soil")]
+    pair = Preference(
+        id="a",
+        source="s",
+        prompt=prompt,
+        replies=tuple((reply,) for reply in replies),
+        comparisons=(Comparison(first=0, second=1),),
+    )
+    encoded: list[int] = []
+    encode_all = Renderer.encode_all
+
+    def counts(renderer, conversations, texts):
+        encoded.extend(map(len, texts))
+        return encode_all(renderer, conversations, texts)
+
+    monkeypatch.setattr(Renderer, "encode_all", counts)
+    ((long, short),) = render_replies([pair], renderer)
+    assert isinstance(long, ReplyTooLong)
+    assert "too many for the limit of 60 tokens" in str(long)
+    assert isinstance(short, Rendered)
+    assert short.truncated_tokens > 0, "its prompt is cut, whatever its length"
+    assert max(encoded) < len(renderer.text((*prompt, replies[0]))), "the long reply was not among them"
+    assert render_all([pair], renderer) == [LeftOut("reply_too_long", "a")]

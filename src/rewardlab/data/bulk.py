@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rewardlab.core.errors import RenderError
+from rewardlab.core.spec import CUT_MIDDLE
 from rewardlab.core.types import Conversation, IntArray, Preference, TokenGroup
 from rewardlab.data.chat import (
     EndsInPadding,
@@ -106,8 +107,8 @@ def _render(replies: Sequence[_Reply], renderer: Renderer, *, cut: bool = True) 
             reply.result = text
         else:
             reply.text = text
-    if not cut:
-        _refuse_by_characters([reply for reply in replies if reply.result is None], renderer)
+    refuse = _refuse_long_replies if cut else _refuse_by_characters
+    refuse([reply for reply in replies if reply.result is None], renderer)
     limit = renderer.spec.max_length
     pending = [reply for reply in replies if reply.result is None]
     conversations = [reply.prompt + reply.reply for reply in pending]
@@ -137,6 +138,24 @@ def _refuse_by_tokens(replies: Sequence[_Reply], limit: int) -> None:
             prompt = whole.prompt_tokens > limit
             num_tokens = whole.prompt_tokens if prompt else len(whole.token_ids)
             reply.result = Overlong(f"takes {num_tokens} tokens, above the model's limit of {limit}.", prompt=prompt)
+
+
+def _refuse_long_replies(replies: Sequence[_Reply], renderer: Renderer) -> None:
+    """Set the `result` of replies whose last turn, which is not cut, has more characters than any tokens within the
+    limit. Encoding a text of millions of characters to count its tokens would take seconds."""
+    limit, most = renderer.spec.max_length, renderer.most_characters
+    if renderer.refuses or renderer.spec.truncation == CUT_MIDDLE:
+        return
+    for reply in replies:
+        if most is not None and len(reply.text) > most:
+            turns = reply.prompt + reply.reply
+            (other,) = _texts([with_sentinel(turns[:-1], turns[-1:])], renderer)
+            before = len(reply.text) if isinstance(other, RenderError) else len(common_text(reply.text, other))
+            if (num_characters := len(reply.text) - before) > most:
+                reply.result = ReplyTooLong(
+                    f"a reply has {num_characters} characters with what ends it, too many for the limit of {limit} "
+                    f"tokens (--max-seq-len when the model was trained)."
+                )
 
 
 def _refuse_by_characters(replies: Sequence[_Reply], renderer: Renderer) -> None:
