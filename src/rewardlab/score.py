@@ -19,7 +19,7 @@ from torch import Tensor
 from rewardlab.batch import PackedBatch, first_alike, pack
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, RenderError
-from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup
+from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup, is_readable
 from rewardlab.data.chat import Overlong, Renderer, to_messages
 from rewardlab.data.layout import Rendered, lay_out
 from rewardlab.data.pack import Piece, part_of, plan_replies
@@ -268,6 +268,10 @@ class Scorer:
         for number, conversation in enumerate(messages):
             if not conversation or conversation[-1].role != "assistant":
                 raise RenderError(f"conversation {number} must end with an assistant turn, the reply to be scored.")
+            if not is_readable(*(turn.content for turn in conversation)):
+                raise RenderError(
+                    f"conversation {number}: a text has half a surrogate pair, which no tokenizer can read. Replace it."
+                )
         # Only neighbours are grouped, so that groups, and with them the scores, come in the order of the argument.
         groups: list[TokenGroup] = []
         for _, numbers in groupby(range(len(messages)), key=lambda number: messages[number][:-1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from artifacts import save
 from conftest import set_layout
 from rewardlab.artifact.load import load
+from rewardlab.core.errors import ArtifactError
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,7 @@ for wrong in (
     lambda: scorer.score([[3]]),
     lambda: scorer.score_replies("How?", "text"),
     lambda: scorer.score_replies("How?", [3]),
+    lambda: scorer.score_replies("How?", ["\udcff"]),
     lambda: scorer.score_replies(turn, ["b"]),
 ):
     try:
@@ -93,3 +96,14 @@ def test_layouts_agree_after_loading(saved):
     set_layout(scorer.model, "padded")
     assert scorer.score(conversations) == pytest.approx(shared, abs=1e-5)
     assert load(saved, attention="padded").score(conversations) == pytest.approx(shared, abs=1e-5)
+
+
+@pytest.mark.parametrize(("is_link", "said"), [(True, "a link to a file that is missing"), (False, "no weights")])
+def test_weights_that_are_gone_are_named(saved, tmp_path, is_link, said):
+    folder = tmp_path / "rm"
+    shutil.copytree(saved, folder)
+    (folder / "model.safetensors").unlink()
+    if is_link:
+        (folder / "model.safetensors").symlink_to(tmp_path / "moved")
+    with pytest.raises(ArtifactError, match=f"model.safetensors.*{said}|{said}: model.safetensors is missing"):
+        load(folder)

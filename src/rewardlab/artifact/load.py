@@ -240,6 +240,8 @@ def require_head(path: Path) -> None:
         # With an index the files that it names have to be there; without this a missing one would show as a lost head.
         sharded = (path / INDEX).is_file() and not (path / ONE_FILE).is_file()
         files = weight_files(path) if sharded else sorted(path.glob("*.safetensors"))
+        if not files:
+            raise ArtifactError(f"{path}: no weights: {ONE_FILE} is missing. {REMEDY}")
         shapes = {name: list(weight.shape) for name, weight in read_headers(files).items()}
     shape = shapes.get(f"{HEAD_ON_DISK}.weight")
     if shape is None:

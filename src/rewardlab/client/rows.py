@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import OutputAs
-from rewardlab.core.types import Conversation, Message
+from rewardlab.core.types import Conversation, Message, is_readable
 from rewardlab.data.chat import to_messages
 
 MAX_CHARACTERS: Final = 1_000_000
@@ -129,11 +129,8 @@ def rows_of_tokens(token_ids: Iterable[Any]) -> list[Row]:
 def _readable(row: Row) -> Row:
     """Return a row. Raises RenderError for half of a surrogate pair, which can neither be sent nor tokenised."""
     texts = [row.prompt] if isinstance(row.prompt, str) else [turn.content for turn in row.prompt]
-    try:
-        for text in (*texts, row.reply):
-            text.encode()
-    except UnicodeEncodeError:
-        raise RenderError(f"{row.name}: a text has half a surrogate pair, which no tokenizer can read.") from None
+    if not is_readable(*texts, row.reply):
+        raise RenderError(f"{row.name}: a text has half a surrogate pair, which no tokenizer can read.")
     return row
 
 

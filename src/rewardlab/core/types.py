@@ -291,3 +291,13 @@ def join_comparisons(rows: Sequence[ScoreRow]) -> Iterator[ScoredComparison]:
                 second=by_reply[row.source, row.preference_id, comparison.second],
                 comparison=comparison,
             )
+
+
+def is_readable(*texts: str) -> bool:
+    """Return whether no text has half of a surrogate pair, which no tokenizer reads and no request can hold."""
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

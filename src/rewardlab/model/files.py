@@ -165,6 +165,8 @@ def read_headers(files: Sequence[Path]) -> dict[str, Found]:
                     entry = weights.get_slice(key)
                     headers[key] = Found(file=str(path), shape=tuple(entry.get_shape()), dtype=entry.get_dtype())
         except (SafetensorError, OSError) as error:
+            if not path.exists():
+                raise DAMAGED_BASE.of(f"{path}: missing, or a link to a file that is missing.") from error
             raise DAMAGED_BASE.of(
                 f"{path}: damaged, or cut off: its {path.stat().st_size} bytes are not a complete safetensors file "
                 f"({error})."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rewardlab.core.errors import ConfigError, RenderError
-from rewardlab.core.types import Conversation, Message
+from rewardlab.core.types import Conversation, Message, is_readable
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import conversations_of
 from rewardlab.rl.config import TEXT_AS, RenderFn, TextAs
@@ -135,12 +135,10 @@ def _readable_rendering(rendered: Any, name: str) -> str | tuple[int, ...]:
 
 def _require_readable(text: str, name: str) -> None:
     """Raise RolloutError for half of a surrogate pair, which no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    if not is_readable(text):
         raise RolloutError(
             f"{name}: a text has half a surrogate pair, which no tokenizer can read. Replace it in the data."
-        ) from None
+        )
 
 
 def _reply_turns(reply: Any, turns: list[Any] | None) -> Conversation:
