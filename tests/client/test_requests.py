@@ -18,6 +18,7 @@ from rewardlab.client import AsyncRewardClient
 from rewardlab.client.dialects import SGLANG_CLASSIFY, VLLM_CLASSIFY, VLLM_POOLING, choose, engine_of, wrong_in
 from rewardlab.client.http import SPREAD, seconds_of, wait_of
 from rewardlab.client.rows import Row, requests_of
+from rewardlab.core.errors import ConfigError
 from served import table
 
 DRAWN = st.lists(
@@ -72,7 +73,11 @@ def test_a_retry_after_is_read_as_seconds_or_as_a_date(seconds: int) -> None:
     assert seconds - 60 <= read <= seconds
 
 
-@pytest.mark.parametrize("header", [None, "", "soon", "-5", "1.5", "²", "١٢", "Fri, 99 Foo 2026 00:00:00 GMT"])
+ENDLESS = f"Mon, 05 Jan 2026 00:00:00 +{'9' * 20}"
+"""A date in a time zone that no clock has."""
+
+
+@pytest.mark.parametrize("header", [None, "", "soon", "-5", "1.5", "²", "١٢", "Fri, 99 Foo 2026 00:00:00 GMT", ENDLESS])
 def test_a_retry_after_that_is_neither_is_as_if_it_were_not_there(header: str | None) -> None:
     assert seconds_of(header) is None
     assert wait_of(None, 300.0) is True
@@ -134,6 +139,14 @@ def test_engines_are_told_apart_by_routes_that_they_alone_have() -> None:
     "value", [float("nan"), float("inf"), None, True, "1", [1.0], pytest.param(10**400, id="large")]
 )
 def test_what_is_no_finite_number_is_no_score(value: Any) -> None:
-    assert wrong_in(value) is not None
+    cause = wrong_in(value)
+    assert cause is not None
+    assert ("float16" in cause) == (value is None or isinstance(value, float)), "other values no precision mends"
     assert wrong_in(0.5) is None
     assert wrong_in(-3) is None
+
+
+@pytest.mark.parametrize("port", [0, 65536, 99999])
+def test_a_port_that_cannot_be_is_refused_with_the_address(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}' has port {port}; wanted 1 to 65535"):
+        AsyncRewardClient(f"http://127.0.0.1:{port}")

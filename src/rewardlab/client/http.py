@@ -264,7 +264,7 @@ def seconds_of(retry_after: str | None) -> float | None:
         return float(seconds)
     try:
         when = parsedate_to_datetime(retry_after)
-    except ValueError:
+    except (ValueError, OverflowError):  # no date, or a time zone that no clock has
         return None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     return max(0.0, (when - datetime.now(UTC)).total_seconds())
@@ -286,6 +286,8 @@ def base_of(url: str, *, instead: str = "token=…, or httpx_options={'auth': (u
     shown = str(parsed.copy_with(query=None, fragment=None))
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"url: {shown!r} is not an address of http. {SUCH_AS}")
+    if parsed.port is not None and not 1 <= parsed.port <= 65535:
+        raise ConfigError(f"url: {shown!r} has port {parsed.port}; wanted 1 to 65535.")
     if parsed.query or parsed.fragment:
         raise ConfigError(f"url: {shown!r} is followed by more than a host and a path. {SUCH_AS}")
     return shown.rstrip("/")
