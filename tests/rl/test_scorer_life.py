@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,17 @@ def test_a_scorer_of_a_server_imports_no_torch_and_words_that_are_no_choice_are_
         "combination: expected one of mean, minimum, lower, got 'max'.",
         "precision: expected one of fp32, bf16, fp16, got 'fp8'.",
     ], ran.stderr
+
+
+def test_a_scorer_is_closed_when_the_process_begins_no_more_work_in_threads(folder: Path) -> None:
+    async def done() -> None:
+        scorer = RewardScorer(folder)
+        await scorer.score(TALKS[:1])
+        ended = ThreadPoolExecutor()
+        ended.shutdown()
+        asyncio.get_running_loop().set_default_executor(ended)
+        await scorer.aclose()
+
+    before = set(threading.enumerate())
+    asyncio.run(done())
+    assert not [new for new in set(threading.enumerate()) - before if new.name == "rewardlab-engine"]

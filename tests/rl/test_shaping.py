@@ -144,6 +144,20 @@ def test_the_reward_of_a_reply_is_the_sum_of_those_of_its_tokens() -> None:
     assert tokens.sum() == shaped.rewards_R[0]
 
 
+def test_numbers_of_several_rows_are_refused_and_half_precision_is_taken() -> None:
+    with pytest.raises(ConfigError, match=r"kl_T: got numbers of shape \[1, 3\]; wanted those of one reply"):
+        rewards_of_tokens(2.0, np.zeros((1, 3)), beta=0.1)
+    with pytest.raises(ConfigError, match=r"policy: got numbers of shape \[3, 1\]"):
+        kl_of_tokens(np.zeros((3, 1)), np.zeros(3), estimator="k1")
+    with pytest.raises(ConfigError, match=r"rollout 0: .*reference: got numbers of shape \[1, 2\]"):
+        kl_of_replies([[0.0]], [np.zeros((1, 2))], estimator="k1")
+    policy = torch.tensor([-1.0, -2.0], dtype=torch.bfloat16)
+    found = kl_of_tokens(list(policy), list(torch.tensor([-1.5, -1.0])), estimator="k1")
+    assert found.tolist() == [0.5, -1.0]
+    with pytest.raises(RolloutError, match="at token 1 is nan"):
+        kl_of_tokens([-1.0, None], [-1.0, -1.0], estimator="k1")
+
+
 def test_a_divergence_that_is_not_finite_names_rollout_and_token() -> None:
     with pytest.raises(RolloutError, match="rollout 1: the KL divergence at token 1 is inf") as refused:
         kl_of_replies([[-1.0], [-1.0, -1.0]], [[-1.0], [-1.0, -math.inf]], estimator="k1")

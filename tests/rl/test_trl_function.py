@@ -102,6 +102,25 @@ def test_an_environments_reward_is_combined_before_the_floor_and_kept_columns_ar
         asyncio.run(reward([PROMPTS[0]] * 3, completions, quality=[0.0, None, 1.0], gold=[1.0, 2.0, 3.0]))
 
 
+@pytest.mark.parametrize("gold", [[1.0], [1.0, 2.0, 3.0, 4.0], 1.0, "high"])
+def test_evidence_that_is_not_one_value_a_rollout_is_refused_before_anything_is_scored(
+    tmp_path: Path, gold: object
+) -> None:
+    scorer = KnownScorer(lambda reply: pytest.fail("scored"))
+    reward = reward_function(scorer, evidence=("gold",), log_dir=str(tmp_path))
+    completions = [[{"role": "assistant", "content": "x" * n}] for n in (1, 3, 5)]
+    with pytest.raises(ConfigError, match="gold: got .*wanted one for each"):
+        asyncio.run(reward([PROMPTS[0]] * 3, completions, gold=gold))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_call_without_rollouts_has_no_rewards_and_one_with_too_few_replies_is_refused() -> None:
+    reward = reward_function(KnownScorer(len))
+    assert asyncio.run(reward([], [], log_metric=lambda name, value: pytest.fail("nothing to tell"))) == []
+    with pytest.raises(ConfigError, match="completions: got 1 for 2 rollouts"):
+        asyncio.run(reward(PROMPTS[:2], [[{"role": "assistant", "content": "x"}]]))
+
+
 def test_a_resumed_run_goes_on_in_its_record_and_a_new_one_does_not_write_into_another(tmp_path: Path) -> None:
     def call(step: int) -> None:
         reward = reward_function(KnownScorer(len), log_dir=str(tmp_path))

@@ -24,14 +24,19 @@ MOST_NAMED = 8
 """Most rollouts that a message names. It says how many more there are."""
 
 
+def floats(values: Sequence[object] | npt.NDArray[Any]) -> FloatArray:
+    """Return values as a new array of floats; NaN for what is None or not a number."""
+    return np.array([_number(value) for value in values], dtype=np.float64)
+
+
 def finite(values_R: Sequence[object] | npt.NDArray[Any], *, what: str) -> FloatArray:
     """Return values as a new array [R].
 
     `what` says what they are, such as `reward`. Raises RolloutError, naming the rollouts, for a value that is None, not
     a number, NaN or infinite.
     """
-    numbers_R = [_number(value) for value in values_R]
-    wrong = tuple(number for number, value in enumerate(numbers_R) if not math.isfinite(value))
+    numbers_R = floats(values_R)
+    wrong = tuple(np.flatnonzero(~np.isfinite(numbers_R)).tolist())
     if wrong:
         found = ", ".join(f"rollout {number}: {_shown(values_R[number])}" for number in wrong[:MOST_NAMED])
         more = f", and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
@@ -40,7 +45,7 @@ def finite(values_R: Sequence[object] | npt.NDArray[Any], *, what: str) -> Float
             f"wanted a finite number for each. Find out why it is missing, or leave the rollout out of its group.",
             rollouts=wrong,
         )
-    return np.array(numbers_R, dtype=np.float64)
+    return numbers_R
 
 
 def not_negative(noise_R: Numbers | None, *, like_R: FloatArray) -> FloatArray:

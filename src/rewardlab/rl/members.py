@@ -206,8 +206,15 @@ class LocalMember:
         with self._lock:
             self._closed = True
             engine, self._engine = self._engine, None
-        if engine is not None:
-            await asyncio.to_thread(engine.close)
+        if engine is None:
+            return
+        try:
+            closing = asyncio.get_running_loop().run_in_executor(None, engine.close)
+        except RuntimeError:
+            # The process ends, and begins no more work in other threads.
+            engine.close()
+        else:
+            await closing
 
 
 class ServedMember:

@@ -178,6 +178,10 @@ def _balanced(deviations_G: FloatArray) -> FloatArray:
 
 
 def _short(mean: float) -> float:
-    """Return a number rounded to `SHORT` binary digits."""
+    """Return a number rounded to `SHORT` binary digits, toward 0 where it would leave the range of floats."""
     part, power = math.frexp(mean)
-    return math.ldexp(round(math.ldexp(part, SHORT)), power - SHORT)
+    digits = math.ldexp(part, SHORT)
+    try:
+        return math.ldexp(round(digits), power - SHORT)
+    except OverflowError:
+        return math.ldexp(math.trunc(digits), power - SHORT)

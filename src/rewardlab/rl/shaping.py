@@ -15,7 +15,7 @@ import numpy as np
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CalibrationSpec
-from rewardlab.rl.checking import FloatArray, Numbers, as_many, finite, stated, total
+from rewardlab.rl.checking import FloatArray, Numbers, as_many, finite, floats, stated, total
 from rewardlab.rl.credit import Combined, noise_after
 from rewardlab.rl.rollouts import RolloutError
 
@@ -107,16 +107,19 @@ def kl_of_tokens(policy_T: Numbers, reference_T: Numbers, *, estimator: KLEstima
     """Return the estimated KL divergence [T] of the policy from the reference at each token of a reply.
 
     Both are natural logarithms of the probability of the token that was sampled. Raises ConfigError for an unknown
-    estimator and for lists of different lengths; RolloutError for a number that is missing or not finite.
+    estimator, for lists of different lengths and for several rows; RolloutError for a number that is missing or not
+    finite.
     """
     if estimator not in get_args(KLEstimator):
         raise ConfigError(f"estimator: got {estimator!r}; wanted one of {', '.join(get_args(KLEstimator))}.")
+    _require_one_row(policy_T, "log-probabilities of the policy")
+    _require_one_row(reference_T, "log-probabilities of the reference")
     if len(policy_T) != len(reference_T):
         raise ConfigError(
             f"log-probabilities: got {len(policy_T)} of the policy and {len(reference_T)} of the reference; wanted one "
             f"of each for every token of the reply."
         )
-    ratio_T = np.array(policy_T, dtype=np.float64) - np.array(reference_T, dtype=np.float64)
+    ratio_T = floats(policy_T) - floats(reference_T)
     with np.errstate(over="ignore", invalid="ignore"):
         if estimator == "k2":
             ratio_T = ratio_T**2 / 2
@@ -170,15 +173,16 @@ def rewards_of_tokens(reward: float, kl_T: Numbers, *, beta: float) -> FloatArra
     """Return the reward of each token [T] of one reply: -beta·KL, and at the last token the reward of the reply too.
 
     This is what verl and OpenRLHF make of a reward for PPO (verl clamps `k3`, and OpenRLHF every estimate, to ±10; this
-    clamps nothing). The sum over tokens is that of `kl_shaped`. Raises ConfigError for a `beta` below 0 and for a reply
-    without tokens, RolloutError for a reward or a divergence that is not finite.
+    clamps nothing). The sum over tokens is that of `kl_shaped`. Raises ConfigError for a `beta` below 0, for a reply
+    without tokens and for several rows, RolloutError for a reward or a divergence that is not finite.
     """
     stated(beta, "beta", wanted="0 or more", allowed=lambda value: value >= 0)
+    _require_one_row(kl_T, "kl_T")
     if len(kl_T) == 0:
         raise ConfigError("kl_T: got a reply without tokens; wanted one token or more, the last of which is rewarded.")
     (own,) = finite([reward], what="reward")
     with np.errstate(over="ignore"):
-        shaped_T: FloatArray = -beta * np.array(kl_T, dtype=np.float64)
+        shaped_T: FloatArray = -beta * floats(kl_T)
         shaped_T[-1] += own
     if not np.isfinite(shaped_T).all():
         raise RolloutError(
@@ -186,6 +190,14 @@ def rewards_of_tokens(reward: float, kl_T: Numbers, *, beta: float) -> FloatArra
             f"numbers. Find out which of them is missing or too large."
         )
     return shaped_T
+
+
+def _require_one_row(values_T: Numbers, what: str) -> None:
+    """Raise ConfigError for numbers of several rows, such as a batch of one reply: [1, T]."""
+    if len(shape := tuple(getattr(values_T, "shape", ()))) > 1:
+        raise ConfigError(
+            f"{what}: got numbers of shape {list(shape)}; wanted those of one reply, [T]. Hand over one row at a time."
+        )
 
 
 def _lengths(rewards: Combined, num_tokens_R: Sequence[int]) -> FloatArray:

@@ -13,7 +13,7 @@ connections are made there. This module imports nothing from TRL.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,7 +22,7 @@ import numpy as np
 
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
-from rewardlab.rl.checking import finite
+from rewardlab.rl.checking import FloatArray, as_many, finite
 from rewardlab.rl.config import ScorerConfig, require_known
 from rewardlab.rl.configured import from_environment
 from rewardlab.rl.loops import LoopScorer
@@ -105,12 +105,15 @@ class RewardFunction:
         Raises RolloutError naming step, prompt and reply for a rollout that has no finite reward, and as
         `RewardScorer.details` does; nothing is returned then, so nothing is trained on.
         """
+        as_many(prompts, completions, what="completions")
+        if not prompts:
+            return []
         step = self._step(kwargs.get("trainer_state"))
         environment_R = self._column(self.config.environment, kwargs)
         groups_R = None
         if self.config.noise_floor:
             groups_R = groups_of(prompts, group_size=self.config.group_size, num_processes=_processes()[1])
-        evidence = {name: finite(self._column(name, kwargs) or (), what=name) for name in self.config.evidence}
+        evidence = {name: self._evidence(name, kwargs, prompts) for name in self.config.evidence}
         rollouts = await self._rollouts(prompts, completions, step)
         scored = await self._scorers.details(rollouts)
         rewards = rewarded(scored, groups_R, self.config, environment_R)
@@ -165,7 +168,16 @@ class RewardFunction:
         if name not in columns:
             known = ", ".join(sorted(key for key, value in columns.items() if isinstance(value, list))) or "none"
             raise ConfigError(f"the dataset has no column {name!r:.60}; it has {known}.")
+        if not isinstance(columns[name], Iterable) or isinstance(columns[name], str):
+            raise ConfigError(f"{name}: got {columns[name]!r:.40}; wanted one for each rollout, in the same order.")
         return list(columns[name])
+
+    def _evidence(self, name: str, columns: Mapping[str, Any], prompts: Sequence[Any]) -> FloatArray:
+        """Return a column of evidence. Raises ConfigError unless it has a value for each rollout, RolloutError for one
+        that is not finite."""
+        found_R = finite(self._column(name, columns) or (), what=name)
+        as_many(prompts, found_R, what=name)
+        return found_R
 
     def _tell(self, rewards: Rewarded, scored: Sequence[Scored], kwargs: Mapping[str, Any]) -> None:
         """Hand figures and columns to TRL's log, where it takes them."""
