@@ -11,9 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import make_tokenizer
 from loading import ALLOW_DROPS, load, write
 from parsing import cause, preference, read, replies
 from rewardlab.core.types import Preference
+from rewardlab.data.bulk import render_all
+from rewardlab.data.config import RenderingConfig
+from rewardlab.data.groups import weigh
+from rewardlab.data.templates import build_renderer
 
 
 def judgement(post: int, a: str, b: str, *, labels: int = 1, ratio: float = 2.0) -> dict[str, object]:
@@ -164,11 +169,15 @@ class TestRatedReplies:
         assert found.skipped_ties == 1
 
 
-def test_a_vote_of_n_weighs_one_nth_and_all_votes_of_a_row_one() -> None:
-    row = {"prompt": "q", "chosen": "a", "rejected": "b", "labels": [1, 1, 0, 0.5]}
-    assert sum(one.weight for one in preference(row).comparisons) == 1.0
-    strong = preference({**row, "strength": 3}, strength_as="weight")
-    assert sum(one.weight for one in strong.comparisons) == 3.0
+@pytest.mark.parametrize("labels", [[1], [1, 0], [1, 1, 0, 0.5], [1] * 5])
+@pytest.mark.parametrize(("strength", "row_weighs"), [("none", 1.0), ("weight", 3.0)])
+def test_a_row_counts_once_however_many_votes_it_has_or_each_vote_does(labels, strength, row_weighs) -> None:
+    row = {"prompt": "How?", "chosen": "So.", "rejected": "No.", "labels": labels, "strength": 3}
+    found = preference(row, strength_as=strength)
+    groups = render_all([found], build_renderer(make_tokenizer(), RenderingConfig()))
+    for by, wanted in (("prompt", row_weighs), ("comparison", row_weighs * len(found.comparisons))):
+        (group,) = weigh(groups, by=by)
+        assert sum(one.weight for one in group.comparisons) == pytest.approx(wanted)
 
 
 def test_labels_that_are_no_votes_leave_a_pair_a_pair() -> None:

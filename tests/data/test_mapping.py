@@ -87,7 +87,7 @@ def test_labels_of_several_annotators_are_mapped_one_by_one() -> None:
     row = {**OWN, "votes": {"ann": "A", "bob": "B", "eve": None}}
     names = {**COLUMNS, "label_column": "votes", "map_label": ("A=1", "B=0")}
     found = preference(row, **names)
-    assert [(one.annotator, one.first, one.weight) for one in found.comparisons] == [("ann", 0, 0.5), ("bob", 1, 0.5)]
+    assert [(one.annotator, one.first, one.weight) for one in found.comparisons] == [("ann", 0, 1.0), ("bob", 1, 1.0)]
     assert cause({**row, "votes": ["A", "C"]}, **names) == "unmapped_label"
 
 

@@ -142,7 +142,8 @@ def judge_pair(
     *,
     is_named: bool = False,
 ) -> ParsedRow:
-    """Return a preference of two replies with a comparison a vote, each of weight 1/n, so that all rows weigh the same.
+    """Return a preference of two replies with a comparison a vote. None weighs less for there being others: training
+    counts each prompt once (`data.groups.weigh`), or each vote.
 
     A single vote puts the preferred reply first. `is_named` says that the row names the better reply, whatever the
     votes are, so that the places of the two carry no information. With `--strength-as weight`, ties that have a
@@ -164,7 +165,7 @@ def judge_pair(
     for vote in counted:
         first, label = (0, vote.label) if vote.label >= 0.5 else (1, 1 - vote.label)
         made = make_comparison(first, 1 - first, label, {**row, "strength": vote.strength}, rules.reading)
-        comparisons.append(replace(made, weight=made.weight / len(votes), annotator=vote.annotator))
+        comparisons.append(replace(made, annotator=vote.annotator))
     sure = {(one.first, one.second) for one in comparisons if one.label == 1.0}
     unanimous = len(sure) == 1 and all(one.label == 1.0 for one in comparisons)
     preference = Preference(

@@ -27,7 +27,7 @@ class DiagnoseRunConfig:
     folds: int = 5
     """Parts into which the conversations are divided, each held out once."""
     kwise_weight: Literal["prompt", "comparison"] = "prompt"
-    """For K > 2: whether each prompt counts once, or each comparison."""
+    """Where a prompt has several comparisons: whether each prompt counts once, or each comparison."""
     most_from_length: float = 0.5
     """Share of the accuracy above chance that may be there from length alone; more fails."""
     most_from_shortcut: float = 0.9

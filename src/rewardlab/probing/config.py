@@ -27,7 +27,7 @@ class ProbeRunConfig:
     bootstrap: int = 1000
     """Heads fitted to samples of the prompts drawn with replacement, for the uncertainty; 0 turns it off."""
     kwise_weight: Literal["prompt", "comparison"] = "prompt"
-    """For K > 2: whether each prompt counts once, or each comparison."""
+    """Where a prompt has several comparisons: whether each prompt counts once, or each comparison."""
     cache: bool = True
     """Keep the states on disk ($REWARDLAB_CACHE/states), so that another probe of the same data needs no model."""
     precision_card: bool = True

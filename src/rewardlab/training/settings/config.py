@@ -59,7 +59,7 @@ class LossConfig:
     kwise_loss: Literal["pairs", "plackett-luce"] = "pairs"
     """For K > 2: Bradley-Terry over the judged pairs, or Plackett-Luce over the ranking."""
     kwise_weight: Literal["prompt", "comparison"] = "prompt"
-    """For K > 2: whether each prompt counts once, or each comparison."""
+    """Where a prompt has several comparisons: whether each prompt counts once, or each comparison."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of its range."""
