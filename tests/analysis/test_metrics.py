@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import reduce
 from itertools import pairwise
 from operator import add
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 
+from rewardlab.analysis.judgement import judge_rows
 from rewardlab.analysis.metrics import (
     ALIASES,
     EARLIER_COLUMNS,
@@ -89,7 +90,7 @@ def test_a_score_that_is_not_finite_is_counted_and_never_compared(bad: float) ->
     result = sums(rows_of([*good, (bad, 0.0, 1.0), (0.0, bad, 0.5), (bad, bad, 0.0)]), beta=1)
     assert result == replace(sums(rows_of(good), beta=1), comparisons=5, non_finite=3)
     estimates = evaluate(rows_of([*good, (bad, 0.0, 1.0)]), beta=1).estimates
-    assert [estimate.n for estimate in estimates.values()] == [2, 2, 2, 2]
+    assert [estimate.n for estimate in estimates.values()] == [2] * len(METRICS)
     assert estimates["eval_accuracy"].value == 0.5
 
 
@@ -154,6 +155,21 @@ def test_estimates_and_sums_agree(pairs: list[Case]) -> None:
         ("eval_margin", result.sums.mean_margin),
     ):
         assert result.estimates[name].value == pytest.approx(value, nan_ok=True)
+
+
+@settings(max_examples=25)
+@given(pairs=cases)
+def test_what_judging_gives_too_is_the_same(pairs: list[Case]) -> None:
+    rows = rows_of(pairs)
+    if not any(math.isfinite(row.score) for row in rows):
+        return
+    judged = judge_rows(rows, beta=0.7)
+    for name, estimate in evaluate(rows, beta=0.7).estimates.items():
+        own, theirs = asdict(estimate), asdict(judged[name])
+        assert {key: value for key, value in own.items() if key != "method"} == pytest.approx(
+            {key: value for key, value in theirs.items() if key != "method"}, nan_ok=True, rel=1e-9, abs=1e-12
+        ), name
+        assert own["method"] == theirs["method"]
 
 
 def test_the_loss_stays_finite_where_a_probability_rounds_to_zero() -> None:

@@ -19,9 +19,9 @@ MEASURES: Final[Mapping[str, str]] = MappingProxyType(
         "eval_agreement_ceiling": "agreement of a model that ranks every pair as its label does",
         "eval_accuracy_macro": "mean of the accuracies of the sources, each source counted once",
         "eval_accuracy_by_prompt": "mean of the accuracies of the prompts, each prompt counted once",
-        "eval_negative_margin_rate": "share of comparisons whose preferred reply scores lower; score ties do not count",
+        "eval_negative_margin_rate": METRICS["eval_negative_margin_rate"],
         "eval_margin": METRICS["eval_margin"],
-        "eval_margin_std": "standard deviation of the margins",
+        "eval_margin_std": METRICS["eval_margin_std"],
         **{
             f"eval_margin_p{percent}": f"{percent}th percentile of the margins" if percent != 50 else "median margin"
             for percent in MARGIN_PERCENTILES
@@ -34,7 +34,7 @@ MEASURES: Final[Mapping[str, str]] = MappingProxyType(
         "eval_ece": METRICS["eval_ece"],
         "eval_calibration_slope": "logistic slope of the labels on β d: 1 if calibrated, below 1 if too sure",
         "eval_calibration_intercept": "logit by which the model's favourite wins more often than it says; 0 is right",
-        "eval_roc_auc": "chance that a preferred reply outscores the other reply of any comparison; ties count ½",
+        "eval_roc_auc": METRICS["eval_roc_auc"],
         "eval_score_mean": "mean score of all replies",
         "eval_score_std": "standard deviation of the scores of all replies",
         "eval_chosen_mean": "mean score of preferred replies, once a comparison",
@@ -72,13 +72,8 @@ MEASURE_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {
         **ALIASES,
         "eval_mean_loss": "eval_loss",
-        "margin_std": "eval_margin_std",
         "eval_median_margin": "eval_margin_p50",
         "median_margin": "eval_margin_p50",
-        "negative_margin_rate": "eval_negative_margin_rate",
-        "roc_auc": "eval_roc_auc",
-        "auc": "eval_roc_auc",
-        "eval_auc": "eval_roc_auc",
         "brier": "eval_brier",
         "brier_score": "eval_brier",
         "eval_brier_score": "eval_brier",

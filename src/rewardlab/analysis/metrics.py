@@ -19,6 +19,8 @@ from scipy.special import expit
 from rewardlab.analysis import stats
 from rewardlab.analysis.calibration import ece_estimate
 from rewardlab.analysis.ceiling import Ceiling, of_score_rows
+from rewardlab.analysis.distributions import standard_deviation
+from rewardlab.analysis.influence import area_under_curve
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.score_table import outcome_of
 from rewardlab.core.types import Estimate, ScoredComparison, ScoreRow, Sums, join_comparisons
@@ -29,6 +31,9 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "eval_loss": "mean negative log-likelihood of the raw labels under σ(β d), without smoothing or regularisers",
         "eval_margin": "mean score difference, preferred minus other; label ties are left out",
         "eval_ece": "expected calibration error of σ(β d) over symmetrised pairs, 10 equal-width bins",
+        "eval_margin_std": "standard deviation of the margins",
+        "eval_negative_margin_rate": "share of comparisons whose preferred reply scores lower; score ties do not count",
+        "eval_roc_auc": "chance that a preferred reply outscores the other reply of any comparison; ties count ½",
     }
 )
 """Name of every metric computed here -> what it means, in one line."""
@@ -47,6 +52,11 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "eval_rewards/margins": "eval_margin",
         "ece": "eval_ece",
         "eval_expected_calibration_error": "eval_ece",
+        "margin_std": "eval_margin_std",
+        "negative_margin_rate": "eval_negative_margin_rate",
+        "roc_auc": "eval_roc_auc",
+        "auc": "eval_roc_auc",
+        "eval_auc": "eval_roc_auc",
     }
 )
 """Names that others use -> our name."""
@@ -178,6 +188,7 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
         "eval_loss": stats.mean_loss(finite.nll(beta=beta), finite.prompt_keys),
         "eval_margin": stats.mean(decided.difference, decided.prompt_keys),
         "eval_ece": ece_estimate(finite.probability(beta=beta), finite.label, finite.prompt_keys, seed=seed),
+        **_of_decided(joined, columns),
     }
     ceiling = of_score_rows(rows)
     agreement = None
@@ -191,6 +202,21 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
         ceiling=ceiling,
         agreement=agreement,
     )
+
+
+def _of_decided(joined: Sequence[ScoredComparison], columns: OrientedComparisons) -> dict[str, Estimate]:
+    """Return the spread of margins, the share below 0, and the area under the ROC curve, as `judge_rows` does."""
+    kept = np.isfinite(columns.difference) & (columns.label != 0.5)
+    decided = columns.where(kept)
+    scores = [(entry.first.score, entry.second.score)[:: -1 if entry.comparison.label < 0.5 else 1] for entry in joined]
+    preferred, other = np.array(scores, dtype=np.float64).reshape(-1, 2)[kept].T
+    clusters = np.unique(decided.prompt_keys, return_inverse=True)[1]
+    below = (decided.outcome == 0).astype(np.float64)
+    return {
+        "eval_margin_std": standard_deviation(decided.difference, clusters),
+        "eval_negative_margin_rate": stats.proportion(below, decided.prompt_keys),
+        "eval_roc_auc": area_under_curve(preferred, other, clusters),
+    }
 
 
 def _by_strength(joined: Iterable[ScoredComparison]) -> Iterator[ScoredComparison]:

@@ -28,6 +28,7 @@ PARTNERS: Final = {
 CHANCE: Final = {"eval_accuracy": 0.5, "eval_loss": math.log(2), "eval_margin": 0.0}
 SINGLE: Final = {
     "eval_ece": ("Calibration error", "ECE (share)"),
+    "eval_roc_auc": ("Area under the ROC curve", "AUC (share)"),
     "lr": ("Learning rate", "learning rate"),
     "grad_norm": ("Gradient norm", "norm before clipping"),
     "pairs_per_second": ("Speed", "comparisons per second"),

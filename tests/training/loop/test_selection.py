@@ -75,6 +75,9 @@ def test_an_evaluation_with_scores_that_are_no_numbers_is_never_the_best():
         ("eval_loss", "min"),
         ("train_nll", "min"),
         ("eval_ece", "min"),
+        ("eval_roc_auc", "max"),
+        ("eval_auc", "max"),
+        ("eval_negative_margin_rate", "min"),
     ],
 )
 def test_directions_that_go_without_saying(metric, expected):
@@ -82,7 +85,7 @@ def test_directions_that_go_without_saying(metric, expected):
     assert direction(metric, "min") == "min"
 
 
-@pytest.mark.parametrize("metric", ["gap_accuracy", "gap_loss", "grad_norm", "mfu"])
+@pytest.mark.parametrize("metric", ["gap_accuracy", "gap_loss", "grad_norm", "mfu", "eval_margin_std"])
 def test_others_have_to_be_said(metric):
     with pytest.raises(ConfigError, match="--early-stopping-mode max or min"):
         direction(metric, "auto")

@@ -49,7 +49,7 @@ from rewardlab.training.loop.totals import StepTotals
 from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.monitoring.observers import Observers
 from rewardlab.training.monitoring.progress import StepReport
-from rewardlab.training.monitoring.records import Records
+from rewardlab.training.monitoring.records import Records, evaluation_columns
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 logger = logging.getLogger("rewardlab")
@@ -202,20 +202,9 @@ class RewardJudge:
         if not self.data.eval:
             return
         result = self._judge(self.data.eval, budget, "evaluating")
-        accuracy, loss, margin = (
-            result.overall.estimates[name] for name in ("eval_accuracy", "eval_loss", "eval_margin")
-        )
+        estimates = result.overall.estimates
         values = {
-            "eval_loss": loss.value,
-            "eval_loss_low": loss.low,
-            "eval_loss_high": loss.high,
-            "eval_accuracy": accuracy.value,
-            "eval_accuracy_low": accuracy.low,
-            "eval_accuracy_high": accuracy.high,
-            "eval_margin": margin.value,
-            "eval_margin_low": margin.low,
-            "eval_margin_high": margin.high,
-            "eval_ece": result.overall.estimates["eval_ece"].value,
+            **evaluation_columns(estimates),
             "eval_pairs": result.overall.sums.comparisons,
             **score_spread(result.rows),
             "epoch": step / steps_per_epoch(len(self.data.train), self.config.run.batch_size),
@@ -228,9 +217,9 @@ class RewardJudge:
             "step %d/%d  EVAL  accuracy %s  loss %s  margin %+.3f  %d %s",
             step,
             self._num_steps,
-            format_estimate(accuracy),
-            format_estimate(loss),
-            margin.value,
+            format_estimate(estimates["eval_accuracy"]),
+            format_estimate(estimates["eval_loss"]),
+            estimates["eval_margin"].value,
             result.overall.sums.comparisons,
             unit_of(self.data.eval),
         )

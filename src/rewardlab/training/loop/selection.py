@@ -13,8 +13,8 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.training.monitoring.records import COLUMNS
 from rewardlab.training.settings.config import RewardTrainerConfig
 
-RISING: Final = ("accuracy", "margin")
-FALLING: Final = ("loss", "nll", "ece")
+RISING: Final = ("accuracy", "margin", "auc")
+FALLING: Final = ("loss", "nll", "ece", "rate")
 """Last words of metrics for which it is clear whether higher (RISING) or lower (FALLING) is better."""
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.core.files import append_text, finite_or_none, remove, to_json, write_json, write_text
+from rewardlab.core.types import Estimate
 
 COLUMNS = (
     "step",
@@ -46,6 +47,9 @@ COLUMNS = (
     "eval_margin_low",
     "eval_margin_high",
     "eval_ece",
+    "eval_margin_std",
+    "eval_negative_margin_rate",
+    "eval_roc_auc",
     "eval_score_mean",
     "eval_score_std",
     "train_nll",
@@ -75,6 +79,16 @@ COLUMNS = (
     "epoch",
 )
 """Columns of metrics.csv. Training values are sums over all steps since the row before, divided once."""
+
+
+def evaluation_columns(estimates: Mapping[str, Estimate]) -> dict[str, float]:
+    """Return the columns of an evaluation: the value of every metric, and limits where there are columns for them."""
+    values: dict[str, float] = {}
+    for name, estimate in estimates.items():
+        values[name] = estimate.value
+        if f"{name}_low" in COLUMNS:
+            values |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    return values
 
 
 class Records:
