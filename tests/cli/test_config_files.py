@@ -35,7 +35,8 @@ def test_a_file_says_what_flags_would(tmp_path, name, text):
 def test_flags_override_the_file_wherever_they_stand(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(
-        "model: base\ndataset: a.jsonl\nsteps: 5\nsystem_prompt: Be kind.\nlora_target_modules: q_proj,k_proj"
+        "model: base\ndataset: a.jsonl\nsteps: 5\nsystem_prompt: Be kind.\n"
+        "lora: true\nlora_target_modules: q_proj,k_proj"
     )
     config = parse_train(["--config", str(path)])
     assert (config.data.dataset, config.model.lora_target_modules) == (("a.jsonl",), ("q_proj", "k_proj"))

@@ -150,7 +150,9 @@ def test_flags_win_over_the_file_the_file_over_the_preset_and_the_preset_over_th
         8,
         0.05,
     )
-    assert parsed("--config", str(path), "--preset", "none").model.lora is False
+    with pytest.raises(ConfigError, match="--lora-rank 8: it needs adapters"):
+        parsed("--config", str(path), "--preset", "none")
+    assert parsed("--config", str(path), "--preset", "none", "--no-lora").model.lora is False
 
 
 def test_a_default_that_is_given_stays():

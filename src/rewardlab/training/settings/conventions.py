@@ -96,7 +96,8 @@ class Conventions:
     def complete(self, values: Mapping[str, object]) -> dict[str, object]:
         """Return the settings with those of the preset, or of TRL's conventions, filled in.
 
-        Raises ConfigError for a preset together with `compat: trl`, and for a preset that would change nothing.
+        Raises ConfigError for a preset together with `compat: trl`, for a preset that would change nothing, and for
+        settings of adapters in a run without adapters.
         """
         self.from_preset, preset = fill(values), preset_of(values)
         if preset is not None and not self.from_preset and preset.name != self.preset_in_file:
@@ -106,7 +107,9 @@ class Conventions:
                 f"all of them)."
             )
         if values.get("compat") != "trl":
-            return {**values, **self.from_preset}
+            completed = {**values, **self.from_preset}
+            _require_adapters(completed)
+            return completed
         default = {name: setting.default for name, setting in settings_of(RewardTrainerConfig).items()}
         default["lr"] = HEAD_LR if values.get("train_head_only") else LORA_LR if values.get("lora") else FULL_LR
         theirs = TRL | {"batch_size": BATCH_SIZE * num_ranks()}
@@ -147,6 +150,16 @@ class Conventions:
             logger.info("preset %s: yours instead: %s", preset.name, ", ".join(yours))
         if preset.advice:
             logger.info("preset %s: %s", preset.name, preset.advice)
+
+
+def _require_adapters(values: Mapping[str, object]) -> None:
+    """Raise ConfigError for settings of adapters where nothing says whether there are any: all weights would train.
+
+    A saved configuration, and one in which adapters are turned off, say it.
+    """
+    for name, value in values.items():
+        if "lora" not in values and (name.startswith("lora_") or name == "rslora"):
+            raise ConfigError(f"{flag(name, value)}: it needs adapters. Add --lora, or leave it out.")
 
 
 def _flag(name: str, value: object) -> str:
