@@ -77,6 +77,12 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"warmup_steps": 20}, {"lr_scheduler": "linear", "warmup_steps": 20}),
     ({"warmup_steps": 0.1}, {"warmup_steps": None, "warmup_ratio": 0.1}),
     ({"warmup_ratio": 0.1}, {"warmup_steps": None, "warmup_ratio": 0.1}),
+    ({"warmup_ratio": "1e-1"}, {"warmup_steps": None, "warmup_ratio": 0.1}),  # as YAML reads a bare 1e-1
+    ({"warmup_steps": "1e2"}, {"warmup_steps": 100}),
+    ({"warmup_steps": "20"}, {"warmup_steps": 20}),
+    ({"test_split_size": "1e-1"}, {"eval_fraction": 0.1}),
+    ({"bf16": "no"}, {"precision": "fp32"}),
+    ({"bf16": "True"}, {"precision": "bf16"}),
     (
         {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.2}},
         {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.2},
@@ -234,6 +240,7 @@ def test_a_mixture_of_datasets_becomes_names(tmp_path):
         ({"datasets": [{"path": "a", "data_dir": "b"}]}, r"datasets: data_dir is not read"),
         ({"datasets": [{"path": "a"}, {"path": "b", "split": "dev"}]}, r"datasets: the splits dev, train, and one"),
         ({"datasets": [{"path": "json", "data_files": {"x": "y"}}]}, r"data_files has no 'train'. It has x"),
+        ({"warmup_ratio": "long"}, r"warmup_ratio: 'long' is not a number"),
         ({"max_steps": "many"}, r"max_steps: expected a whole number, got 'many'"),
         ({"per_device_train_batch_size": True}, r"per_device_train_batch_size: expected a whole number, got True"),
         ({"learning_rate": "fast"}, r"lr: expected float, got 'fast'"),

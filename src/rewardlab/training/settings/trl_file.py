@@ -17,7 +17,7 @@ from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import quoted
 from rewardlab.training.settings.config import OptimizerName, SchedulerName, Viewer
-from rewardlab.training.settings.trl_keys import KEYS, OLDER_NAMES, REMARKS, RENAMED
+from rewardlab.training.settings.trl_keys import KEYS, NO, NUMBERS, OLDER_NAMES, REMARKS, RENAMED, SWITCHES, YES
 
 Values = Mapping[str, object]
 SCHEDULES: Final = get_args(SchedulerName)
@@ -102,8 +102,24 @@ def _by_current_names(values: Values, ours: Sequence[str], where: str) -> dict[s
             raise ConfigError(f"{where}: {key!r} is a key neither of TRL nor of rewardlab.{near}")
         if (current := OLDER_NAMES.get(key, key)) in file:
             raise ConfigError(f"{where}: {current} is given twice, once under another name. Keep one.")
-        file[current] = value
+        file[current] = _unquoted(current, value)
     return file
+
+
+def _unquoted(key: str, value: object) -> object:
+    """Return the number or switch that a text stands for, as TRL reads it: YAML takes `1e-1` and what is quoted for
+    text."""
+    if not isinstance(value, str):
+        return value
+    if key in SWITCHES:
+        return {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}.get(value.lower(), value)
+    if key in NUMBERS:
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+    return value
 
 
 # --- keys with a rule of their own -----------------------------------------------------------------------------
@@ -298,6 +314,8 @@ def _schedule(file: Values, made: Translation, where: str) -> None:
     warmup = file.get("warmup_steps")
     if warmup and kind == "constant":
         made.say("warmup_steps", warmup, "TRL's constant schedule has no warm-up either")
+    elif isinstance(warmup, str):
+        raise ConfigError(f"{where}: {made.names.get('warmup_steps', 'warmup_steps')}: {warmup!r} is not a number.")
     elif isinstance(warmup, (int, float)) and warmup:
         share = warmup < 1
         made.set("warmup_ratio" if share else "warmup_steps", warmup if share else int(warmup), "warmup_steps", warmup)

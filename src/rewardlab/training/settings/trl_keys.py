@@ -39,6 +39,20 @@ OLDER_NAMES: Final[Mapping[str, str]] = {
 """Names that other versions of transformers and TRL have for a key -> the key."""
 
 
+NUMBERS: Final = (
+    *("warmup_steps", "test_split_size", "eval_steps", "logging_steps", "save_steps", "max_steps", "max_length"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "save_total_limit", "lora_dropout"),
+)
+"""Keys of numbers, which may stand in a file as text."""
+SWITCHES: Final = (
+    *("fp16", "bf16", "use_peft", "disable_dropout", "load_best_model_at_end", "load_in_4bit", "load_in_8bit"),
+)
+"""Keys of what is on or off, which may stand in a file as text."""
+YES: Final = ("yes", "true", "t", "y", "1")
+NO: Final = ("no", "false", "f", "n", "0")
+"""Texts that transformers reads as on and off."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Remark:
     """Keys that become no setting, what is said about them, and the values that need no remark."""
