@@ -266,6 +266,7 @@ def test_a_gradient_of_zero_is_told_for_head_and_backbone():
     (sign,) = judge(backbone, FACTS)
     assert (sign.name, sign.step) == ("frozen_backbone", 30)
     assert judge(backbone, replace(FACTS, head_alone=True)) == [], "nothing else was meant to train"
+    assert judge(head, replace(FACTS, intended=frozenset({"frozen_head"}))) == [], "of a control"
     assert judge([training(10 * n, loss=0.6, grad_norm=0.70001, head_grad_norm=0.7) for n in range(1, 5)], FACTS) == []
     assert judge(head[:2], FACTS) == []
 

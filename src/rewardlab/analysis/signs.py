@@ -88,6 +88,8 @@ class RunFacts:
     """σ(β · score difference) is the probability of the preferred reply."""
     head_alone: bool = False
     """Whether nothing but the head is meant to train."""
+    intended: frozenset[str] = frozenset()
+    """Signs of what the run is for, as of a control that shows that nothing can be learnt. They are not told."""
 
 
 class History:

@@ -89,6 +89,11 @@ def test_a_healthy_run_is_silent(base_model, many, tmp_path, log):
     assert "Warning" not in report
 
 
+def test_a_control_without_replies_tells_no_sign_of_what_it_is_for(base_model, many, tmp_path):
+    result = train(config_for(base_model, many, tmp_path / "run", diagnostic_mode="prompt_only"))
+    assert names_of(result) == []
+
+
 def test_reversed_labels_are_named_in_log_record_and_report_and_by_the_rows_alone(base_model, many, tmp_path, log):
     evaluation = rewritten(
         tmp_path / "eval.jsonl", write_pairs(tmp_path / "e", 60, offset=900), lambda r, _: swapped(r)

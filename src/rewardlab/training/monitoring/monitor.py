@@ -16,6 +16,7 @@ from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import RunFacts
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import append_text, to_json, write_text
+from rewardlab.data.config import DiagnosticConfig
 from rewardlab.data.token_report import TokenReport
 from rewardlab.training.monitoring.gpu import require_nvml, watch_gpu
 from rewardlab.training.monitoring.memory_watch import MemoryWatch
@@ -26,6 +27,12 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 logger = logging.getLogger("rewardlab")
 WARNINGS: Final = "warnings.jsonl"
+NOTHING_LEARNT: Final = frozenset({"no_skill", "narrow_scores"})
+INTENDED: Final[Mapping[str, frozenset[str]]] = {
+    "label_shuffle": NOTHING_LEARNT,
+    "prompt_only": NOTHING_LEARNT | {"frozen_head", "frozen_backbone"},
+}
+"""Control -> the warning signs that are what it is for. Prompts alone give a gradient of exactly zero."""
 
 
 class HealthWatch:
@@ -108,6 +115,11 @@ def require_monitoring(config: RewardTrainerConfig) -> None:
         require_steps(config.monitor.profile_steps, config.run.steps)
 
 
+def _intended(control: DiagnosticConfig) -> frozenset[str]:
+    """Return the signs of what a control is for: that nothing is learnt from data with nothing to learn."""
+    return INTENDED.get(control.diagnostic_mode, frozenset()) if "train" in control.splits else frozenset()
+
+
 def watch_run(
     config: RewardTrainerConfig,
     device: torch.device,
@@ -142,6 +154,7 @@ def watch_run(
         warmup_steps=config.schedule.warmup_steps or 0,
         beta=config.loss.beta,
         head_alone=config.model.train_head_only,
+        intended=_intended(config.data.diagnostic),
     )
     health = HealthWatch(folder, Health(facts), cadence)
     health.start(
