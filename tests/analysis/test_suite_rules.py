@@ -331,6 +331,8 @@ def test_a_comparison_with_a_missing_score_is_lost() -> None:
             assert values("judgebench", rows)["JudgeBench"] == 0.0
     rows = [ties("ref", 1, [2.0], [1.0]), ties("tied", 1, [2.0, math.nan], [1.0])]
     assert values("rewardbench2", rows)["Ties"] == pytest.approx(0.3)
+    rows = [ties("ref", 1, [math.nan], [0.0, 0.0]), ties("tied", 1, [5.0, 5.1, 5.2], [0.0, 0.0])]
+    assert values("rewardbench2", rows)["Ties"] == pytest.approx(0.5), "whatever is made with the gap of ref is lost"
 
 
 SHAPES: dict[str, Callable[[int], tuple[str, int, Sequence[tuple[int, int]]]]] = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import json
 import math
 import subprocess
 import sys
@@ -65,6 +67,22 @@ def test_replies_keep_their_order_and_pairs_say_who_is_better(tmp_path):
     row = {"input": "i", "targets": {"choices": ["a", "b"], "labels": [0, 1]}}
     one = read_one("hhh", tmp_path / "5", row, "honest/test.jsonl")
     assert (one.pairs, one.subset) == (((1, 0),), "honest")
+
+
+def test_lists_in_cells_of_a_csv_file_are_lists_or_refused(tmp_path):
+    def written(dump):
+        folder = tmp_path / dump.__name__
+        folder.mkdir()
+        with (folder / "rows.csv").open("w", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow(BEST_OF)
+            lines.writerow([dump(value) if isinstance(value, list) else value for value in BEST_OF.values()])
+        return folder
+
+    (one,) = read_suite("rewardbench2", written(json.dumps)).items
+    assert one.replies == ("a", "b", "c", "d")
+    with pytest.raises(DataError, match="chosen is .*wanted a list as JSON"):
+        read_suite("rewardbench2", written(repr))
 
 
 def test_both_rows_of_a_prompt_of_ties_are_one_cluster(tmp_path):

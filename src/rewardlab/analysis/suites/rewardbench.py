@@ -141,7 +141,8 @@ def _ties(ledger: Ledger, items: Sequence[SuiteItem], scores: Scores, fair: bool
             spreads[kind, prompt] = spread
     for prompt in joined:
         number, gap, spread = rows["tied"][prompt], gaps["tied", prompt], spreads["tied", prompt]
-        smaller = min(gap, gaps["ref", prompt]) if math.isfinite(gap) else gap
+        # NaN where either is: a reply without a score loses each of its comparisons.
+        smaller = float(np.minimum(gap, gaps["ref", prompt]))
         ledger.add("Ties: gap above spread", number, _above(gap, spread, fair))
         ledger.add("Ties: both gaps above spread", number, _above(smaller, spread, fair))
         ledger.add("Ties: size of the gap", number, _size(smaller, spread))

@@ -6,6 +6,7 @@ It raises `UnfitRowError` for a row that is not one of the suite, which `reading
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -108,6 +109,22 @@ def _texts(value: object, what: str, *, number: int | None = None) -> list[objec
     return entries
 
 
+def _cell(value: object, what: str, place: Place) -> object:
+    """Return a value, a cell of a CSV file that holds a list as that list. Raises UnfitRowError for one that seems to
+    hold a list and is not JSON: as a text it would be one reply."""
+    if (
+        not isinstance(value, str)
+        or not value.lstrip().startswith("[")
+        or not {".csv", ".tsv"} & {*place.path.suffixes}
+    ):
+        return value
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise UnfitRowError(f'{what} is {show(value)}, wanted a list as JSON: ["…", "…"]') from error
+    return found if isinstance(found, list) else value
+
+
 def _one_of(value: object, what: str, choices: Mapping[Any, int]) -> int:
     if not isinstance(value, str | int) or value not in choices:
         raise UnfitRowError(f"{what} is {show(value)}, wanted {' or '.join(map(str, choices))}")
@@ -155,7 +172,8 @@ spell with and without capitals and underscores."""
 
 
 def _rewardbench2(row: Row, place: Place) -> Read:
-    chosen, rejected = _texts(row["chosen"], "chosen"), _texts(row["rejected"], "rejected")
+    chosen = _texts(_cell(row["chosen"], "chosen", place), "chosen")
+    rejected = _texts(_cell(row["rejected"], "rejected", place), "rejected")
     subset = _text(row["subset"], "subset")
     cluster = None
     if subset.casefold() == "ties":
