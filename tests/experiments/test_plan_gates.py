@@ -186,6 +186,18 @@ def test_the_spread_of_the_speed_leaves_out_each_start_and_weighs_rows_by_their_
     assert math.isnan(spread(rows[:2])), "one row says nothing"
 
 
+def test_a_run_that_recorded_nothing_has_no_time_and_no_last_step(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    record = read_folder(study.run_folder(study.runs[0]))
+    recorded, nothing = (
+        Outcome(run=study.runs[0], record=one)
+        for one in (record, replace(record, rows=[], manifest={}, steps_saved=()))
+    )
+    for name in ("seconds", "stopped_at"):
+        assert recorded.of_record(name) > 0
+        assert math.isnan(nothing.of_record(name)), "0 would be the best of all"
+
+
 def test_a_gate_does_not_ask_about_arms_that_are_left_out_unless_none_is_left(tmp_path: Path) -> None:
     text = GATED.replace("LIMIT", "0.6, as_good: accuracy(plain) >= accuracy(harsh) - 0.1").replace(
         "arms: [plain]", "arms: [plain, harsh]"

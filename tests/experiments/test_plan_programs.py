@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -95,3 +96,24 @@ def test_an_interpreter_that_is_named_by_its_path_is_not_frozen(tmp_path: Path) 
     words = json.dumps([sys.executable, "-c", "pass"])
     study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
     assert {Path(name).name for name in study.data} == {"train.jsonl", "test.jsonl"}
+
+
+def test_a_program_that_failed_is_not_judged_by_what_it_left_when_it_is_done_again(tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(
+        "import pathlib, sys\n"
+        "mark, scores = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]) / 'evals/test.scores.jsonl'\n"
+        "if mark.exists(): sys.exit(0)\n"
+        "mark.touch(); scores.parent.mkdir(exist_ok=True); scores.write_text('of the first try'); sys.exit(3)\n",
+        encoding="utf-8",
+    )
+    words = json.dumps(["{python}", "{plan_folder}/loop.py", str(tmp_path / "mark"), "{output_dir}"])
+    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
+    run = study.run_named("plain/seed_0")
+    with pytest.raises(SystemExit):
+        do(study, run, lambda arguments: None)
+    left = study.run_folder(run) / "evals/test.scores.jsonl"
+    assert left.exists()
+    with contextlib.suppress(ConfigError, DataError):
+        do(study, run, lambda arguments: None)
+    assert not left.exists()

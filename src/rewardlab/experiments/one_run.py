@@ -78,7 +78,8 @@ def do(study: Study, run: Run, train: Train, *, again: bool = False) -> None:
         settings_path(study, run).parent.mkdir(parents=True, exist_ok=True)
         write_json(settings_path(study, run), {**run.settings, "output_dir": str(study.run_folder(run))})
         begin_record(study, run)
-        fresh = again or before.state in ("waiting", "outdated")
+        # A program that failed begins anew, and may have left scores; training goes on from its checkpoints.
+        fresh = again or before.state in ("waiting", "outdated") or (bool(run.program) and before.state == "failed")
         _recorded(study, run, lambda: _work(study, run, train, start, fresh=fresh))
 
 

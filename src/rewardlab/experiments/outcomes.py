@@ -76,11 +76,12 @@ class Outcome:
         """Return one number of the run; NaN where it was not measured."""
         rows = self.record.rows
         if name == "stopped_at":
-            return float(self.record.step)
+            return float(self.record.step) if rows or self.record.step else math.nan
         if name == "best_step":
             return math.nan if self.chosen_step is None else float(self.chosen_step)
         if name == "seconds":
-            return math.fsum(row.get("seconds", 0.0) for row in rows)
+            timed_rows = [row["seconds"] for row in rows if "seconds" in row]
+            return math.fsum(timed_rows) if timed_rows else math.nan
         if name == "peak_memory":
             return max((row["peak_memory_gib"] for row in rows if "peak_memory_gib" in row), default=math.nan)
         if name in SPEEDS:
