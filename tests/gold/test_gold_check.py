@@ -355,8 +355,13 @@ def test_pairs_as_lines_are_read_like_columns(tmp_path: Path) -> None:
     columns = json.loads((tmp_path / "rm_implicit.jsonl").read_text(encoding="utf-8"))
     lines = [{"chosen": good, "rejected": bad} for good, bad in zip(*columns.values(), strict=True)]
     before = check(config)
+    (tmp_path / "rm_implicit.jsonl").write_text(json.dumps(columns, indent=2), encoding="utf-8")
+    assert check(config).findings == before.findings, "over several lines too"
     write_rows(tmp_path / "rm_implicit.jsonl", lines)
     assert check(config).findings == before.findings
+    (tmp_path / "rm_implicit.jsonl").write_text('{"chosen": [,\n' + json.dumps(lines[0]) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"rm_implicit.jsonl:1: not valid JSON"):
+        check(config)
 
 
 def test_rows_are_shown_by_the_seed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -281,15 +282,30 @@ def _columns(path: Path) -> Mapping[str, list[Any]] | None:
     """Return the columns of a file that is one object of lists of conversations, whatever it is called; else None."""
     with path.open("rb") as file:
         lines = [line for line, _ in zip((one for one in file if one.strip()), range(2), strict=False)]
-    one_object = path.suffix == ".json" or len(lines) == 1
+    one_object = path.suffix == ".json" or len(lines) == 1 or not _is_json(lines[0])
     if not one_object or not lines or not lines[0].lstrip().startswith(b"{"):
         return None
-    value = read_json(path)
+    try:
+        value = read_json(path)
+    except DataError:
+        if len(lines) == 1 or path.suffix == ".json":
+            raise
+        # Neither an object over several lines nor an object a line: reading line by line says where it is damaged.
+        return None
     if not isinstance(value, dict) or not all(isinstance(value.get(side), list) for side in ("chosen", "rejected")):
         return None
     first = value["chosen"][:1]
     # A single row has a list of turns here, columns a list of conversations.
     return value if not first or isinstance(first[0], list | str) else None
+
+
+def _is_json(line: bytes) -> bool:
+    """Return whether a line is a value of its own, and not the beginning of one that takes several lines."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _of_sides(row: Mapping[str, Any], number: int, where: str) -> Pair:

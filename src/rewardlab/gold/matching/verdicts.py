@@ -362,7 +362,7 @@ def _loss(name: str, about: str, loss: Estimate, limit: float, grave: Status, wh
         about=about,
         status="undecided",
         evidence=told,
-        advice="Log more steps (--logging-steps 1), or look on.",
+        advice="Log more steps (--log-every 1), or look on.",
     )
 
 
