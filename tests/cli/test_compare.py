@@ -102,6 +102,16 @@ def test_scores_alone_are_judged_by_the_gold_model(tmp_path, capsys):
     assert "--gold" in only_message(done_here(capsys, "compare", *files[:2]).stderr)
     done = done_here(capsys, "compare", *files[:2], "--gold", files[2])
     assert "the order of the gold scores counts as the truth" in done.stdout
+    lines = [json.loads(line) for line in files[2].read_text().splitlines()]
+    files[2].write_text(
+        "\n".join(json.dumps({**row, "score": None if row["id"] < 5 else row["score"]}) for row in lines)
+    )
+    done = done_here(capsys, "compare", *files[:2], "--gold", files[2])
+    assert "Compared on 55 comparisons" in done.stdout
+    assert "5" in re.search(r".*gold.*finite.*|.*finite.*gold.*", done.stdout)[0]
+    files[2].write_text("\n".join(json.dumps(row) for row in lines if row["reply"] == 0 or row["id"] >= 5))
+    lacks = only_message(done_here(capsys, "compare", *files[:2], "--gold", files[2]).stderr)
+    assert lacks.startswith("gold lacks 5 of the replies that a.jsonl scores, such as reply 1 of '0'")
 
 
 def test_columns_of_another_file_slice_the_comparison(runs, capsys):
@@ -169,6 +179,27 @@ def csv_of(path: Path, own: np.ndarray, *, ids: bool) -> Path:
     rows = [f"{cell}{first},{second}" for cell, (first, second) in zip(cells, own, strict=True)]
     path.write_text("\n".join([f"{head[0]}scores_chosen,scores_rejected", *rows]) + "\n")
     return path
+
+
+def test_prompts_are_those_of_the_files_that_know_them_in_either_order(tmp_path):
+    draw = np.random.default_rng(3)
+    kinds = {
+        "ids": lambda n: {},
+        "by_number": lambda n: {"prompt_id": f"p{n // 5}"},
+        "by_text": lambda n: {"prompt": f"Question {n // 5}?"},
+    }
+    for name, prompt in kinds.items():
+        rows = [{"id": f"r{n}", "scores_chosen": draw.normal(1), "scores_rejected": 0.0, **prompt(n)} for n in range(N)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def compared(*names):
+        (other,) = compare_files([tmp_path / f"{name}.jsonl" for name in names], CompareConfig()).result.others
+        return other.paired.metrics["accuracy"].difference
+
+    for first, second in (("ids", "by_number"), ("by_number", "by_text"), ("ids", "by_text")):
+        there, back = compared(first, second), compared(second, first)
+        assert there.n == back.n == N // 5
+        assert (there.value, there.low, there.high) == pytest.approx((-back.value, -back.high, -back.low))
 
 
 def test_rows_without_ids_are_said_to_be_paired_by_their_number(tmp_path, capsys):

@@ -50,6 +50,8 @@ class ScoreSet:
     """Whether rows have no ids, so that they belong to those of the same number in the other files."""
     layout: str = "rewardlab"
     """Layout by which the file was read. Prompts are only compared between files of one layout."""
+    prompts_by: str = "prompt_key"
+    """What the rows' prompts are known by, such as a column; empty if the ids of preferences stand for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class Aligned:
     difference_MN: FloatArray
     """[M, N] score of the preferred reply minus that of the other; finite."""
     rows: tuple[tuple[ScoreRow, ScoreRow], ...]
-    """N rows of the first model: that of the preferred reply and that of the other."""
+    """N rows of the first model: that of the preferred reply, with the prompt by all sets, and that of the other."""
     betas: tuple[float | None, ...]
     verdicts_only: tuple[bool, ...]
     not_finite: Mapping[str, int]
@@ -124,13 +126,17 @@ def align(sets: Sequence[ScoreSet], *, common: bool = False) -> Aligned:
     ).reshape(len(sets), len(pairs))
     finite_MN = np.isfinite(difference_MN)
     first = by_key[0]
+    prompts = _prompts(sets, by_key, pairs)
     aligned = Aligned(
         names=tuple(own.name for own in sets),
         pairs=tuple(pairs),
         difference_MN=difference_MN,
         rows=tuple(
-            (first[pair.source, pair.preference_id, pair.preferred], first[pair.source, pair.preference_id, pair.other])
-            for pair in pairs
+            (
+                _of_prompt(first[pair.source, pair.preference_id, pair.preferred], prompt),
+                first[pair.source, pair.preference_id, pair.other],
+            )
+            for pair, prompt in zip(pairs, prompts, strict=True)
         ),
         betas=tuple(own.beta for own in sets),
         verdicts_only=tuple(own.verdicts_only for own in sets),
@@ -139,6 +145,34 @@ def align(sets: Sequence[ScoreSet], *, common: bool = False) -> Aligned:
     ).where(np.asarray(finite_MN.all(0)))
     _require_enough(aligned, finite_MN, [own.name for own in sets])
     return aligned
+
+
+def _prompts(
+    sets: Sequence[ScoreSet], by_key: Sequence[Mapping[ReplyKey, ScoreRow]], pairs: Sequence[Pair]
+) -> Sequence[str]:
+    """Return the prompt of each comparison: two have the same one if any set that knows prompts says so.
+
+    So the order of the sets does not matter, and a file with ids alone does not make every row a prompt of its own.
+    """
+    knowing = [rows for own, rows in zip(sets, by_key, strict=True) if own.prompts_by] or by_key[:1]
+    keys_SN = [[rows[pair.source, pair.preference_id, pair.preferred].prompt_key for pair in pairs] for rows in knowing]
+    if all(keys_N == keys_SN[0] for keys_N in keys_SN):
+        return keys_SN[0]
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    # A graph of comparisons, and of the prompts of each set behind them.
+    entries = [(number, (s, key)) for s, keys_N in enumerate(keys_SN) for number, key in enumerate(keys_N)]
+    place = {prompt: len(pairs) + n for n, prompt in enumerate(dict.fromkeys(prompt for _, prompt in entries))}
+    size = len(pairs) + len(place)
+    ends = np.array([(number, place[prompt]) for number, prompt in entries]).T
+    _, component = connected_components(coo_array((np.ones(ends.shape[1]), tuple(ends)), shape=(size, size)))
+    first: dict[int, str] = {}
+    return [first.setdefault(int(component[number]), key) for number, key in enumerate(keys_SN[0])]
+
+
+def _of_prompt(row: ScoreRow, prompt: str) -> ScoreRow:
+    return row if row.prompt_key == prompt else replace(row, prompt_key=prompt)
 
 
 def _by_key(sets: Sequence[ScoreSet]) -> list[dict[ReplyKey, ScoreRow]]:
@@ -252,8 +286,8 @@ def _require_same_rows(
             )
     first = next(iter(zip(sets, by_key, strict=True)))
     for own, rows in list(zip(sets, by_key, strict=True))[1:]:
-        # Another layout may write the same prompt differently, so its keys prove nothing.
-        if own.layout != first[0].layout:
+        # Another layout or column may write the same prompt differently, and ids are none, so such keys prove nothing.
+        if (own.layout, own.prompts_by) != (first[0].layout, first[0].prompts_by) or not own.prompts_by:
             continue
         for key, row in rows.items():
             known = first[1].get(key)

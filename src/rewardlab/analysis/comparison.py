@@ -194,6 +194,8 @@ def _with_gold(
     if any(row.comparisons for own in sets for row in own.rows):
         aligned, by_gold = align([*sets, gold], common=common), False
     else:
+        if not common:
+            _require_all_replies(sets, gold)
         aligned, by_gold = align([*sets, _judged_by(gold)], common=common), True
     bare = all(pair.source == "" for pair in aligned.pairs)
     scores = {("" if bare else row.source, row.preference_id, row.reply): row.score for row in gold.rows}
@@ -210,21 +212,44 @@ def _with_gold(
     return without, scores, by_gold
 
 
+def _require_all_replies(sets: Sequence[ScoreSet], gold: ScoreSet) -> None:
+    """Raise DataError if a model scores more replies of a preference than the gold model, which is to judge them."""
+    replies: dict[str, set[int]] = {}
+    for row in gold.rows:
+        replies.setdefault(row.preference_id, set()).add(row.reply)
+    for own in sets:
+        lacking = [row for row in own.rows if row.reply not in replies.get(row.preference_id, {row.reply})]
+        if lacking:
+            raise DataError(
+                f"{gold.name} lacks {len(lacking):,} of the replies that {own.name} scores, such as reply "
+                f"{lacking[0].reply} of {short(lacking[0].preference_id)!r}. Score them all with the gold model, or "
+                f"compare those that it has with --common."
+            )
+
+
 def _judged_by(gold: ScoreSet) -> ScoreSet:
-    """Return gold scores that judge every two replies of a preference by their order."""
+    """Return gold scores that judge every two replies of a preference by their order.
+
+    Two of which one has no finite score are compared too, so that the comparison is counted as one without.
+    """
     groups: dict[tuple[str, str], list[ScoreRow]] = {}
     for row in gold.rows:
         groups.setdefault((row.source, row.preference_id), []).append(row)
     judged = []
     for rows in groups.values():
         for row in rows:
-            below = [other for other in rows if other.score < row.score]
+            below = [other for other in rows if other.score < row.score and math.isfinite(other.score - row.score)]
+            unknown = [
+                other
+                for other in rows
+                if other.reply > row.reply and not (math.isfinite(other.score) and math.isfinite(row.score))
+            ]
             tied = [other for other in rows if other.score == row.score and other.reply > row.reply]
             judged.append(
                 replace(
                     row,
                     comparisons=(
-                        *(Comparison(first=row.reply, second=other.reply) for other in below),
+                        *(Comparison(first=row.reply, second=other.reply) for other in [*below, *unknown]),
                         *(Comparison(first=row.reply, second=other.reply, label=0.5) for other in tied),
                     ),
                 )

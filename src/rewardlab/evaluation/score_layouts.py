@@ -28,6 +28,7 @@ BOTH_SCORES: Final = (
 )
 """Pairs of columns that hold the scores of the two replies of a pair; those of reward-bench come first."""
 IDS: Final = ("preference_id", "id", "pair_id", "doc_id")
+KEYS: Final = ("prompt_key", "prompt_id")
 SOURCES: Final = ("source", "subset", "dataset")
 VERDICTS: Final = ("correct", "outcome", "results", "result")
 """Names of columns that say whether a row was ranked correctly."""
@@ -313,6 +314,7 @@ def _collect(
     lines: dict[RowKey, int] = {}
     prompts: dict[RowKey, str] = {}
     verdicts = by_place = False
+    prompts_by: str | None = None
     for number, row in rows:
         try:
             parsed = read(row, f"{file}:{number}", outcome)
@@ -325,6 +327,8 @@ def _collect(
         preference_id = str(given) if given is not None else f"row {number}"
         source = str(first_of(row, SOURCES) or "")
         key = parsed.prompt_key or key_of_prompt(row) or preference_id
+        if prompts_by is None:
+            prompts_by = layout if parsed.prompt_key else _prompts_by(row)
         correct = parsed.correct or 0
         for reply, score in enumerate(parsed.scores, start=parsed.first_reply):
             others = range(correct, len(parsed.scores)) if reply < correct else ()
@@ -349,7 +353,14 @@ def _collect(
             prompts[source, preference_id] = prompt
     return ScoreFile(
         path=file,
-        scores=ScoreSet(name=name, rows=found, verdicts_only=verdicts, by_place=by_place, layout=layout),
+        scores=ScoreSet(
+            name=name,
+            rows=found,
+            verdicts_only=verdicts,
+            by_place=by_place,
+            layout=layout,
+            prompts_by=prompts_by or "",
+        ),
         columns=columns,
         texts=texts,
         lines=lines,
@@ -362,9 +373,15 @@ def first_of(row: Row, names: Sequence[str]) -> object:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
+def _prompts_by(row: Row) -> str:
+    """Return the column by which `key_of_prompt` knows a row's prompt; nothing if there is none."""
+    given = next((name for name in KEYS if row.get(name) not in (None, "")), None)
+    return given or ("prompt" if key_of_text(row) is not None else "")
+
+
 def key_of_prompt(row: Row) -> str | None:
     """Return the key of a row's prompt: a given one, or that of its text or messages; None if there is none."""
-    given = first_of(row, ("prompt_key", "prompt_id"))
+    given = first_of(row, KEYS)
     return key_of_text(row) if given is None else str(given)
 
 
