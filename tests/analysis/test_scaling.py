@@ -147,12 +147,22 @@ def test_a_separation_of_any_size_is_at_the_edge(gap):
     other = np.zeros(60)
     preferred = gap * (1 + np.arange(60) / 200)
     scaling = fit_scaling(rows_of(preferred, other, np.ones(60)), beta=1.0)
-    assert (scaling.at_edge, scaling.temperature) == (True, pytest.approx(1 / HOTTEST))
+    assert (scaling.at_edge, scaling.temperature) == (True, pytest.approx(min(1, 1.15 * gap) / HOTTEST, rel=0.01))
     ties = fit_scaling(rows_of(np.append(preferred, 0.0), np.zeros(61), np.append(np.ones(60), 0.5)), beta=1.0)
     assert ties.at_edge, "a tie of label and scores says nothing of the temperature"
     for label in (0.0, 0.5, 0.9):
         labels = np.append(np.ones(59), label)
         assert not fit_scaling(rows_of(preferred, other, labels), beta=100 / gap).at_edge, label
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-4, 1e3, 1e6])
+def test_a_model_of_any_scale_is_calibrated(scale):
+    draw = np.random.default_rng(10)
+    first, second, labels = draw.normal(0.8, 1, 400), draw.normal(0, 1, 400), np.ones(400)
+    usual = fit_scaling(rows_of(first, second, labels), beta=1.0)
+    scaled = fit_scaling(rows_of(scale * first, scale * second, labels), beta=1.0)
+    assert scaled.temperature == pytest.approx(scale * usual.temperature, rel=1e-5)
+    assert not scaled.at_edge
 
 
 def test_sides_that_a_score_separates_get_platts_targets():

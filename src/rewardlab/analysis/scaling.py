@@ -31,7 +31,7 @@ from rewardlab.core.types import Estimate, ScoreRow
 MIN_PAIRS: Final = 50
 """Fewest decided comparisons that a map is fitted on; with fewer, T alone is uncertain by a third."""
 HOTTEST: Final = 1000.0
-"""Temperatures are sought between its inverse and this."""
+"""Temperatures are sought between its inverse and this, and as far below and above the size of the logits."""
 EDGE: Final = 0.99
 """A temperature beyond this share of the range (of its logarithm) is at its edge: the best one may lie outside."""
 MEASURES: Final[Mapping[str, str]] = MappingProxyType(
@@ -59,7 +59,7 @@ class Scaling:
     """Finite scores and comparisons that were fitted on."""
     at_edge: bool
     """Whether the temperature is only the lowest that is tried, because no lower one would fit worse: every pair is
-    ranked as labelled, or the scores hardly differ."""
+    ranked as labelled."""
 
 
 def fit_scaling(rows: Sequence[ScoreRow], *, beta: float) -> Scaling:
@@ -78,9 +78,11 @@ def fit_scaling(rows: Sequence[ScoreRow], *, beta: float) -> Scaling:
         )
     if not np.ptp(scores):
         raise DataError("all scores are equal, so there is nothing to calibrate.")
-    temperature = fit_temperature(beta * pairs.difference, pairs.label)
+    logits = beta * pairs.difference
+    lowest, highest = temperatures(logits)
+    temperature = fit_temperature(logits, pairs.label)
     scale, shift = fit_affine(*sides(pairs))
-    if scale <= 0 or temperature >= HOTTEST**EDGE:
+    if scale <= 0 or temperature >= highest / HOTTEST ** (1 - EDGE):
         raise DataError(
             "the scores rank these pairs no better than chance, so the best calibration would turn their order round "
             "or make all of them equal. Look at `rewardlab eval` on the same data first."
@@ -92,27 +94,43 @@ def fit_scaling(rows: Sequence[ScoreRow], *, beta: float) -> Scaling:
         reward_std=float(scores.std(ddof=1)),
         num_replies=scores.size,
         num_comparisons=pairs.label.size,
-        at_edge=temperature <= HOTTEST**-EDGE,
+        at_edge=temperature <= lowest * HOTTEST ** (1 - EDGE),
     )
+
+
+def temperatures(logits: FloatArray) -> tuple[float, float]:
+    """Return the lowest and the highest temperature that are tried for logits [N], so that models of any scale can be
+    calibrated: `HOTTEST` below and above both 1 and the logits' root mean square.
+    """
+    largest = np.abs(logits).max(initial=0.0)
+    if not largest:
+        return 1 / HOTTEST, HOTTEST
+    # Divided by the largest, squares neither overflow nor vanish.
+    root = float(largest * np.sqrt(np.square(logits / largest).mean()))
+    return min(root, 1.0) / HOTTEST, max(root, 1.0) * HOTTEST
 
 
 def fit_temperature(logits: FloatArray, labels: FloatArray) -> float:
     """Return the T that minimises the mean NLL of σ(logits / T) under `labels` [N] in [0, 1].
 
-    The NLL is convex in 1/T, so it has one minimum, which is sought within the range. Where every pair is ranked as
-    labelled there is no minimum, and T is the lowest of the range. Source: Guo and others (2017), ICML, arXiv
-    1706.04599.
+    The NLL is convex in 1/T, so it has one minimum, which is sought within the range of `temperatures`. Where
+    every pair is ranked as labelled there is no minimum, and T is the lowest of the range. Source: Guo and others
+    (2017), ICML, arXiv 1706.04599.
     """
+    lowest, highest = temperatures(logits)
     if _separated(logits, labels):
         # In floating point the loss is 0 long before the edge, so a search could end anywhere.
-        return 1 / HOTTEST
+        return lowest
 
     def loss(log_temperature: float) -> float:
         scaled = logits * np.exp(-log_temperature)
         return float(np.mean(labels * np.logaddexp(0, -scaled) + (1 - labels) * np.logaddexp(0, scaled)))
 
-    edge = np.log(HOTTEST)
-    found = minimize_scalar(loss, bounds=(-edge, edge), method="bounded", options={"xatol": 1e-9})
+    # Most temperatures lie in the usual range. A wider one is searched only where the best may lie outside it.
+    for low, high in ((1 / HOTTEST, HOTTEST), (lowest, highest)):
+        found = minimize_scalar(loss, bounds=(np.log(low), np.log(high)), method="bounded", options={"xatol": 1e-9})
+        if HOTTEST**-EDGE < np.exp(found.x) < HOTTEST**EDGE:
+            break
     return float(np.exp(found.x))
 
 
