@@ -77,6 +77,7 @@ REFUSED = {
     "a reply twice": ([*ROWS, ROWS[7]], r"m1: reply 1 of 'd\.jsonl:3' has two scores"),
     "all NaN": (rows_of(SCORES * math.nan), r"m1: no score is finite"),
     "nothing": ([], r"m1: no scores"),
+    "too large a score": (rows_of(SCORES * 1e155), r"m1: a score has the size .*e\+155, but beyond 1e\+150"),
 }
 
 

@@ -133,6 +133,12 @@ def test_gold_scores_that_judge_are_the_truth_and_their_ties_are_label_ties():
     assert result.others[0].paired.metrics["accuracy"].first.value == pytest.approx(match.match.value)
 
 
+def test_a_beta_with_which_nothing_can_be_computed_is_refused():
+    large = [replace(own, beta=1e160) for own in sets(FIRST, SECOND)]
+    with pytest.raises(DataError, match=r"β = 1e\+160 times a score difference of .* is more than 1e\+150"):
+        compare_models(large)
+
+
 def test_verdicts_have_no_margin_and_no_nll():
     with pytest.raises(ConfigError, match=r"--metric margin: m0, m1 has verdicts"):
         compare_models(sets(FIRST, SECOND, verdicts_only=True), metric="margin")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.score_table import require_computable
 from rewardlab.core.errors import DataError
 from rewardlab.core.terminal import short
 from rewardlab.core.types import ScoreRow
@@ -108,7 +109,8 @@ def align(sets: Sequence[ScoreSet], *, common: bool = False) -> Aligned:
 
     Raises DataError if a reply has two rows, with `common` if a set has no ids, if sets have no row or not the same
     rows in common (without `common`), if they judge with other labels or other prompts, if no comparison has finite
-    scores in all of them, if every label is a tie, or if fewer than ten comparisons are left.
+    scores in all of them, if a score is too large to compute with, if every label is a tie, or if fewer than ten
+    comparisons are left.
     """
     assert len(sets) >= 2, "nothing to compare"
     if common and (without := [own.name for own in sets if own.by_place]):
@@ -117,6 +119,8 @@ def align(sets: Sequence[ScoreSet], *, common: bool = False) -> Aligned:
             f"cannot be told apart from rows that are missing. Write a column `id` into every file."
         )
     by_key = _by_key(sets)
+    for own in sets:
+        require_computable(np.array([row.score for row in own.rows], dtype=np.float64), name=own.name)
     pairs = _judged(sets, by_key)
     missing = _require_same_rows(sets, by_key, pairs, common=common)
     pairs = [pair for pair in pairs if all(_holds(rows, pair) for rows in by_key)]

@@ -28,7 +28,7 @@ from rewardlab.analysis.reliability import (
     calibration_slope,
     reliability,
 )
-from rewardlab.analysis.score_table import LARGEST, Pairs, ScoreTable, score_table
+from rewardlab.analysis.score_table import Pairs, ScoreTable, require_computable, score_table
 from rewardlab.analysis.slices import Slice, SliceColumn, core_estimates, slice_pairs
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Estimate, ScoreRow
@@ -169,12 +169,7 @@ def judge_rows(
     table = score_table(rows)
     if not np.isfinite(table.replies.score).any():
         raise DataError(f"none of the {len(rows):,} scores is finite. A model that gives NaN cannot be judged.")
-    largest = np.abs(table.replies.finite.score).max()
-    if largest > LARGEST:
-        raise DataError(
-            f"a score has the size {largest:g}, but beyond {LARGEST:g} nothing can be computed. Divide the scores by a "
-            "constant."
-        )
+    require_computable(table.replies.score)
     finite, decided = table.pairs.finite, table.pairs.decided
     groups = kwise(table, gold=gold)
     probability = finite.probability(beta=beta)

@@ -20,6 +20,7 @@ from rewardlab.analysis.aligned import Aligned
 from rewardlab.analysis.intervals import FloatArray, Limits, mean_limits, share_limits
 from rewardlab.analysis.metrics import OrientedComparisons
 from rewardlab.analysis.power import smallest_difference
+from rewardlab.analysis.score_table import logits_of
 from rewardlab.analysis.signflip import Significance, sign_flip
 from rewardlab.core.types import Estimate
 
@@ -120,7 +121,8 @@ class PairComparison:
 def columns_of(aligned: Aligned, metric: Metric, *, betas: Sequence[float | None] | None = None) -> Columns | None:
     """Return a metric's values for every model; None if a model has no β for the NLL, or verdicts instead of scores.
 
-    Accuracy and margin are of the decided comparisons, the NLL of all.
+    Accuracy and margin are of the decided comparisons, the NLL of all. Raises DataError if a β times a score difference
+    is too large to compute with.
     """
     betas = aligned.betas if betas is None else betas
     used = aligned if metric == "nll" else aligned.decided
@@ -132,6 +134,7 @@ def columns_of(aligned: Aligned, metric: Metric, *, betas: Sequence[float | None
         if metric == "nll":
             if beta is None:
                 return None
+            logits_of(difference_N, beta=beta)
             values.append(own.nll(beta=beta))
         else:
             values.append(own.outcome if metric == "accuracy" else margin_values(difference_N))

@@ -28,6 +28,31 @@ LARGEST: Final = 1e150
 """Largest score and largest β d that can be judged: their squares still are numbers of float64."""
 
 
+def require_computable(scores: FloatArray, *, name: str = "") -> None:
+    """Raise DataError if a finite score is larger than `LARGEST`; `name` is that of the model, where there are several.
+
+    Scores that are not finite are counted elsewhere.
+    """
+    largest = np.abs(scores[np.isfinite(scores)]).max(initial=0.0)
+    if largest > LARGEST:
+        raise DataError(
+            f"{f'{name}: ' if name else ''}a score has the size {largest:g}, but beyond {LARGEST:g} nothing can be "
+            "computed. Divide the scores by a constant."
+        )
+
+
+def logits_of(difference_N: FloatArray, *, beta: float) -> FloatArray:
+    """Return [N] β d of finite differences. Raises DataError if one is larger than `LARGEST`."""
+    with np.errstate(over="ignore"):
+        logit_N: FloatArray = beta * difference_N
+    if not (np.abs(logit_N) <= LARGEST).all():
+        raise DataError(
+            f"β = {beta:g} times a score difference of {np.abs(difference_N).max():g} is more than {LARGEST:g}, "
+            "beyond which nothing can be computed. Use a smaller β, or divide the scores by a constant."
+        )
+    return logit_N
+
+
 def outcome_of(difference_N: FloatArray) -> FloatArray:
     """Return [N] 1 where a difference of two scores is above 0, ½ where it is 0, else 0; all must be finite."""
     assert np.isfinite(difference_N).all(), "a score that is not finite is never compared"
@@ -114,14 +139,7 @@ class Pairs:
 
     def logit(self, *, beta: float) -> FloatArray:
         """Return [N] β d of finite differences. Raises DataError if one is larger than `LARGEST`."""
-        with np.errstate(over="ignore"):
-            logit = beta * self.difference
-        if not (np.abs(logit) <= LARGEST).all():
-            raise DataError(
-                f"β = {beta:g} times a score difference of {np.abs(self.difference).max():g} is more than {LARGEST:g}, "
-                "beyond which nothing can be computed. Use a smaller β, or divide the scores by a constant."
-            )
-        return logit
+        return logits_of(self.difference, beta=beta)
 
     def probability(self, *, beta: float) -> FloatArray:
         """Return [N] σ(β d), the model's probability that the preferred reply is preferred."""
