@@ -242,8 +242,26 @@ WRONG = {
     "no number": (
         [{"id": 1, "scores_chosen": 1, "scores_rejected": 2}, {"id": 2, "scores_chosen": "x", "scores_rejected": 2}],
         DataError,
+        r"f\.jsonl:2, scores_chosen: got 'x', wanted a score",
+    ),
+    "no text for a score": (
+        [{"id": 1, "chosen": 1, "rejected": 2}, {"id": 2, "chosen": "a", "rejected": "b"}],
+        DataError,
         r"f\.jsonl:2: wanted the scores of both replies as numbers",
     ),
+    **{
+        f"no number from the first row on, {cells}": (
+            [{"id": 1, **cells}],
+            DataError,
+            rf"f\.jsonl:1, {next(iter(cells))}.*: got .*, wanted a (list of )?score",
+        )
+        for cells in (
+            {"scores_chosen": 10**400, "scores_rejected": 2},
+            {"score_chosen": "1,5", "score_rejected": 2},
+            {"chosen": "1,5", "rejected": 2},
+        )
+    },
+    "scores that are no list": ([{"scores": "1,5"}], DataError, r"f\.jsonl:1: got '1,5', wanted a list of scores"),
     "a broken verdict": ([{"id": 1, "correct": 0.7}], DataError, r"f\.jsonl:1, correct: got 0\.7, wanted a verdict"),
     "too many right": ([{"scores": [1, 2], "num_correct": 3}], DataError, r"num_correct 3 of 2 replies"),
     "a list that is none": (

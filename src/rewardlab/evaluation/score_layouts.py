@@ -143,6 +143,18 @@ def _pair_columns(columns: set[str], row: Row) -> tuple[str, str] | None:
     return None
 
 
+def _named_pair(columns: set[str], row: Row) -> tuple[str, str] | None:
+    """Return the columns that hold both scores by their names, or by a number in one of them, whatever the other is."""
+    for names in BOTH_SCORES:
+        if set(names) <= columns and (names != BOTH_SCORES[-1] or any(_is_number(row[name]) for name in names)):
+            return names
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _maybe_number(value: object) -> bool:
     try:
         _number(value, "")
@@ -178,7 +190,7 @@ def _verdict(value: object, where: str) -> float:
 
 
 def _read_pair(row: Row, where: str, outcome: str | None) -> _Parsed:
-    columns = _pair_columns(set(row), row)
+    columns = _pair_columns(set(row), row) or _named_pair(set(row), row)
     if columns is None:
         raise DataError(f"{where}: wanted the scores of both replies as numbers, as in the first row.")
     scores = [_number(row[column], f"{where}, {column}") for column in columns]
@@ -291,6 +303,11 @@ LAYOUTS: Final[Mapping[str, _Layout]] = {
     "verdicts in a known column": _Layout(
         fits=lambda columns, row, outcome: bool(columns & set(VERDICTS)), read=_read_verdict
     ),
+    # Their readers name the cell that is no score.
+    "pairs with a broken cell": _Layout(
+        fits=lambda columns, row, outcome: _named_pair(columns, row) is not None, read=_read_pair
+    ),
+    "broken list of scores": _Layout(fits=lambda columns, row, outcome: "scores" in columns, read=_read_list),
 }
 """Layouts, in the order in which they are tried."""
 
