@@ -113,6 +113,12 @@ def test_several_models_are_compared_with_the_first_after_holms_correction():
     assert not compare_models(sets(FIRST, SECOND)).standings
 
 
+def test_a_model_and_its_scores_times_a_constant_have_one_rank_by_margin():
+    result = compare_models(sets(FIRST, SECOND, 1e-12 * SECOND, 0.3 * SECOND, 0.3 * FIRST), metric="margin")
+    assert [own.rank.value for own in result.standings.values()] == [4.5, 2, 2, 2, 4.5]
+    assert len({own.first for own in result.standings.values()}) == 2
+
+
 def test_the_best_in_nll_has_the_smallest_nll():
     result = compare_models(sets(FIRST, SECOND, 0.001 * GOLD), metric="nll")
     nll = {"m0": result.others[0].paired.metrics["nll"].first.value}

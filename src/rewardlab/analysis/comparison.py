@@ -28,6 +28,7 @@ from rewardlab.analysis.paired import (
     compare_pair,
     difference_of,
     significance_of,
+    without_rounding,
 )
 from rewardlab.analysis.signflip import Significance
 from rewardlab.core.errors import ConfigError, DataError
@@ -323,7 +324,8 @@ def _by_slice(
 def _standings(aligned: Aligned, columns: Columns, metric: Metric) -> dict[str, Standing]:
     sign = -1.0 if metric in FALLING else 1.0
     _, prompts_N = np.unique(np.asarray(columns.prompt_keys, dtype=np.str_), return_inverse=True)
-    gains = {name: sign * values for name, values in zip(aligned.names, columns.values_MN, strict=True)}
+    values_MN = without_rounding(columns.values_MN) if metric == "margin" else columns.values_MN
+    gains = {name: sign * values for name, values in zip(aligned.names, values_MN, strict=True)}
     return standings(gains, prompts_N)
 
 

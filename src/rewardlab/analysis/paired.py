@@ -155,9 +155,25 @@ def change_within(columns: Columns, second: int, kept_N: BoolArray) -> FloatArra
 def _changes(first_N: FloatArray, second_N: FloatArray) -> FloatArray:
     """Return second − first, exactly 0 where only rounding tells them apart: a test would count the signs of it."""
     change_N: FloatArray = second_N - first_N
-    size_N = np.maximum(np.abs(first_N), np.abs(second_N))
-    change_N[np.abs(change_N) <= _ROUNDING * np.maximum(size_N, 1.0)] = 0.0
+    change_N[_equal(first_N, second_N)] = 0.0
     return change_N
+
+
+def without_rounding(values_MN: FloatArray) -> FloatArray:
+    """Return the values of all models, those of earlier ones where only rounding tells them apart: ranks would too."""
+    found_MN = values_MN.copy()
+    for later, own_N in enumerate(found_MN):
+        for earlier_N in found_MN[:later]:
+            equal_N = _equal(earlier_N, own_N)
+            own_N[equal_N] = earlier_N[equal_N]
+    return found_MN
+
+
+def _equal(first_N: FloatArray, second_N: FloatArray) -> BoolArray:
+    """Return [N] whether only rounding tells two values apart."""
+    size_N = np.maximum(np.abs(first_N), np.abs(second_N))
+    equal_N: BoolArray = np.abs(second_N - first_N) <= _ROUNDING * np.maximum(size_N, 1.0)
+    return equal_N
 
 
 def margin_values(difference_N: FloatArray) -> FloatArray:
