@@ -85,6 +85,10 @@ def test_lists_in_cells_of_a_csv_file_are_lists_or_refused(tmp_path):
         read_suite("rewardbench2", written(repr))
 
 
+def test_a_lone_correct_reply_need_not_be_a_list(tmp_path):
+    assert read_one("rewardbench2", tmp_path, {**BEST_OF, "chosen": "a"}).replies == ("a", "b", "c", "d")
+
+
 def test_both_rows_of_a_prompt_of_ties_are_one_cluster(tmp_path):
     rows_to(tmp_path / "rows.jsonl", [TIED, {**TIED, "id": "ref:4", "chosen": ["a"], "prompt": "another prompt"}])
     tied, ref = read_suite("rewardbench2", tmp_path).items
@@ -203,6 +207,8 @@ def test_pairs_of_another_response_model_are_subsets_of_their_own(tmp_path):
     ("suite", "row", "name", "said"),
     [
         ("rewardbench2", {**BEST_OF, "chosen": []}, "r.jsonl", "chosen is [], wanted a list of texts"),
+        ("rewardbench2", {**BEST_OF, "rejected": "b"}, "r.jsonl", 'rejected is "b", wanted a list of texts'),
+        ("rewardbench2", {**BEST_OF, "rejected": '["b", "c"]'}, "r.jsonl", "wanted a list of texts"),
         ("rewardbench2", {**BEST_OF, "chosen": ["a", "b"]}, "r.jsonl", "only the Ties subset has more than one"),
         ("rewardbench2", {**TIED, "id": "17"}, "r.jsonl", "wanted one such as ref:3 or tied:3"),
         ("rewardbench2", {**TIED, "chosen": ["a"]}, "r.jsonl", "tied:4 has 1 correct replies"),

@@ -101,8 +101,8 @@ def _text(value: object, what: str) -> str:
 
 
 def _texts(value: object, what: str, *, number: int | None = None) -> list[object]:
-    """Return a list of at least one entry, or a lone text as such a list. Raises UnfitRowError."""
-    entries = [value] if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+    """Return a list of at least one entry. Raises UnfitRowError for anything else, a lone text among it."""
+    entries = list(value) if isinstance(value, list | tuple) else []
     if not entries or (number is not None and len(entries) != number):
         wanted = "a list of texts" if number is None else f"a list of {number} texts"
         raise UnfitRowError(f"{what} is {show(value)}, wanted {wanted}")
@@ -172,7 +172,8 @@ spell with and without capitals and underscores."""
 
 
 def _rewardbench2(row: Row, place: Place) -> Read:
-    chosen = _texts(_cell(row["chosen"], "chosen", place), "chosen")
+    best = _cell(row["chosen"], "chosen", place)
+    chosen: list[object] = [best] if isinstance(best, str) else _texts(best, "chosen")
     rejected = _texts(_cell(row["rejected"], "rejected", place), "rejected")
     subset = _text(row["subset"], "subset")
     cluster = None
