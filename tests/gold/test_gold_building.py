@@ -310,6 +310,7 @@ def test_input_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
     ("settings", "told"),
     [
         ({"soft_tau": 0.0}, "--soft-tau"),
+        ({"soft_tau": 1e-12}, r"--soft-tau 1e-12: must be from 1e-09 to 1e\+09"),
         ({"min_margin": -1.0}, "--min-margin"),
         ({"test_fraction": 0.95}, "--test-fraction"),
         ({"near": 0.0}, "--near"),

@@ -74,6 +74,12 @@ def test_lists_of_other_lengths_name_the_row(tmp_path: Path, rows: Path) -> None
         proxy_scores([str(tmp_path / "p.json")], list(read_gold_rows(rows)), tmp_path)
 
 
+def test_a_score_of_a_proxy_that_is_not_a_number_is_not_called_the_gold_score(tmp_path: Path, rows: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps([[math.nan, 1.0]] * 24))
+    with pytest.raises(DataError, match=r"p\.json:1: the proxy's score of reply 0 \(counted from 0\) is nan"):
+        proxy_scores([str(tmp_path / "p.json")], list(read_gold_rows(rows)), tmp_path)
+
+
 def test_several_proxies_beside_each_other_fit_80_columns(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     rows = draw_rows(Size(60, 3), np.random.default_rng(0))

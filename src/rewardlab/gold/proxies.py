@@ -25,6 +25,8 @@ BEST: Final = "best"
 """Where a run keeps the model that it chose."""
 MOST_CAUSES: Final = 3
 """Most causes of missing scores that a note names."""
+SCORE: Final = "the proxy's score"
+"""What a number in the file of a proxy is, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,7 @@ def _read(path: Path, rows: Sequence[GoldRow]) -> Iterator[tuple[float | None, .
                 f"{path}:{number}: has {len(scores)} scores, and {row.where or f'row {number}'} has "
                 f"{len(row.responses)} replies. Is it of other data?"
             )
-        checked = scores_of(scores, len(row.responses), f"{path}:{number}")
+        checked = scores_of(scores, len(row.responses), f"{path}:{number}", what=SCORE)
         assert checked is not None
         yield checked
 
@@ -183,7 +185,7 @@ def _is_bare(path: Path) -> bool:
 
 
 def _lists(path: Path) -> Iterator[Sequence[float | None]]:
-    return read_rewards(path)
+    return read_rewards(path, what=SCORE)
 
 
 def _columns(path: Path, rows: Sequence[GoldRow]) -> Iterator[Sequence[float | None]]:

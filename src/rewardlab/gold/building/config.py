@@ -44,8 +44,8 @@ class BuildConfig:
         require_between(self, min_margin=(0.0, 1e300), test_fraction=(0.0, 0.9))
         require(
             self.soft_tau is None or 1e-9 <= self.soft_tau <= 1e9,
-            f"--soft-tau {self.soft_tau}: must be above 0: the difference of gold scores at which the better reply is "
-            f"preferred with the probability 0.73.",
+            f"--soft-tau {self.soft_tau}: must be from 1e-09 to 1e+09: the difference of gold scores at which the "
+            f"better reply is preferred with the probability 0.73.",
         )
         require(
             self.near == "none" or 0 < self.near <= 1, f"--near {self.near}: must be above 0 and at most 1, or none."

@@ -83,12 +83,12 @@ def _numbered(row: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def read_rewards(path: Path) -> Iterator[Sequence[float | None]]:
-    """Yield the rows of `[[14.9, 8.5], …]`. Raises DataError for anything else."""
+def read_rewards(path: Path, *, what: str = "the gold score") -> Iterator[Sequence[float | None]]:
+    """Yield the rows of `[[14.9, 8.5], …]`. `what` names a score in messages. Raises DataError for anything else."""
     for number, row in enumerate(_list(path), start=1):
         if not isinstance(row, list):
             raise DataError(f"{path}:{number}: wanted a list of scores, one for each response, got {str(row)!r:.80}.")
-        scores = scores_of(row, len(row), f"{path}:{number}")
+        scores = scores_of(row, len(row), f"{path}:{number}", what=what)
         assert scores is not None
         yield scores
 

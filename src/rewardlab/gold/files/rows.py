@@ -156,8 +156,13 @@ def with_system(prompt: Conversation, system: str | None) -> Conversation:
     return (Message("system", system), *prompt)
 
 
-def scores_of(scores: Any, num_responses: int, where: str) -> tuple[float | None, ...] | None:
-    """Return one score for each reply; None if there is no list of scores. Raises DataError for anything else."""
+def scores_of(
+    scores: Any, num_responses: int, where: str, *, what: str = "the gold score"
+) -> tuple[float | None, ...] | None:
+    """Return one score for each reply; None if there is no list of scores. `what` names one in messages.
+
+    Raises DataError for anything else.
+    """
     if scores is None:
         return None
     if not isinstance(scores, list | tuple) or len(scores) != num_responses:
@@ -166,7 +171,7 @@ def scores_of(scores: Any, num_responses: int, where: str) -> tuple[float | None
     for place, score in enumerate(scores):
         if score is not None and not is_number(score):
             raise DataError(
-                f"{where}: the gold score of reply {place} (counted from 0) is {score!r:.60}; wanted a "
-                f"finite number, or null for none."
+                f"{where}: {what} of reply {place} (counted from 0) is {score!r:.60}; wanted a finite number, or null "
+                f"for none."
             )
     return tuple(None if score is None else float(score) for score in scores)
