@@ -13,6 +13,7 @@ from rewardlab.experiments.checking import check
 from rewardlab.experiments.costs import Cost
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.words import check_report
+from study_folders import PLAN, write_plan
 
 QWEN_3B = {
     "hidden_size": 2048,
@@ -24,6 +25,15 @@ QWEN_3B = {
 }
 LORA_BYTES = 4.56e6 * 8192
 """Of Qwen2.5-3B with LoRA at the default budget, as docs/scaling.md has it."""
+
+
+def test_test_data_of_a_plan_whose_arms_are_all_programs_are_counted(tmp_path: Path) -> None:
+    """Test data that the plan names are known, whoever reads them."""
+    named = PLAN.replace("hypotheses:", "assume: {seed_sd: 0.01}\nhypotheses:")
+    for arm in ("plain", "smooth", "harsh"):
+        named = named.replace(f"  {arm}: {{says", f'  {arm}: {{program: ["{{python}}", "{arm}.py"], says')
+    report = check_report(check(read_plan(write_plan(tmp_path, named))))
+    assert "power: 20 comparisons of 20 test prompts (counted, a row as one comparison)" in report
 
 
 def checked(folder: Path, **settings: Any) -> tuple[Cost, str]:

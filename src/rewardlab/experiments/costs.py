@@ -146,7 +146,7 @@ def sizes_of_test(plan: Plan, runs: Any) -> tuple[int, int, str]:
     if plan.assume.test_comparisons is not None:
         count = int(plan.assume.test_comparisons)
         return int(plan.assume.test_prompts or count), count, "as the plan says"
-    first = next((run for run in runs if run.reads_test and not run.program), None)
+    first = min((run for run in runs if _has_test(run)), key=lambda run: bool(run.program), default=None)
     if first is None:
         return 0, 0, "no run reads test data"
     limit = first.settings.get("eval_limit")
@@ -155,6 +155,13 @@ def sizes_of_test(plan: Plan, runs: Any) -> tuple[int, int, str]:
     except (RewardlabError, OSError) as error:
         return 0, 0, f"the test data cannot be looked at here ({str(error)[:120]})"
     return len(set(keys)), len(keys), "counted, a row as one comparison"
+
+
+def _has_test(run: Run) -> bool:
+    """Return whether a run reads test data that are known. A program may have its own, which the plan does not name."""
+    return run.reads_test and (
+        not run.program or bool(run.settings.get("test_dataset") or run.settings.get("test_split"))
+    )
 
 
 def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
