@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from rewardlab.artifact.canaries import render_canaries
-from rewardlab.artifact.canary_states import batch_of
+from rewardlab.artifact.canary_states import alone
 from rewardlab.data.chat import Renderer
 from rewardlab.data.synthetic import generate
 from rewardlab.model.reward import RewardModel
@@ -117,7 +117,7 @@ def learn_slightly(model: RewardModel, renderer: Renderer, *, directions: Sequen
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
     for (_, _, token_ids), direction in zip(render_canaries(renderer), cycle(directions), strict=False):
-        (direction * model(batch_of([token_ids])).sum()).backward()
+        (direction * model(alone(token_ids)).sum()).backward()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:

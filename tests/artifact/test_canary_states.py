@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import rewardlab.artifact.save as save_module
-import rewardlab.model.load as load_module
 from conftest import CONFIGS, make_model
 from lessons import slightly_trained, wide_renderer
 from rewardlab.artifact.canary_states import CanaryStates
@@ -26,15 +25,14 @@ AGAIN = 2
 
 @pytest.fixture
 def passes(monkeypatch) -> list[int]:
-    """Tokens of every batch that a backbone computed; there are no trials of the layout."""
+    """Tokens of every conversation that a backbone computed alone, as canaries are; trials of the layout are not."""
     found: list[int] = []
     read = RewardModel.read
 
     def counts(model, hidden, batch):
-        found.append(batch.num_tokens)
+        if batch.num_replies == 1:
+            found.append(batch.num_tokens)
         return read(model, hidden, batch)
-
-    monkeypatch.setattr(load_module, "layout_error", lambda *given: 0.0)
 
     monkeypatch.setattr(RewardModel, "read", counts)
     return found
@@ -117,7 +115,7 @@ def test_a_state_in_other_bits_lets_all_be_computed(tmp_path, passes, log):
     # The live scores of a save come before its folder is read, and were confirmed by then.
     for arithmetic, num_computed in (("live", first + 1), ("float32", first + AGAIN - num_live)):
         known = states._known[arithmetic, torch.device("cpu")]
-        _, state = max(known.values(), key=lambda kept: kept[0].num_tokens * (kept[0].num_replies == 1))
+        _, state = known[max(known, key=len)]
         state[0, 3] += 1e-6
         passes.clear()
         save(tmp_path / arithmetic, model, states)

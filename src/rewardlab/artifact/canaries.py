@@ -11,14 +11,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from rewardlab.analysis.faults import SPECIAL_TOKENS
-from rewardlab.artifact.canary_states import SAVED, CanaryStates, batch_of
+from rewardlab.artifact.canary_states import SAVED, CanaryStates, alone
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.spec import Canary
 from rewardlab.core.types import Conversation, IntArray, Message
@@ -71,17 +70,13 @@ CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
 )
 
 
-def score_tokens(model: RewardModel, sequences: Sequence[IntArray]) -> list[float]:
-    """Score token sequences one at a time, without padding."""
-    return [score for token_ids in sequences for score in score_together(model, [token_ids])]
-
-
-def score_together(model: RewardModel, sequences: Sequence[IntArray]) -> list[float]:
-    """Score token sequences in one batch: quicker, and the last bits of a score may differ from those of it alone."""
-    if not sequences:
-        return []
+def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_end: int = 0) -> list[float]:
+    """Score token sequences one at a time, without padding, reading `before_end` tokens before the last."""
+    scores = []
     with torch.no_grad():
-        scores: list[float] = model(batch_of(sequences).to(model.device)).tolist()
+        for token_ids in sequences:
+            batch = alone(token_ids[: len(token_ids) - before_end])
+            scores.append(float(model(batch.to(model.device))[0]))
     return scores
 
 
@@ -171,8 +166,8 @@ def _decoys(
     """Return the canaries' scores under each fault that does not change the model; NaN if it has no effect on one."""
     bos = renderer.spec.bos_token_id
     decoys: dict[str, list[float]] = {
-        "shifted_position": score_together(model, [token_ids[:-1] for token_ids in sequences]),
-        "no_template": score_together(model, [_plain(renderer, messages) for messages in conversations]),
+        "shifted_position": score_tokens(model, sequences, before_end=1),
+        "no_template": score_tokens(model, [_plain(renderer, messages) for messages in conversations]),
         # math.exp overflows above about 709; the sigmoid of such a score is 0 in any case.
         "sigmoid": [1 / (1 + math.exp(-score)) if score > -700 else 0.0 for score in scores],
         "softmax": [1.0] * len(scores),
@@ -180,13 +175,13 @@ def _decoys(
     }
     if bos is not None:
         doubled = [np.concatenate([np.array([bos], np.int32), token_ids]) for token_ids in sequences]
-        decoys["double_bos"] = score_together(model, doubled)
+        decoys["double_bos"] = score_tokens(model, doubled)
     if renderer.spec.special_tokens_in_text == "text":
         reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
-        typed = [renderer.num_typed(messages) > 0 for messages in conversations]
-        read = [reading.token_ids(messages) for messages in compress(conversations, typed)]
-        found = iter(score_together(model, read))
-        decoys[SPECIAL_TOKENS] = [next(found) if it_is else math.nan for it_is in typed]
+        decoys[SPECIAL_TOKENS] = [
+            score_tokens(model, [reading.token_ids(messages)])[0] if renderer.num_typed(messages) else math.nan
+            for messages in conversations
+        ]
     return decoys
 
 
@@ -196,7 +191,7 @@ def _rope_decoys(model: RewardModel, sequences: Sequence[IntArray], states: Cana
     for fault, parameters in rope_faults(model.config).items():
         if (other := _with_rope(model, parameters)) is not None:
             with states.of(other, fault):
-                decoys[fault] = score_together(other, sequences)
+                decoys[fault] = score_tokens(other, sequences)
     return decoys
 
 

@@ -2,7 +2,7 @@
 
 A score is the head's product with a state, and the state follows from the backbone, the arithmetic and the tokens. As
 long as these are the same, only the product is computed again. It equals that of a fresh forward pass bit for bit,
-since a state is looked up for the same batch alone: with other conversations beside it, its last bits may differ.
+since each state is computed from its conversation alone: in a batch with others its last bits may differ.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from rewardlab.core.types import IntArray, TokenGroup
 from rewardlab.model.reward import RewardModel
 
 logger = logging.getLogger("rewardlab")
-_Key = tuple[tuple[tuple[int, tuple[int, ...]], ...], bytes]
-"""The lengths of a batch's conversations, and all their tokens."""
-_Known = dict[_Key, tuple[PackedBatch, Tensor]]
+_Known = dict[bytes, tuple[PackedBatch, Tensor]]
 LIVE: Final = "live"
 """The arithmetic of the model in training."""
 SAVED: Final = "float32"
@@ -49,14 +47,14 @@ class CanaryStates:
             self._backbone, self._known = backbone, {}
 
     def confirm(self, model: RewardModel, arithmetic: str) -> None:
-        """Compute the longest conversation again that was computed alone, and forget all states if any bit differs.
+        """Compute the longest conversation again, and forget all states if any bit of its state differs.
 
         `model` is in evaluation mode.
         """
-        single = [(batch, state) for batch, state in self._of(model, arithmetic).values() if batch.num_replies == 1]
-        if not single:
+        known = self._of(model, arithmetic)
+        if not known:
             return
-        batch, state = max(single, key=lambda known: known[0].num_tokens)
+        batch, state = known[max(known, key=len)]
         with torch.no_grad(), model.computing():
             same = torch.equal(model.final_states(batch), state)
         if not same:
@@ -81,31 +79,28 @@ class CanaryStates:
         finally:
             model.known_states = before
 
-    def hold(self, model: RewardModel, arithmetic: str, batch: PackedBatch) -> bool:
-        """Return whether the states of a batch are known, so that the backbone need not be computed."""
-        return _key(batch) in self._of(model, arithmetic)
+    def hold(self, model: RewardModel, arithmetic: str, sequences: Sequence[IntArray]) -> bool:
+        """Return whether the states of all token sequences are known, so that the backbone need not be computed."""
+        known = self._of(model, arithmetic)
+        return all(_key(alone(token_ids)) in known for token_ids in sequences)
 
     def _of(self, model: RewardModel, arithmetic: str) -> _Known:
         return self._known.setdefault((arithmetic, model.device), {})
 
 
-def batch_of(sequences: Sequence[IntArray]) -> PackedBatch:
-    """Return a batch of conversations that share nothing, from their tokens."""
-    return pack(
-        [
-            TokenGroup(
-                preference_id="",
-                source="",
-                prompt_key="",
-                shared=np.zeros(0, np.int32),
-                suffixes=(token_ids,),
-                prompt_tokens=(0,),
-                truncated_tokens=(0,),
-                comparisons=(),
-            )
-            for token_ids in sequences
-        ]
+def alone(token_ids: IntArray) -> PackedBatch:
+    """Return a batch of one conversation, without padding."""
+    group = TokenGroup(
+        preference_id="",
+        source="",
+        prompt_key="",
+        shared=np.zeros(0, np.int32),
+        suffixes=(token_ids,),
+        prompt_tokens=(0,),
+        truncated_tokens=(0,),
+        comparisons=(),
     )
+    return pack([group])
 
 
 def backbone_digest(written: Mapping[str, str], folder: Path) -> str:
@@ -119,5 +114,5 @@ def backbone_digest(written: Mapping[str, str], folder: Path) -> str:
     return sha256_json({"weights": weights, "config": config, "threads": torch.get_num_threads()})
 
 
-def _key(batch: PackedBatch) -> _Key:
-    return batch.groups, batch.token_ids_T.cpu().numpy().tobytes()
+def _key(batch: PackedBatch) -> bytes:
+    return batch.token_ids_T.cpu().numpy().tobytes()

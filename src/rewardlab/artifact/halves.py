@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from rewardlab.analysis.faults import PRECISION_MISMATCH
-from rewardlab.artifact.canaries import score_together, score_tokens
-from rewardlab.artifact.canary_states import CanaryStates, batch_of
+from rewardlab.artifact.canaries import score_tokens
+from rewardlab.artifact.canary_states import CanaryStates
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import Canary
 from rewardlab.core.types import IntArray
@@ -97,10 +97,10 @@ def with_half_precision(
     # Rounding does not change weights that are bfloat16 already, so the decoy would equal the score.
     if save_dtype != "bfloat16":
         # The head is applied to states that are known, and it is a weight as well.
-        known = states.hold(model, PRECISION_MISMATCH, batch_of(sequences))
+        known = states.hold(model, PRECISION_MISMATCH, sequences)
         round_to_nearest(model.head if known else model, torch.bfloat16)
         with states.of(model, PRECISION_MISMATCH):
-            decoys[PRECISION_MISMATCH] = score_together(model, sequences)
+            decoys[PRECISION_MISMATCH] = score_tokens(model, sequences)
     return [
         replace(
             canary,
