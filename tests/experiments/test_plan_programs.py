@@ -14,8 +14,12 @@ import pytest
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.experiments import programs
 from rewardlab.experiments.archiving import archive
+from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.one_run import do
-from rewardlab.experiments.study import amend, require_same_data
+from rewardlab.experiments.outcomes import Outcomes
+from rewardlab.experiments.records import record_of
+from rewardlab.experiments.reporting.summary import summarise
+from rewardlab.experiments.study import Study, amend, require_same_data
 from study_folders import PLAN, edit, frozen_study
 
 PROGRAMS = {"{plan_folder}/loop.py": "loop.py", "--rates={plan_folder}/rates.json": "rates.json"}
@@ -117,3 +121,43 @@ def test_a_program_that_failed_is_not_judged_by_what_it_left_when_it_is_done_aga
     with contextlib.suppress(ConfigError, DataError):
         do(study, run, lambda arguments: None)
     assert not left.exists()
+
+
+def by_programs(folder: Path, code: str) -> Study:
+    """A study all of whose arms are a program, of which nothing is done; the program gets the folder of its run."""
+    (folder / "loop.py").write_text(code, encoding="utf-8")
+    words = json.dumps(["{python}", "{plan_folder}/loop.py", "{output_dir}", "{seed}"])
+    return frozen_study(folder, re.sub(r"(?m)^(  \w+: {)(?=says)", rf"\1program: {words}, ", PLAN))
+
+
+LEAVES_SCORES = """\
+import json, pathlib, sys
+scores = pathlib.Path(sys.argv[1]) / "evals/test.scores.jsonl"
+scores.parent.mkdir()
+with scores.open("w") as file:
+    for n in range(60):
+        for reply in (0, 1):
+            row = {"preference_id": str(n), "source": "", "prompt_key": str(n), "reply": reply, "num_tokens": 20}
+            row |= {"score": float(reply == (n % 10 + int(sys.argv[2]) < 3)), "prompt_tokens": 9, "truncated_tokens": 0}
+            row["comparisons"] = [{"first": 0, "second": 1}] if reply == 0 else []
+            file.write(json.dumps(row) + "\\n")
+"""
+
+
+def test_the_scores_that_a_program_leaves_are_all_that_is_needed_to_judge_it(tmp_path: Path) -> None:
+    study = by_programs(tmp_path, LEAVES_SCORES)
+    for run in study.runs[:3]:
+        do(study, run, lambda arguments: None)
+    term = Term(quantity="accuracy", arm="plain")
+    found, missing = Outcomes(study, may_read="test").observe([term])
+    assert missing == {}
+    assert found[term].by_seed_S == pytest.approx([0.7, 0.8, 0.9])
+    methods = summarise(study).methods
+    assert methods.startswith("Reward models were trained in 1 arm of 3 seeds (0, 1, 2). 1 of the arms was run by")
+
+
+def test_a_program_whose_scores_cannot_be_read_failed(tmp_path: Path) -> None:
+    study = by_programs(tmp_path, LEAVES_SCORES.replace('"reply": reply', '"answer": reply'))
+    with pytest.raises(DataError, match=r"test\.scores\.jsonl: not the rows of an evaluation"):
+        do(study, study.runs[0], lambda arguments: None)
+    assert record_of(study, study.runs[0]).state == "failed"

@@ -16,6 +16,7 @@ from rewardlab.core.run_folder import MANIFEST
 from rewardlab.core.signals import RESUME_LATER, StopRequests
 from rewardlab.experiments.gates import require_gates_passed
 from rewardlab.experiments.many_ranks import Start, arguments_of_first, first_of, is_first
+from rewardlab.experiments.outcomes import Outcome
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import (
     SELECTION_SCORES,
@@ -29,6 +30,7 @@ from rewardlab.experiments.records import (
     settings_path,
 )
 from rewardlab.experiments.study import Study, require_same_data
+from rewardlab.report.folder import read_folder
 
 logger = logging.getLogger("rewardlab")
 Train = Callable[[Sequence[str]], None]
@@ -174,11 +176,16 @@ def _arguments(study: Study, run: Run, *, fresh: bool = False) -> list[str]:
 
 
 def _left(study: Study, run: Run) -> dict[str, Any]:
-    """Return the entries of the record about what a run left. Raises DataError if it left no scores to judge it by."""
+    """Return the entries of the record about what a run left.
+
+    Raises DataError if it left no scores to judge it by, or another program left some that cannot be read.
+    """
     folder = study.run_folder(run)
     wanted = TEST_SCORES if run.reads_test else SELECTION_SCORES
     if not (folder / wanted).is_file():
         raise DataError(f"{folder}: the run left no {wanted}, by which it would be judged.")
+    if run.program:
+        Outcome(run=run, record=read_folder(folder)).rows("test" if run.reads_test else "validation")
     if not run.reads_test:
         return {"selection": sha256_file(folder / SELECTION_SCORES)}
     return {"test_reads": reads_of(study, run)}

@@ -28,6 +28,8 @@ Value = TypeVar("Value")
 Kind = Literal["train", "probe", "eval"]
 CONTROLS: Final = ("diagnose.json", "diagnose/diagnose.json")
 """Where the results of `rewardlab diagnose` may lie in a folder."""
+BARE: Final = ("test", "selection")
+"""Evaluations that are read from their score rows alone, in the folder of another program."""
 MOST_SAID: Final = 300
 """Most characters of an error in the report."""
 
@@ -168,6 +170,8 @@ def read_folder(folder: Path) -> Record:
         for path in (sorted(room.glob("*.metrics.json")) if room.is_dir() else ())
         if (judged := tried(str(path.relative_to(folder)), lambda path: read_judged(path, problems), None)) is not None
     }
+    if not manifest:
+        evaluations |= _bare_scores(folder / "evals", problems)
     found = [name for name in ("metrics.csv", "metrics.jsonl") if (folder / name).is_file()]
     if not (config or manifest or evaluations or found):
         said = f" {' '.join(problems)}" if problems else ""
@@ -251,6 +255,18 @@ def read_ensemble(folder: Path) -> EnsembleRecord | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         problems.append(f"The ensemble cannot be read: {_said(error, folder)}")
     return EnsembleRecord(facts=facts, evaluations=evaluations, problems=tuple(problems))
+
+
+def _bare_scores(room: Path, problems: list[str]) -> dict[str, Judged]:
+    """Return the evaluations of which there are score rows alone, as another program than `rewardlab train` may leave
+    them; a run of `rewardlab train` has a manifest, and lost the file with the checksum."""
+    found = {}
+    for name in BARE:
+        scores = room / f"{name}.scores.jsonl"
+        if scores.is_file() and not (room / f"{name}.metrics.json").exists():
+            problems.append(f"{name}.metrics.json is missing, so all is computed from the rows of {scores.name}.")
+            found[name] = Judged(name=name, estimates={"all": {}}, counts={"all": {}}, scores=scores)
+    return found
 
 
 def _said(error: Exception, folder: Path) -> str:

@@ -79,13 +79,18 @@ def _training(reader: Reader, done: Mapping[str, Sequence[Outcome]], outcomes: S
     what = "Heads were trained on the frozen states of" if heads else "Reward models were trained from"
     seeds = sorted({outcome.run.seed for outcome in outcomes})
     each = _range([len(own) for own in done.values()])
+    arms = (
+        f"{format_counted(len(done), 'arm')} of {each} seed{'' if each == '1' else 's'} ({', '.join(map(str, seeds))})"
+    )
+    if not settings:
+        # What other programs trained, and how, is not known.
+        return f"Reward models were trained in {arms}."
     kept = _kept(outcomes, "training")
     steps, epochs, rate = (_several(name, settings) for name in ("steps", "epochs", "lr"))
     length = f"{steps} steps" if steps else f"{epochs} epochs"
     return (
         f"{what} {_several('model', settings) or 'a base that is not named'} on {_several('dataset', settings)}"
-        f"{f' ({kept} after validation data were held out)' if kept else ''}, in {format_counted(len(done), 'arm')} of "
-        f"{each} seed{'' if each == '1' else 's'} ({', '.join(map(str, seeds))}), for {length} of "
+        f"{f' ({kept} after validation data were held out)' if kept else ''}, in {arms}, for {length} of "
         f"{_several('batch_size', settings)} comparisons at a learning rate of {rate or 'the default for the model'}."
     )
 
