@@ -6,12 +6,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.lock import only_process
 from rewardlab.experiments import local, running
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.local import run_all
@@ -69,6 +71,32 @@ def test_a_run_that_another_process_is_at_is_waited_for(tmp_path: Path, monkeypa
     ending.join()
     assert told[0].endswith("is at it; waiting for its end")
     assert told[1:] == ["plain/seed_0: done"]
+
+
+def test_a_run_that_another_plan_run_has_begun_is_waited_for_before_it_has_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = frozen_study(tmp_path)
+    monkeypatch.setattr(local, "POLL_S", 0.01)
+    monkeypatch.setattr(local, "command_of", lambda study, run: pytest.fail("it is being done"))
+    taken = local.taken_folder(study, study.runs[0])
+    taken.mkdir(parents=True)
+    told: list[str] = []
+
+    def say(line: str) -> None:
+        told.append(line)
+        if line.endswith("waiting for its end"):
+            begin_record(study, study.runs[0])
+            end_record(study, study.runs[0], "done")
+            other.close()
+
+    with ExitStack() as other:
+        other.enter_context(only_process(taken, "STUDY"))
+        assert run_all(study, study.runs[:1], jobs=1, say=say) == []
+    assert told == [
+        "plain/seed_0: another `plan run` is at it; waiting for its end",
+        "plain/seed_0: done",
+    ]
 
 
 def test_a_run_that_ends_before_it_can_write_why_is_interrupted(

@@ -13,10 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import end_record, record_of, undone
@@ -63,21 +65,48 @@ class _Work:
         """Do one run in a process of its own, and say how it went."""
         slot = self._slots.get()
         try:
-            if not self._is_free(run):
-                return
-            log = self._study.folder / "logs" / f"{run.name}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            self._say(f"{run.name}: begins; its output is in {log}")
-            with log.open("ab") as out:
-                process = self._begin(run, out, slot)
-                if process is None:
-                    return
-                process.wait()
-            with self._lock:
-                self._processes.discard(process)
-            self._tell(run, log, process.returncode)
+            with ExitStack() as held:
+                if self._is_taken(run, held) and self._is_free(run):
+                    self._run(run, slot)
         finally:
             self._slots.put(slot)
+
+    def _run(self, run: Run, slot: str | None) -> None:
+        log = self._study.folder / "logs" / f"{run.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._say(f"{run.name}: begins; its output is in {log}")
+        with log.open("ab") as out:
+            process = self._begin(run, out, slot)
+            if process is None:
+                return
+            process.wait()
+        with self._lock:
+            self._processes.discard(process)
+        self._tell(run, log, process.returncode)
+
+    def _is_taken(self, run: Run, held: ExitStack) -> bool:
+        """Return whether a run is now kept from every other `plan run`, as long as `held` is open, after waiting for
+        one that is at it. False if this process is ending.
+
+        The record and the lock of the run come from the process that does it, seconds after that was begun; two that
+        begin it in between would both start one. Raises ConfigError if the lock belongs to another user.
+        """
+        folder = taken_folder(self._study, run)
+        folder.mkdir(parents=True, exist_ok=True)
+        told = False
+        while not self._ending:
+            try:
+                held.enter_context(only_process(folder, "STUDY"))
+            except ConfigError:
+                if not os.access(folder / LOCK, os.W_OK):
+                    raise
+                if not told:
+                    self._say(f"{run.name}: another `plan run` is at it; waiting for its end")
+                told = True
+                time.sleep(POLL_S)
+            else:
+                return True
+        return False
 
     def _is_free(self, run: Run) -> bool:
         """Return whether a run is left to do, after waiting for another process of this machine that is at it."""
@@ -130,6 +159,11 @@ class _Work:
         if not record.message:
             for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]:
                 self._say(f"    {line}")
+
+
+def taken_folder(study: Study, run: Run) -> Path:
+    """Return the folder that a `plan run` keeps others out of, from before it begins a run until that has ended."""
+    return study.folder / "records" / run.arm / f".{run.seed}" / "plan_run"
 
 
 def command_of(study: Study, run: Run) -> list[str]:
