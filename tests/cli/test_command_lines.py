@@ -52,7 +52,10 @@ LINES = {
     ),
     "rank-stabilised": f"--model m {SHP} --lora --lora-rank 4 --lora-alpha 32 --rslora",
     "attention": f'--model m {SHP} --lora --lora-target-modules "q_proj,k_proj,v_proj,o_proj"',
-    "7B": f"--model m {SHP} --lr 1e-5 --lora-rank 16 --lora-alpha 32 --weight-decay 0.05 --early-stopping-patience 3",
+    "7B": (
+        f"--model m {SHP} --lr 1e-5 --lora --lora-rank 16 --lora-alpha 32 --weight-decay 0.05 "
+        "--early-stopping-patience 3"
+    ),
     "stopped": f"--model m {SHP} --early-stopping-patience 5 --early-stopping-min-delta 0.001",
     "rolled back": f"--model m {SHP} --label-smoothing 0 --lr-scheduler constant",
     "smoke": f"--model Qwen/Qwen2.5-0.5B {SHP} --hf-split train --steps 10 --limit 100",

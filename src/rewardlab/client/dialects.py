@@ -162,14 +162,9 @@ def wrong_in(value: Any) -> str | None:
     # `isfinite` fails for a whole number beyond the range of floats.
     if not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= sys.float_info.max:
         return None
-    if value is None or isinstance(value, float):
-        found = "null" if value is None else str(value)
-        return (
-            f"the score is {found}, wanted a finite number. In float16 numbers can leave its range: serve the model in "
-            f"bfloat16 or float32"
-        )
-    found = "a number too large for a float" if type(value) is int else f"of type {type(value).__name__}"
-    return f"the score is {found}, wanted a finite number. Is this the address of a server of scores?"
+    found = "null" if value is None else str(value) if isinstance(value, float) else type(value).__name__
+    why = ". In float16 numbers can leave its range: serve the model in bfloat16 or float32"
+    return f"the score is {found}, wanted a finite number{why if value is None or isinstance(value, float) else ''}"
 
 
 def between(names: Sequence[str]) -> str:
