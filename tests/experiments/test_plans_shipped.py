@@ -178,8 +178,10 @@ def test_the_arms_of_the_study_before_are_there_with_their_settings() -> None:
 def test_a_program_is_run_in_place_of_training_and_its_failure_is_the_runs(tmp_path: Path) -> None:
     text = PLAN.replace("plain: {says: nothing added", 'plain: {program: ["{python}", "-c", CODE], says: nothing added')
     code = (
-        "import pathlib, sys; p = pathlib.Path(r'''{output_dir}'''); (p / 'evals').mkdir(parents=True); "
-        "(p / 'evals/test.scores.jsonl').write_text('{seed}')"
+        "import json, pathlib, sys; p = pathlib.Path(r'''{output_dir}'''); (p / 'evals').mkdir(parents=True); "
+        "row = dict(preference_id='{seed}', source='', prompt_key='', reply=0, score=1.0, comparisons=[]); "
+        "row |= dict(num_tokens=2, prompt_tokens=1, truncated_tokens=0); "
+        "(p / 'evals/test.scores.jsonl').write_text(json.dumps(row))"
     )
     study = frozen_study(tmp_path, text.replace("CODE", json.dumps(code)))
     run = study.runs[0]
