@@ -82,7 +82,7 @@ def standings(
         }
     drawn_RM = _bootstrap_means(totals_CM, sizes_C, draws=draws, seed=seed)
     # A product of matrices may round equal columns differently, and models with equal gains have equal ranks.
-    drawn_RM = drawn_RM[:, [int((totals_CM.T == own_C).all(1).argmax()) for own_C in totals_CM.T]]
+    drawn_RM = drawn_RM[:, [int((own_C == totals_CM.T).all(1).argmax()) for own_C in totals_CM.T]]
     ranks_RM = rankdata(-drawn_RM, axis=1)
     best_RM = drawn_RM == drawn_RM.max(1, keepdims=True)
     first_M = (best_RM / best_RM.sum(1, keepdims=True)).mean(0)
