@@ -144,7 +144,7 @@ def _pair_columns(columns: set[str], row: Row) -> tuple[str, str] | None:
 
 
 def _named_pair(columns: set[str], row: Row) -> tuple[str, str] | None:
-    """Return the columns that hold both scores by their names, or by a number in one of them, whatever the other is."""
+    """Return the columns that hold both scores by their names, or by a number in one of them."""
     for names in BOTH_SCORES:
         if set(names) <= columns and (names != BOTH_SCORES[-1] or any(_is_number(row[name]) for name in names)):
             return names
@@ -303,7 +303,7 @@ LAYOUTS: Final[Mapping[str, _Layout]] = {
     "verdicts in a known column": _Layout(
         fits=lambda columns, row, outcome: bool(columns & set(VERDICTS)), read=_read_verdict
     ),
-    # Their readers name the cell that is no score.
+    # Their readers name the cell that is not a score.
     "pairs with a broken cell": _Layout(
         fits=lambda columns, row, outcome: _named_pair(columns, row) is not None, read=_read_pair
     ),
