@@ -111,6 +111,10 @@ def test_scores_alone_are_judged_by_the_gold_model(tmp_path, capsys):
     assert "5" in re.search(r".*gold.*finite.*|.*finite.*gold.*", done.stdout)[0]
     files[2].write_text("\n".join(json.dumps(row) for row in lines if row["reply"] == 0 or row["id"] >= 5))
     lacks = only_message(done_here(capsys, "compare", *files[:2], "--gold", files[2]).stderr)
+    files[2].write_text("\n".join(json.dumps(row) for row in lines if row["id"] >= 5))
+    assert "gold lacks 10 of" in only_message(done_here(capsys, "compare", *files[:2], "--gold", files[2]).stderr)
+    done = done_here(capsys, "compare", *files[:2], "--gold", files[2], "--common")
+    assert "Compared on 55 comparisons" in done.stdout
     assert lacks.startswith("gold lacks 5 of the replies that a.jsonl scores, such as reply 1 of '0'")
 
 

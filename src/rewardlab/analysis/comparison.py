@@ -214,12 +214,12 @@ def _with_gold(
 
 
 def _require_all_replies(sets: Sequence[ScoreSet], gold: ScoreSet) -> None:
-    """Raise DataError if a model scores more replies of a preference than the gold model, which is to judge them."""
+    """Raise DataError if a model scores a reply that the gold model, which is to judge it, does not."""
     replies: dict[str, set[int]] = {}
     for row in gold.rows:
         replies.setdefault(row.preference_id, set()).add(row.reply)
     for own in sets:
-        lacking = [row for row in own.rows if row.reply not in replies.get(row.preference_id, {row.reply})]
+        lacking = [row for row in own.rows if row.reply not in replies.get(row.preference_id, ())]
         if lacking:
             raise DataError(
                 f"{gold.name} lacks {len(lacking):,} of the replies that {own.name} scores, such as reply "

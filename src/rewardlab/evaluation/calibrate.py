@@ -118,7 +118,7 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
     if run.store:
         if scaling.at_edge:
             raise DataError(
-                f"--store: every pair is ranked as labelled, or scores hardly differ, so no temperature is best and "
+                f"--store: every pair is ranked as labelled, so no temperature is best and "
                 f"{scaling.temperature:.4g} is only the lowest that is tried: nothing was stored. Calibrate on more "
                 f"data, or harder ones. What was fitted: {run.output_dir / CALIBRATION_FILE}"
             )

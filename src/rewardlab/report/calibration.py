@@ -28,8 +28,8 @@ def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: s
     lines = [fitted]
     if scaling.at_edge:
         lines.append(
-            "Every pair there is ranked as labelled, or scores hardly differ, so the temperature is only the lowest "
-            "that is tried, and is not stored."
+            "Every pair there is ranked as labelled, so the temperature is only the lowest that is tried, and is not "
+            "stored."
         )
     division = "other data were named" if rule is None else f"it shares with what was fitted on {SHARES[rule]}"
     if shared_roots:
