@@ -18,6 +18,7 @@ EVALUATED: Final = {
     "eval_accuracy": ("Accuracy", "share ranked as labelled"),
     "eval_loss": ("Loss", "negative log-likelihood (nats)"),
     "eval_margin": ("Margin", "score difference"),
+    "eval_roc_auc": ("Area under the ROC curve", "AUC (share)"),
 }
 """Column -> (title, axis) of the curves that have intervals."""
 PARTNERS: Final = {
@@ -25,10 +26,9 @@ PARTNERS: Final = {
     "eval_loss": (("train_nll", "training batches"), ("train_eval_loss", "training rows, evaluated")),
     "eval_margin": (("train_margin", "training batches"),),
 }
-CHANCE: Final = {"eval_accuracy": 0.5, "eval_loss": math.log(2), "eval_margin": 0.0}
+CHANCE: Final = {"eval_accuracy": 0.5, "eval_loss": math.log(2), "eval_margin": 0.0, "eval_roc_auc": 0.5}
 SINGLE: Final = {
     "eval_ece": ("Calibration error", "ECE (share)"),
-    "eval_roc_auc": ("Area under the ROC curve", "AUC (share)"),
     "lr": ("Learning rate", "learning rate"),
     "grad_norm": ("Gradient norm", "norm before clipping"),
     "pairs_per_second": ("Speed", "comparisons per second"),
@@ -47,7 +47,7 @@ def training_curves(record: Record) -> Charts:
 
 
 def curves_side_by_side(records: Sequence[Record], names: Sequence[str]) -> Charts:
-    """Return charts of accuracy, loss and margin on evaluation data, with one line for each run."""
+    """Return charts of accuracy, loss, margin and AUC on evaluation data, with one line for each run."""
     steps = _steps(records)
     found = []
     for column, (title, label) in EVALUATED.items():
@@ -79,7 +79,7 @@ def curves_side_by_side(records: Sequence[Record], names: Sequence[str]) -> Char
 def _evaluated(record: Record, column: str, steps: Axis) -> Chart | None:
     title, label = EVALUATED[column]
     own, limits = _points(record, column), _limits(record, column)
-    partners = [(name, _points(record, other)) for other, name in PARTNERS[column]]
+    partners = [(name, _points(record, other)) for other, name in PARTNERS.get(column, ())]
     if not own and not any(points for _, points in partners):
         return None
     lines: list[Line] = []
