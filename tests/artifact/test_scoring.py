@@ -11,7 +11,7 @@ import pytest
 from artifacts import save
 from conftest import set_layout
 from rewardlab.artifact.load import load
-from rewardlab.core.errors import ArtifactError
+from rewardlab.core.errors import ArtifactError, RenderError
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,6 @@ for wrong in (
     lambda: scorer.score([[3]]),
     lambda: scorer.score_replies("How?", "text"),
     lambda: scorer.score_replies("How?", [3]),
-    lambda: scorer.score_replies("How?", ["\udcff"]),
     lambda: scorer.score_replies(turn, ["b"]),
 ):
     try:
@@ -96,6 +95,17 @@ def test_layouts_agree_after_loading(saved):
     set_layout(scorer.model, "padded")
     assert scorer.score(conversations) == pytest.approx(shared, abs=1e-5)
     assert load(saved, attention="padded").score(conversations) == pytest.approx(shared, abs=1e-5)
+
+
+@pytest.mark.parametrize(("prompt", "reply"), [("How?", "So\udcff"), ("How\ud800?", "So.")])
+def test_half_a_surrogate_pair_is_refused_with_the_number_of_the_conversation(saved, prompt, reply):
+    with pytest.raises(RenderError, match="conversation 1: a text has half a surrogate pair"):
+        load(saved).score(
+            [
+                [{"role": "user", "content": one}, {"role": "assistant", "content": other}]
+                for one, other in (("How?", "So."), (prompt, reply))
+            ]
+        )
 
 
 @pytest.mark.parametrize(("is_link", "said"), [(True, "a link to a file that is missing"), (False, "no weights")])
