@@ -240,7 +240,7 @@ def test_live_numbers_of_another_model_than_the_saved_one_are_a_warning(
     base_model, pairs_file, held_out, tmp_path, monkeypatch, log
 ):
     """To the nearest, the forward pass hardly sees what was learned."""
-    from rewardlab.training.loop.reward_trainer import RewardJudge
+    from rewardlab.training.loop.reward_judge import RewardJudge
 
     real = RewardJudge._judge
 

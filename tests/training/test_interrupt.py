@@ -16,7 +16,7 @@ from rewardlab.cli import main
 from rewardlab.core import signals as interrupt
 from rewardlab.core.errors import RunInterrupted
 from rewardlab.core.signals import StopRequests
-from rewardlab.training.loop.reward_trainer import RewardJudge
+from rewardlab.training.loop.reward_judge import RewardJudge
 from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.run import train
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-import rewardlab.training.loop.reward_trainer as reward_trainer_module
+import rewardlab.training.loop.reward_judge as reward_judge_module
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.loop.selection import Selection, direction, selection_of
 from rewardlab.training.run import train
@@ -106,7 +106,7 @@ def test_a_metric_that_nobody_logs_is_refused_before_anything_is_loaded(tmp_path
 def scripted(monkeypatch):
     """Evaluations of a run with the accuracies in the list, whatever the model says."""
     accuracies: list[float] = []
-    judge = reward_trainer_module.evaluate_groups
+    judge = reward_judge_module.evaluate_groups
 
     def evaluate(*arguments, **options):
         result = judge(*arguments, **options)
@@ -115,7 +115,7 @@ def scripted(monkeypatch):
         estimates["eval_accuracy"] = replace(estimates["eval_accuracy"], value=accuracy)
         return replace(result, overall=replace(result.overall, estimates=estimates))
 
-    monkeypatch.setattr(reward_trainer_module, "evaluate_groups", evaluate)
+    monkeypatch.setattr(reward_judge_module, "evaluate_groups", evaluate)
     return accuracies
 
 

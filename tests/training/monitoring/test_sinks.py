@@ -324,7 +324,7 @@ def test_a_service_that_fails_on_the_way_is_dropped_with_one_warning_and_the_run
 def test_a_run_that_ends_with_an_error_is_told_to_those_who_mark_it(
     base_model, pairs_file, tmp_path, fakes, monkeypatch
 ):
-    from rewardlab.training.loop.reward_trainer import RewardJudge
+    from rewardlab.training.loop.reward_judge import RewardJudge
 
     monkeypatch.setattr(RewardJudge, "save", lambda judge, step: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):

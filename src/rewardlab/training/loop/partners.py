@@ -1,7 +1,7 @@
 """The arguments of a Trainer: two partners that know the task, what changes the weights, and the machine.
 
 `Steps` makes micro-batches, their cost and their loss; `Judge` evaluates the model and writes it to the run folder.
-reward_trainer.py has those for reward models.
+reward_trainer.py and reward_judge.py have those for reward models.
 """
 
 from __future__ import annotations
