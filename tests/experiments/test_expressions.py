@@ -198,6 +198,22 @@ def test_bounds_of_a_linear_claim_are_reached() -> None:
     assert ratio.bounds({A: (0.0, 1.0), B: (0.0, 1.0)}) == (-math.inf, math.inf)
 
 
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("train_acc", "train_accuracy"),
+        ("train_eval_accuracy", "train_accuracy"),
+        ("train_eval_loss", "train_loss"),
+        ("train_eval_gap", "gap"),
+        ("gap_acc", "gap"),
+        ("pairwise_accuracy", "accuracy"),
+        ("mean_margin", "margin"),
+    ],
+)
+def test_columns_and_names_of_other_loops_are_quantities(name: str, own: str) -> None:
+    assert quantity_named(name).name == own
+
+
 def test_every_name_and_alias_leads_to_a_quantity() -> None:
     assert quantity_named("nll").name == "loss"
     assert quantity_named("median_margin").name == "margin_p50"

@@ -121,6 +121,12 @@ QUANTITIES: Final[Mapping[str, Quantity]] = MappingProxyType({one.name: one for 
 _OWN_ALIASES: Final[Mapping[str, str]] = {
     "median_margin": "margin_p50",
     "gap_accuracy": "gap",
+    "gap_acc": "gap",
+    "train_eval_gap": "gap",
+    "train_acc": "train_accuracy",
+    "train_eval_acc": "train_accuracy",
+    "train_eval_accuracy": "train_accuracy",
+    "train_eval_loss": "train_loss",
     "peak_memory_gib": "peak_memory",
     "final_step": "stopped_at",
     "chosen_step": "best_step",
