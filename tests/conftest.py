@@ -87,6 +87,12 @@ CORPUS = [
 ]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Fixtures of a module are made before `_seeded` runs, and another number of threads gives other last bits."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One seed, one thread, and reports as wide as they get, whatever terminal the tests were begun in."""
