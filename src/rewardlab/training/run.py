@@ -289,7 +289,9 @@ def _finish(
     best = config.run.output_dir / "best" if trainer.judge.best_step is not None else None
     if trainer.judge.baseline is not None and best is None:
         logger.warning(
-            "no checkpoint beat the untrained model on the evaluation data, so there is no best/; the last one is %s",
+            "no checkpoint%s beat %s on the evaluation data, so there is no best/; the last one is %s",
+            "" if trainer.judge.selection.lost_step is None else " that is kept",
+            trainer.judge.selection.holder,
             last,
         )
     chosen = best or last

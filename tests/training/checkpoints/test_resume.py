@@ -312,11 +312,57 @@ def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, 
         stop_after(patched, 3)
         with pytest.raises(RunInterrupted):
             train(config.replace(resume=str(checkpoints / "step_2")))
-    assert f"best/ is of the later step {best}, so it is removed" in log.text
+    assert f"best/ is of the later step {best}, so " in log.text
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_2", "step_3"]
     assert not (tmp_path / "run/step_8").exists()
     train(config.replace(resume="auto"))
     assert saved_step(tmp_path / "run/best") == best
+
+
+def later_is_better(base_model, pairs_file, folder, **changes) -> RewardTrainerConfig:
+    """Every evaluation is better than the one before; one every other step, and a checkpoint after each step."""
+    rule = {"early_stopping_metric": "epoch", "early_stopping_mode": "max"}
+    often = {"checkpoint_every": 1, "checkpoint_limit": 9, "save_every": None}
+    return config_for(base_model, pairs_file, folder, **rule, **often, **changes)
+
+
+def stop(config: RewardTrainerConfig, step: int, **changes) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        stop_after(patched, step)
+        with pytest.raises(RunInterrupted):
+            train(config.replace(**changes))
+
+
+@pytest.mark.parametrize("source", ["the checkpoint", "a saved step"])
+def test_going_back_keeps_the_model_that_was_the_best_then(source, base_model, pairs_file, tmp_path, log):
+    config = later_is_better(base_model, pairs_file, tmp_path / "run")
+    stop(config, 5)
+    best = tmp_path / "run/best"
+    then = weights_of(best)
+    if source == "a saved step":
+        shutil.copytree(best, tmp_path / "run/step_4")
+    stop(config, 7, resume="auto")
+    assert saved_step(best) == 6
+    back = 4 if source == "the checkpoint" else 5
+    # The setting may change on resuming, and what is due is done all the same.
+    stop(config, back + 1, resume=str(tmp_path / f"run/checkpoints/step_{back}"), eval_every=8)
+    assert saved_step(best) == 4
+    assert all(torch.equal(then[name], kept) for name, kept in weights_of(best).items())
+    assert ("copied from" in log.text) == (source == "a saved step")
+
+
+def test_going_back_to_where_the_best_model_is_lost_says_so_to_the_end(base_model, pairs_file, tmp_path, log):
+    config = later_is_better(base_model, pairs_file, tmp_path / "run")
+    stop(config, 7)
+    stop(config, 7, resume=str(tmp_path / "run/checkpoints/step_5"), early_stopping_min_delta=1e6)
+    lost = "so there is none until another model beats epoch 1.0000 of step 4, whose model was not kept"
+    assert f"best/ is of the later step 6, {lost}" in log.text
+    assert not (tmp_path / "run/best").exists()
+    log.clear()
+    result = train(config.replace(resume="auto", early_stopping_min_delta=1e6, eval_every=1, early_stopping_patience=2))
+    assert "no better epoch in 2 evaluations since step 4 (1.0000" in log.text
+    assert "no checkpoint that is kept beat step 4 on the evaluation data, so there is no best/" in log.text
+    assert (result.best, result.best_step) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from rewardlab.artifact.save import NOTABLE_ROUNDING, Trained, save_reward_model
 from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import provenance
-from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec
+from rewardlab.core.run_folder import saved_step
+from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts
 from rewardlab.model.load import PRECISION
@@ -100,6 +101,18 @@ class Saver:
                 config.model.precision,
                 _what_to_do(spec.save_dtype, config),
             )
+
+
+def copies_model_of(step: int, source: Path, folder: Path) -> bool:
+    """Copy a reward-model folder of this step; return False, having changed nothing, if `source` is not one."""
+    try:
+        if saved_step(source) != step:
+            return False
+        copy_reward_model(source, read_spec(source), folder)
+    except ArtifactError as error:
+        logger.warning("%s cannot be copied: %s", source, error)
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

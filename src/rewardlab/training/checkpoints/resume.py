@@ -78,6 +78,7 @@ FREE: Final = (
     "gpu_sample_interval_ms",
     "profile",
     "profile_steps",
+    "thresholds",
     "batch_timeout_s",
     "publish_to",
     "publish_every",

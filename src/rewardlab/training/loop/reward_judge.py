@@ -26,6 +26,7 @@ from rewardlab.evaluation.evaluate import (
 )
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
+from rewardlab.training.checkpoints.model_folders import copies_model_of
 from rewardlab.training.loop.selection import Selection, selection_of
 from rewardlab.training.loop.tally import unit_of
 from rewardlab.training.monitoring.observers import Observers
@@ -186,8 +187,7 @@ class RewardJudge:
         patience = self.config.run.early_stopping_patience
         if patience is None or self.selection.since_best < patience:
             return ""
-        best = "the untrained model" if self.best_step is None else f"step {self.best_step}"
-        since = f"{self.selection.since_best} evaluations since {best}"
+        since = f"{self.selection.since_best} evaluations since {self.selection.holder}"
         return (
             f"no better {self.config.run.early_stopping_metric} in {since} "
             f"({self.selection.bar:.4f}; --early-stopping-patience)"
@@ -244,15 +244,6 @@ class RewardJudge:
         self._best_on_disk, saved = saved_step(self.folder / "best"), saved_steps(self.folder)
         # Every rank must have looked at the folders before the first one removes some of them below.
         self._ranks.wait()
-        if self._best_on_disk is not None and self._best_on_disk > step:
-            logger.warning(
-                "RESUME: best/ is of the later step %d, so it is removed until another model beats %s %.4f",
-                self._best_on_disk,
-                self.config.run.early_stopping_metric,
-                self.selection.bar,
-            )
-            self._remove(self.folder / "best")
-            self._best_on_disk = self.selection.best_step = None
         for saved_at, folder in saved:
             if not (folder / SPEC_FILE).is_file():
                 continue  # not a folder that this run wrote
@@ -260,3 +251,27 @@ class RewardJudge:
                 self._remove(folder)  # the run writes it again when it gets there
             else:
                 self._saved.append(folder)
+        self._restore_best(step)
+
+    def _restore_best(self, step: int) -> None:
+        """Make `best/` the model that was the best after `step`, or note that it is lost."""
+        chosen, found, best = self.selection.best_step, self._best_on_disk, self.folder / "best"
+        # The model of this very step is the one that was just loaded, which `fit` saves before it goes on.
+        if chosen in (found, step):
+            return
+        earlier = self.folder / f"step_{chosen}"
+        if chosen is not None and self._ranks.by_first(lambda: copies_model_of(chosen, earlier, best)):
+            logger.warning("RESUME: best/ is not that of step %d, so it is copied from %s", chosen, earlier)
+            self._best_on_disk = chosen
+            return
+        logger.warning(
+            "RESUME: best/ is %s, so there is none until another model beats %s %.4f%s",
+            "missing" if found is None else f"of the {'later' if found > step else 'other'} step {found}",
+            self.config.run.early_stopping_metric,
+            self.selection.bar,
+            "" if chosen is None else f" of step {chosen}, whose model was not kept",
+        )
+        if found is not None:
+            self._remove(best)
+        self._best_on_disk = None
+        self.selection.lose()

@@ -43,6 +43,8 @@ class Selection:
     bar: float = math.nan
     bar_loss: float = math.nan
     best_step: int | None = None
+    lost_step: int | None = None
+    """The step that set the bar, where no folder holds its model any more: a run went back to an earlier checkpoint."""
     evaluations: int = 0
     since_best: int = 0
     """Evaluations since the best one, or since the first if none was better."""
@@ -63,7 +65,7 @@ class Selection:
         if first or better:
             self.bar, self.bar_loss = value, loss
         if better:
-            self.best_step = step
+            self.best_step, self.lost_step = step, None
         self.since_best = 0 if first or better else self.since_best + 1
         return better
 
@@ -77,6 +79,16 @@ class Selection:
             return loss < self.bar_loss or (math.isnan(self.bar_loss) and not math.isnan(loss))
         gained = value - self.bar if self.mode == "max" else self.bar - value
         return gained > self.min_delta
+
+    def lose(self) -> None:
+        """Note that the best model was not kept. Its value stays the bar."""
+        self.best_step, self.lost_step = None, self.lost_step if self.best_step is None else self.best_step
+
+    @property
+    def holder(self) -> str:
+        """Whose value the bar is, in words."""
+        step = self.lost_step if self.best_step is None else self.best_step
+        return "the untrained model" if step is None else f"step {step}"
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

@@ -111,9 +111,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
             self._evaluated_step = self.step
         # Saving is collective, so ranks must decide alike. They judge the same scores, but different CPUs may round the
         # metrics differently; without this agreement one rank would wait in a save that the others skip.
-        (best, stop) = self.ranks.any(
-            evaluates and self.judge.best_is_due(self.step), evaluates and bool(self.judge.should_stop())
-        )
+        (best, stop) = self.ranks.any(self.judge.best_is_due(self.step), evaluates and bool(self.judge.should_stop()))
         if best:
             self._checkpoint()  # first, so that a run resumed before best/ is whole still has that model, and saves it
             self.judge.save_best(self.step)

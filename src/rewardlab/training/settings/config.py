@@ -299,6 +299,9 @@ class MonitorConfig:
     """Trace some steps with torch's profiler, to `profile/`."""
     profile_steps: int = 3
     """Steps to trace, after two steps that warm up."""
+    thresholds: tuple[float, ...] = ()
+    """Scores at which a reply counts as accepted: the report has the rates of wrong and right acceptance there, as
+    `rewardlab eval --thresholds` prints them."""
     batch_timeout_s: float = 60.0
     """Seconds to wait for the data of a step before the run ends with an error."""
 
