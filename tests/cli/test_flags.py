@@ -135,6 +135,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--profile-memory", {"profile_memory": True}),
     ("--track-gpu --gpu-sample-interval-ms 100", {"track_gpu": True, "gpu_sample_interval_ms": 100}),
     ("--profile --profile-steps 5", {"profile": True, "profile_steps": 5}),
+    ("--thresholds 0 1.5", {"thresholds": (0.0, 1.5)}),
     ("--batch-timeout-s 7.5", {"batch_timeout_s": 7.5}),
     ("--resume auto", {"resume": "auto"}),
     ("--resume auto --steps 9 --reschedule", {"resume": "auto", "steps": 9, "reschedule": True}),

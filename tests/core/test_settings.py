@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 
 import pytest
 
+from rewardlab.commands.training import parse_train
 from rewardlab.core.config import from_mapping, settings_of
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.other_names import ALSO_CALLED
+from rewardlab.core.other_names import ALSO_CALLED, SETTLED
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.probing.config import ProbeConfig
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -21,6 +23,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
         ("learning_rate", "lr"),
         ("use_peft", "lora"),
         ("max_length", "max_seq_len"),
+        ("rm_eval_thresholds", "thresholds"),
         ("label_smothing", "label_smoothing"),
     ],
 )
@@ -47,6 +50,21 @@ def test_every_other_name_is_one_of_a_setting_and_not_itself_one():
     known = set(settings_of(RewardTrainerConfig))
     assert set(ALSO_CALLED.values()) <= known
     assert not known & set(ALSO_CALLED)
+
+
+@pytest.mark.parametrize("name", SETTLED)
+def test_a_setting_of_another_trainer_that_is_none_here_is_answered_with_what_holds(name):
+    with pytest.raises(ConfigError) as error:
+        RewardTrainerConfig.of(model="m", dataset=("d",), **{name: 1})
+    assert str(error.value) == f"RewardTrainerConfig: unknown setting '{name}'. {SETTLED[name]}"
+    with pytest.raises(ConfigError, match=r"unknown flag '--rm-.*\. [A-Z]"):
+        parse_train([f"--{name.replace('_', '-')}"])
+
+
+def test_the_settings_that_these_answers_name_exist():
+    known = {f"--{name.replace('_', '-')}" for name in settings_of(RewardTrainerConfig)}
+    assert set(re.findall(r"--[a-z-]+", " ".join(SETTLED.values()))) <= known
+    assert not known & {f"--{name.replace('_', '-')}" for name in SETTLED}
 
 
 def test_a_configuration_is_made_by_flat_names_and_changed_by_them():

@@ -167,6 +167,15 @@ def test_rates_at_the_thresholds_of_an_evaluation_and_percentiles_of_rewards_are
     assert "Replies accepted at thresholds" not in markdown_of(in_eval(tmp_path / "without"))
 
 
+def test_a_run_with_thresholds_has_their_rates_in_its_report(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model": "m", "thresholds": [0.5]})
+    write_evaluation(tmp_path / "evals", "test", score_rows())
+    record = read_folder(tmp_path)
+    assert record.kind == "train"
+    assert record.thresholds == (0.5,)
+    assert "Replies accepted at thresholds" in markdown_of(tmp_path)
+
+
 @pytest.mark.parametrize("known", ["all", "one is missing", "all alike"])
 def test_a_run_is_divided_by_turns_where_the_data_tell_those_of_every_preference(tmp_path: Path, known: str) -> None:
     write_json(tmp_path / "config.json", {"model": "m"})

@@ -26,7 +26,7 @@ from rewardlab.core.config_file import read_config_file
 from rewardlab.core.earlier_names import renamed
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_json
-from rewardlab.core.other_names import ALSO_CALLED
+from rewardlab.core.other_names import ALSO_CALLED, SETTLED
 from rewardlab.core.terminal import brief, short
 
 Config = TypeVar("Config")
@@ -185,8 +185,10 @@ class Composed:
 def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return ` Did you mean 'x'?`, or an empty text if no known name is similar.
 
-    `also` maps names that other libraries use to known names.
+    `also` maps names that other libraries use to known names. For a name that has no setting here, what holds is said.
     """
+    if settled := SETTLED.get(name.removeprefix("--").replace("-", "_")):
+        return f" {settled}"
     names = list(known)
     nearest = [also[name]] if also.get(name) in names else difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

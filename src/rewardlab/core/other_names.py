@@ -1,4 +1,4 @@
-"""Names of settings in TRL and transformers, for hints to users who know those."""
+"""Names of settings in TRL, transformers and other trainers, for hints to users who know those."""
 
 from __future__ import annotations
 
@@ -49,9 +49,24 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "torch_compile": "compile",
         "use_liger_kernel": "liger",
         "fsdp": "sharding",
+        "rm_eval_thresholds": "thresholds",
     }
 )
-"""Name in TRL or transformers -> our setting. The values of some have another meaning (docs/coming-from-trl.md)."""
+"""Name in TRL, transformers or another trainer -> our setting. The values of some have another meaning
+(docs/coming-from-trl.md)."""
+
+SETTLED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "rm_pair_aware": "The replies to a prompt always stay in one micro-batch.",
+        "rm_require_complete_pairs": "A row without a whole pair is never trained on.",
+        "rm_drop_incomplete_pairs": "Rows without a whole pair are dropped and counted; --incomplete-pairs error stops "
+        "at a pair in long form that is not whole, and --max-drop-fraction says how many rows may go.",
+        "rm_log_per_response_metrics": "Scores of single replies are always judged; rates at --thresholds are added.",
+        "rm_calibration_bins": "The calibration error always has 10 bins, so that runs can be compared.",
+        "rm_meta_keys": "What belongs to a row travels with it.",
+    }
+)
+"""Name elsewhere -> what holds here, where there is nothing to set."""
 
 SAME_THING: Final = (("steps", "epochs"), ("warmup_steps", "warmup_ratio"))
 """Pairs of settings for the same thing in different units, of which at most one may be set."""

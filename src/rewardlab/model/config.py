@@ -30,7 +30,7 @@ class ComputeConfig:
     allocator: Literal["auto", "system", "keep"] = "auto"
     """`keep` makes the C library keep freed memory for the next tensor; `auto` does so on the CPU."""
     compile: bool = False
-    """Compile the decoder layers (a minute at the start; a tenth off a step on the CPU)."""
+    """Compile the decoder layers, in training the loss too (a minute at the start; a tenth off a step on the CPU)."""
 
 
 @dataclass(frozen=True, kw_only=True)

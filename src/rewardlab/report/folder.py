@@ -81,7 +81,7 @@ class Record:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """Scores at which `rewardlab eval` was asked for the rates of acceptance."""
+        """Scores at which `rewardlab train` or `eval` was asked for the rates of acceptance."""
         asked = self.config.get("thresholds")
         numbers = map(to_float, asked) if isinstance(asked, list) else ()
         return tuple(dict.fromkeys(number for number in numbers if math.isfinite(number)))
