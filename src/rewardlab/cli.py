@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(str(interrupted))
         sys.exit(interrupted.exit_status)
     except (RewardlabError, OSError) as error:
-        message = words_of(error) if isinstance(error, OSError) else str(error)
+        message = str(error) if isinstance(error, RewardlabError) else words_of(error)
         who = "" if is_first_process() else f"rank {os.environ['RANK']}: "
         complain(f"error: {who}{message}")
         sys.exit(2)

@@ -136,8 +136,12 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(flags, pairs_file, tm
         "--no-checkpoints",
     ]
     said = refusal(capsys, *flags, *more)
-    assert "No space left on device" in said
-    assert said.endswith("What was saved before is still there.\n")
+    run = tmp_path / "run"
+    assert said == (
+        f"{run}: No space left on device while writing {run / 'step_2/model.safetensors'}. Make room there, or move "
+        "the folder to another disk; then start again with --overwrite, since there is no checkpoint. What was saved "
+        "before is still there.\n"
+    )
     folders = {path.name for path in (tmp_path / "run").iterdir() if path.is_dir()}
     assert folders - {"tensorboard"} == {"step_1"}
     assert load(tmp_path / "run/step_1")
@@ -189,10 +193,8 @@ def test_a_checkpoint_for_which_there_is_no_room_says_that(flags, pairs_file, tm
 
     monkeypatch.setattr("rewardlab.training.checkpoints.shards._write", full)
     said = refusal(capsys, *flags, "--dataset", pairs_file, "--eval-fraction", "0", "--report-to", "none")
-    assert said == (
-        f"{tmp_path / 'run/checkpoints/step_2'}: No space left on device. Make room there, or write to another disk. "
-        "What was saved before is still there.\n"
-    )
+    wanted = f"{tmp_path / 'run'}: No space left on device while writing {tmp_path / 'run/checkpoints/step_2'}. Make"
+    assert said.startswith(wanted)
 
 
 def test_the_script_itself_exits_with_2_and_no_traceback(tmp_path):

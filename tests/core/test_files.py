@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rewardlab.core import files
-from rewardlab.core.errors import DataError
-from rewardlab.core.files import is_number, read_json, replacing_folder
+from rewardlab.core.errors import DataError, naming_for_rust
+from rewardlab.core.files import append_text, is_number, read_json, replacing_folder, write_text
 
 KILLED = """
 import os, sys
@@ -129,3 +130,31 @@ def test_json_is_read_from_a_pipe_of_the_shell_and_not_from_one_in_a_folder(tmp_
 )
 def test_a_number_of_json_is_one_that_a_float_holds(value: object, is_one: bool) -> None:
     assert is_number(value) is is_one
+
+
+@pytest.mark.parametrize("write", [write_text, append_text])
+def test_a_full_disk_names_the_file_that_was_being_written(write, tmp_path, monkeypatch):
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "metrics.csv"
+    file.touch()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as refused:
+        write(file, "1,2")
+    assert refused.value.filename == str(file)
+
+
+def test_a_full_disk_does_not_name_what_is_only_there_while_a_folder_is_written(tmp_path):
+    with pytest.raises(OSError, match="No space left") as refused, replacing_folder(tmp_path / "best") as temporary:
+        raise OSError(errno.ENOSPC, "No space left on device", str(temporary / "adapter/config.json"))
+    assert refused.value.filename == str(tmp_path / "best/adapter/config.json")
+
+
+def test_what_rust_says_of_the_system_is_the_error_of_the_system(tmp_path):
+    with pytest.raises(OSError, match="No space left") as refused, naming_for_rust(tmp_path):
+        raise Exception("No space left on device (os error 28)")
+    assert (refused.value.errno, refused.value.filename) == (errno.ENOSPC, str(tmp_path))
+    with pytest.raises(Exception, match="data did not match") as other, naming_for_rust(tmp_path):
+        raise Exception("data did not match any variant")
+    assert type(other.value) is Exception

@@ -131,7 +131,8 @@ def test_a_full_disk_in_the_middle_of_a_save_is_told_on_all_ranks_and_nothing_is
     ends, said, seconds = on_ranks("full_disk", 2, tmp_path, model=str(base), settings=FP32)
     assert set(ends.values()) == {0}, said[-3000:]
     assert seconds < 60
-    assert {(tmp_path / f"told-{rank}").read_text() for rank in range(2)} == {"[Errno 28] No space left on device"}
+    for rank in range(2):
+        assert (tmp_path / f"told-{rank}").read_text().startswith("[Errno 28] No space left on device: ")
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"base", "model", "again"}
     assert load(tmp_path / "model")
     assert load(tmp_path / "again")

@@ -15,7 +15,7 @@ import rewardlab.training.run as run_module
 import runs
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
-from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelError
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError, DiskFullError, ModelError
 from rewardlab.training.run import train
 from runs import rows_of
 
@@ -114,13 +114,20 @@ def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
     copy = shutil.copy
     monkeypatch.setattr(save_module, "write_weights", full_on_the_second_step)
     monkeypatch.setattr(shutil, "copy", full_for_copies_too)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskFullError) as full:
         train(config)
     folder = tmp_path / "run"
+    assert str(full.value) == (
+        f"{folder}: No space left on device while writing {folder / 'step_4'}. Make room there, or move the folder to "
+        f"another disk; then --resume auto goes on from step 4. What was saved before is still there."
+    )
+    assert isinstance(full.value, OSError), "as what the system refuses is everywhere else"
     assert not (folder / "step_4").exists()
     assert [path.name for path in folder.glob(".*")] == [".lock"]
     assert load(folder / "step_2")
     assert rows_of(folder)
+    monkeypatch.undo()
+    assert train(config.replace(resume="auto")).last_step == 4
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from rewardlab.artifact.load import Where, assemble, require_head
 from rewardlab.artifact.seal import METADATA, seal
 from rewardlab.artifact.shards import BIAS, ONE, FileForm, write_files, zero_bias
 from rewardlab.artifact.weights import digest, write_weights
-from rewardlab.core.errors import ArtifactError
+from rewardlab.core.errors import ArtifactError, naming_for_rust
 from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, Canary, RewardSpec
 from rewardlab.core.terminal import quoted
@@ -407,7 +407,8 @@ def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
     previous = tokenizer.pad_token
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
     try:
-        tokenizer.save_pretrained(str(folder))
+        with naming_for_rust(folder / "tokenizer.json"):
+            tokenizer.save_pretrained(str(folder))
     finally:
         tokenizer.pad_token = previous
     path = folder / "tokenizer_config.json"

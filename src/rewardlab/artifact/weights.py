@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import torch
 from torch import Tensor
 
-from rewardlab.core.errors import RewardlabError
+from rewardlab.core.errors import RewardlabError, naming
 from rewardlab.model.sharded_weights import Weight, Writers
 
 KINDS: Final = {
@@ -70,7 +70,8 @@ def write_weights(
         # other ranks would wait forever to gather the next weight with it. Any other error may come from gathering
         # itself, after which the ranks are no longer at the same weight and cannot go on.
         try:
-            yield
+            with naming(path):
+                yield
         except (OSError, RewardlabError) as error:
             if not ranks.is_first:
                 raise

@@ -8,6 +8,7 @@
     ├── ArtifactError        a reward-model folder that is damaged or does not give its own score
     ├── EndpointError        a server of scores that is away, refuses, or answers something that is not a score
     ├── DeviceMemoryError    not even the smallest micro-batch fits into memory
+    ├── DiskFullError        the disk takes no more of what a run writes (an OSError, too)
     ├── NonFiniteError       training produced NaN or infinity and was stopped before the optimizer step
     ├── RankError            a process of a distributed run that ended because another one failed
     └── RunInterrupted       a signal or a limit ended a run early; it can be resumed
@@ -18,6 +19,9 @@ A message says what happened, what was found, what was wanted, and what to do ne
 from __future__ import annotations
 
 import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +62,10 @@ class DeviceMemoryError(RewardlabError):
     """Memory ran out even with the smallest micro-batches that were tried."""
 
 
+class DiskFullError(RewardlabError, OSError):
+    """A disk that takes no more of what a run writes. It is an OSError too, as the error of the system is."""
+
+
 class NonFiniteError(RewardlabError):
     """A non-finite loss or gradient; the weights are those of the last good step."""
 
@@ -73,6 +81,39 @@ class RunInterrupted(RewardlabError):
         """`exit_status` is the exit status for the process, by which a batch system can tell that work is left."""
         super().__init__(message)
         self.exit_status = exit_status
+
+
+@contextmanager
+def naming(path: Path, *, temporary: Path | None = None) -> Iterator[None]:
+    """Give the error of a full disk the name of the file or folder that was being written.
+
+    The system names no file when a write to an open one fails. `temporary` is the name under which `path` is written
+    first; nobody knows that one.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = error.filename
+        if name is None and error.errno in NO_ROOM:
+            error.filename = str(path)
+        elif temporary is not None and isinstance(name, str) and Path(name).is_relative_to(temporary):
+            error.filename = str(path / Path(name).relative_to(temporary))
+        raise
+
+
+@contextmanager
+def naming_for_rust(path: Path) -> Iterator[None]:
+    """Raise an OSError that names `path` where a library in Rust raises a bare Exception for what the system refuses.
+
+    Tokenizers are written by one: its error says only `No space left on device (os error 28)`.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = re.search(r"^(.*) \(os error (\d+)\)$", str(error))
+        if found is None or isinstance(error, OSError):
+            raise
+        raise OSError(int(found[2]), found[1], str(path)) from error
 
 
 def words_of(error: OSError) -> str:

@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TypeGuard
 
-from rewardlab.core.errors import DataError, RewardlabError
+from rewardlab.core.errors import DataError, RewardlabError, naming
 from rewardlab.core.terminal import brief
 from rewardlab.core.zst import DamagedZstError, open_zst
 
@@ -48,7 +48,7 @@ def write_text(path: Path, text: str) -> None:
     # The process id keeps two processes that write the same file from sharing one temporary file.
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with naming(path, temporary=temporary), temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             # Without the flush, a power cut after the rename can leave an empty file under the final name.
@@ -64,9 +64,10 @@ def append_text(path: Path, text: str) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         # A short write happens on a full disk. The next write then raises the error that says so.
-        while content:
-            content = content[os.write(handle, content) :]
-        os.fsync(handle)
+        with naming(path):
+            while content:
+                content = content[os.write(handle, content) :]
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -316,9 +317,10 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     remove(temporary)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        # The files must be on the disk before the folder takes its final name: a reader takes the name as complete.
-        fsync_folder(temporary)
+        with naming(target, temporary=temporary):
+            yield temporary
+            # The files must be on the disk before the folder takes its final name: a reader takes the name as complete.
+            fsync_folder(temporary)
         # After a swap the temporary name holds the previous folder, which the `finally` below removes.
         if target.exists() and _exchange(temporary, target):
             return

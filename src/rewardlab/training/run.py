@@ -42,6 +42,7 @@ from rewardlab.training.checkpoints.resume import frozen_fingerprint
 from rewardlab.training.closing_card import card_of_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_flops_of
+from rewardlab.training.full_disk import told_when_full
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.monitor import Watch, watch_run
@@ -138,13 +139,13 @@ def train(
     `publish` is called for every model that the first rank has saved, and for the one chosen at the end; by default it
     is the server of `publish_to`, if there is one.
 
-    Raises a subclass of RewardlabError for anything the user can fix, and RunInterrupted if a signal or `max_hours`
-    ended the run early. Nothing of an earlier run is overwritten unless asked for.
+    Raises a subclass of RewardlabError for anything the user can fix, also DiskFullError, and RunInterrupted if a
+    signal or `max_hours` ended the run early. Nothing of an earlier run is overwritten unless asked for.
     """
     publish = publisher_of(config.publish) if publish is None else publish
     stops = StopRequests(max_hours=config.run.max_hours)
     given = given_rows(preferences=preferences, eval_preferences=eval_preferences, test_preferences=test_preferences)
-    with joined_ranks() as ranks, ExitStack() as held:
+    with told_when_full(config.run.output_dir), joined_ranks() as ranks, ExitStack() as held:
         result = _train(config, ranks, stops, held, given, publish if ranks.is_first else None)
         if publish is not None and ranks.is_first:
             publish.finish(result.model, result.step)

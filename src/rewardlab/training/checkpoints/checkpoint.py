@@ -12,7 +12,6 @@ torch.distributed.checkpoint wrote, can be read too (training/checkpoints/distcp
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import stat
@@ -24,7 +23,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from rewardlab.core.errors import ArtifactError
+from rewardlab.core.errors import NO_ROOM, ArtifactError
 from rewardlab.core.files import (
     read_json,
     read_summed_json,
@@ -99,8 +98,8 @@ def write_checkpoint(
             written = write_shards(room, tensors, ranks)
         except OSError as error:
             # Name the folder that people know: the temporary one is removed again.
-            if error.errno == errno.ENOSPC:
-                raise OSError(errno.ENOSPC, error.strerror, str(target)) from error
+            if error.errno in NO_ROOM:
+                raise OSError(error.errno, error.strerror, str(target)) from error
             raise
         sums = {f"tensors/{name}": digest for name, digest in written.items()}
         if ranks.is_first:

@@ -8,7 +8,6 @@ Both are plain data: reading them executes nothing. Any number of ranks can read
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -74,20 +73,19 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> d
     """
     file = f"rank_{ranks.rank}.safetensors"
     own = _share(tensors, ranks)
-    failure: tuple[int | None, str] | None = None
+    failure: OSError | None = None
     sums: dict[str, str] = {}
     try:
         sums[file] = _write(folder / file, {name: part for name, (part, _) in own.items()})
     # Not raised here: the other ranks are on their way to `gather` and would wait for this one for ever.
     except OSError as error:
-        failure = error.errno, f"rank {ranks.rank}: {error}" if ranks.size > 1 else str(error)
+        said = f"rank {ranks.rank}: {error.strerror or error}" if ranks.size > 1 else error.strerror or str(error)
+        failure = OSError(said) if error.errno is None else OSError(error.errno, said, str(folder))
     places = {name: (start, num_rows(part.shape)) for name, (part, start) in own.items()}
     told = ranks.gather((failure, sums, places))
     for problem, _, _ in told:
         if problem is not None:
-            number, text = problem
-            alone = ranks.size == 1 and number == errno.ENOSPC
-            raise OSError(number, os.strerror(errno.ENOSPC), str(folder)) if alone else OSError(text)
+            raise problem
     index: dict[str, dict[str, Any]] = {
         name: {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "pieces": []}
         for name, tensor in sorted(tensors.items())
