@@ -19,6 +19,7 @@ from rewardlab.data.formats import read_rows
 from rewardlab.data.formats.known import recognise
 from rewardlab.data.judgements import Rules
 from rewardlab.experiments.checking import check
+from rewardlab.experiments.claims import parse
 from rewardlab.experiments.gates import gate_claim
 from rewardlab.experiments.one_run import do, program_words
 from rewardlab.experiments.plan_file import read_plan
@@ -31,7 +32,7 @@ PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
 NAMES = sorted(path.name for path in PLANS.glob("*.yaml"))
 WANTED = {
     *("baselines", "ablation", "diagnostics", "lora", "sensitivity", "v4", "v5", "scale", "data_size", "kwise"),
-    "against_trl",
+    *("against_trl", "sensitivity_quick"),
 }
 
 
@@ -158,6 +159,40 @@ def test_a_gate_before_what_is_larger_asks_for_all_criteria_of_readiness(
     settings = {run.arm: run.settings for run in runs_of(plan)}
     assert settings[judged]["lora"]
     assert not settings[all_weights]["lora"]
+
+
+def test_the_arms_beside_a_loop_that_breaks_pairs_all_train_all_weights_for_as_long() -> None:
+    arms = {run.arm: run.settings for run in runs_of(read_plan(PLANS / "baselines.yaml"))}
+    assert set(arms) == {"together", "split_pairs", "plain"}
+    same = ("lora", "lr", "steps", "batch_size", "max_seq_len", "micro_token_budget", "weight_decay")
+    assert {tuple(settings[name] for name in same) for settings in arms.values()} == {
+        (False, 5e-6, 1000, 16, 1024, 8192, 0.01)
+    }
+    off = ("label_smoothing", "lr_scheduler", "early_stopping_patience")
+    assert [arms["plain"][name] for name in off] == [0.0, "constant", None]
+
+
+@pytest.mark.parametrize(
+    ("name", "hypothesis", "quantity", "arms"),
+    [
+        ("ablation", "H2_gap", "gap", {"A1", "A2"}),
+        ("ablation", "H3", "ece", {"A2", "A3"}),
+        ("baselines", "H2", "gap", {"together", "plain"}),
+    ],
+)
+def test_a_technique_is_held_against_the_arm_without_it(
+    name: str, hypothesis: str, quantity: str, arms: set[str]
+) -> None:
+    claim = parse(read_plan(PLANS / f"{name}.yaml").hypotheses[hypothesis].claim)
+    quantities = [[term.quantity for term in part.terms] for part in claim.parts if {t.arm for t in part.terms} == arms]
+    assert quantity in {each[0] for each in quantities if len(set(each)) == 1}
+
+
+@pytest.mark.parametrize("name", ["sensitivity", "sensitivity_quick"])
+def test_the_rates_of_all_weights_are_tried_on_all_weights(name: str) -> None:
+    runs = runs_of(read_plan(PLANS / f"{name}.yaml"))
+    assert {run.settings["lr"] for run in runs} == {1e-6, 5e-6, 1e-5}
+    assert not any(run.settings["lora"] for run in runs)
 
 
 def test_the_arms_of_the_study_before_are_there_with_their_settings() -> None:
