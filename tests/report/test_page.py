@@ -358,4 +358,18 @@ def test_the_headline_says_how_many_prompts_there_are(rows: int, said: str, tmp_
         }
         found["all"]["sums"]["comparisons"] = rows
         path.write_text(json.dumps(found), encoding="utf-8")
-    assert said in markdown_page(report_of([told_of(folder)]))
+    written = markdown_page(report_of([told_of(folder)]))
+    assert said in written
+    for data in ("test data, which chose nothing", "the data that chose the checkpoint, which flatters it"):
+        assert f"> No interval for the accuracy on {data}: too few prompts (9). Hold out more" in written
+
+
+def test_the_headline_says_that_no_checkpoint_was_better(told: Told, tmp_path: Path) -> None:
+    said = "There is no best/: no checkpoint beat the untrained model on the evaluation data"
+    folder = write_run(tmp_path / "run")
+    assert said not in markdown_page(report_of([told_of(folder)]))
+    (folder / "best").rename(folder / "step_40")
+    (head, *_) = report_of([told_of(folder)]).parts[0].sections
+    (paragraph,) = [block for block in head.blocks if isinstance(block, Paragraph) and said in block.text]
+    assert paragraph.tone == "warning"
+    assert "This model is step_40/" in paragraph.text

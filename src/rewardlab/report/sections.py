@@ -6,7 +6,7 @@ Nothing is computed here: every measured value is an estimate that was read, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rewardlab.analysis.ceiling import Ceiling
@@ -89,6 +89,7 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
                 f"of {_prompts(own['eval_accuracy'], judged.counts['all'])}.",
             )
         )
+    blocks += [Paragraph(text=text, tone="warning") for text in _cautions(record, judged)]
     blocks.append(comparison(compared(record, judged.name), caption=f"On {what(judged)}", first="model"))
     if judged.calibrated:
         blocks.append(
@@ -125,6 +126,23 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
         table = comparison(compared(record, other), caption=f"On {WHAT[other]}", first="model")
         blocks.append(table)
     return Section(title="Headline", blocks=tuple(blocks))
+
+
+def _cautions(record: Record, judged: Judged) -> Iterator[str]:
+    """Yield what to know before the numbers: that no checkpoint was better, and where rows are too few."""
+    folder = record.model_folder
+    compares = record.kind == "train" and record.finished and "step_0" in record.evaluations
+    if compares and folder is not None and folder.name != "best":
+        yield (
+            "There is no best/: no checkpoint beat the untrained model on the evaluation data, unless it was removed "
+            f"since. This model is {folder.name}/, that of the last step."
+        )
+    chose = record.evaluations.get("selection")
+    for one in {one.name: one for one in (judged, chose) if one is not None}.values():
+        accuracy = one.estimates["all"].get("eval_accuracy")
+        if accuracy is not None and math.isfinite(accuracy.value) and not math.isfinite(accuracy.low):
+            more = " Hold out more (--eval-fraction, --eval-dataset, --test-dataset)." if record.kind == "train" else ""
+            yield f"No interval for the accuracy on {what(one)}: {accuracy.method}.{more}"
 
 
 def comparison(evaluations: Mapping[str, Judged], *, caption: str, first: str) -> Table:
