@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import sha256_json, sha256_text, to_json
 from rewardlab.core.schema import Refusal, read_object, typed
+from rewardlab.core.terminal import quoted, short
 
 SPEC_FILE = "reward_spec.json"
 SCHEMA_VERSION = 2
@@ -26,6 +27,7 @@ ROUNDINGS: Final = ("none", "stochastic", "nearest")
 MAX_CANARIES: Final = 64
 MAX_CANARY_TOKENS: Final = 16_384
 """Most tokens of a canary. All canaries are computed whenever a folder is checked."""
+WANTED: Final = "Give the folder that `rewardlab train` wrote (…/best or …/step_N)."
 REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
 DAMAGED: Final = Refusal(error=ArtifactError, remedy=REMEDY)
 """The error for a file of a reward-model folder that is not as it was saved."""
@@ -325,12 +327,29 @@ def read_spec(folder: Path) -> RewardSpec:
                 f"Rename the latter to {folder.name} to have the previous model back."
             )
         if not folder.exists():
-            raise ArtifactError(f"{folder}: no such folder.{_models_near(folder)}{_address(folder)}")
-        raise ArtifactError(
-            f"{folder}: no {SPEC_FILE}, so this is not a rewardlab reward model. "
-            f"Give the folder that `rewardlab train` wrote (…/best or …/step_N).{_models_near(folder / 'best')}"
-        )
+            near = _models_near(folder) or _address(folder) or f" {WANTED} A base model gives no scores."
+            raise ArtifactError(f"{folder}: no such folder.{near}")
+        raise ArtifactError(f"{folder}: no {SPEC_FILE}, so {_without_spec(folder)}{_models_near(folder / 'best')}")
     return RewardSpec.from_dict(read_object(path, DAMAGED), where=str(path))
+
+
+def _without_spec(folder: Path) -> str:
+    """Return what a folder without a spec is, by the class in its config.json, and what to do with it."""
+    try:
+        names = read_object(folder / "config.json", DAMAGED).get("architectures")
+    except (ArtifactError, OSError):
+        names = None
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if not name:
+        return f"this is not a rewardlab reward model. {WANTED}"
+    path = quoted(str(folder))
+    base = ""
+    if name.endswith("ForCausalLM"):
+        base = f" A base model has no reward head: train it first (`rewardlab train --model {path} --dataset …`)."
+    return (
+        f"this {short(name)} is not a rewardlab reward model.{base} {WANTED} A reward model of another project becomes "
+        f"one by `rewardlab import {path} --output-dir NEW`."
+    )
 
 
 def _address(folder: Path) -> str:
