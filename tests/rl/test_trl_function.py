@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from trl.trainer.utils import is_async_callable
 
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.rl import RewardScorer, RolloutError, read_rollouts
 from rewardlab.rl.rewarding import groups_of
 from rewardlab.rl.trl import reward_function
@@ -201,6 +201,14 @@ def test_a_group_that_may_be_elsewhere_is_an_error() -> None:
 def test_settings_that_cannot_be_used_are_refused_before_training(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         reward_function("runs/rm", **settings)
+
+
+def test_a_folder_without_a_reward_model_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="nosuch: no such folder"):
+        reward_function(str(tmp_path / "nosuch"))
+    with pytest.raises(ArtifactError, match=r"no reward_spec\.json"):
+        reward_function([str(folder), tmp_path])
+    assert reward_function([str(folder), "http://127.0.0.1:1"]), "nothing is loaded, and no server is asked"
 
 
 def test_a_scorer_that_is_made_already_takes_no_settings(folder: Path) -> None:

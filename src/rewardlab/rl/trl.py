@@ -22,8 +22,9 @@ import numpy as np
 
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.spec import read_spec
 from rewardlab.rl.checking import FloatArray, as_many, finite
-from rewardlab.rl.config import ScorerConfig, require_known
+from rewardlab.rl.config import ScorerConfig, is_address, require_known
 from rewardlab.rl.configured import from_environment
 from rewardlab.rl.loops import LoopScorer
 from rewardlab.rl.reading import Reading
@@ -44,7 +45,8 @@ def reward_function(source: Any, *, name: str = PREFIX, **settings: Any) -> Rewa
     `settings` are the fields of `RewardConfig` and, for a source that is not a scorer yet, of `ScorerConfig`. `name` is
     the function's name in TRL's log.
 
-    Raises ConfigError for settings that cannot be used.
+    Raises ConfigError for settings that cannot be used, and ArtifactError for a folder that holds no reward model. The
+    model is loaded when it is first asked.
     """
     own = {key: settings.pop(key) for key in list(settings) if key in TAKES}
     config = RewardConfig(**own)
@@ -53,7 +55,11 @@ def reward_function(source: Any, *, name: str = PREFIX, **settings: Any) -> Rewa
             raise ConfigError(f"{', '.join(settings)}: the scorer is made already. Give these to the RewardScorer.")
         return RewardFunction(_Made(source), config, name=name)
     require_known(settings, [*TAKES, *settings_of(ScorerConfig)])
-    RewardScorer(source, **settings)  # settings that cannot be used are an error before the trainer begins
+    # What cannot be used is an error before the trainer begins, which may be after minutes of loading.
+    RewardScorer(source, **settings)
+    for one in [source] if isinstance(source, str | Path) else source:
+        if not is_address(one):
+            read_spec(Path(one))
     return RewardFunction(_Maker(source, settings), config, name=name)
 
 
