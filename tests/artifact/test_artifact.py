@@ -263,8 +263,6 @@ def test_a_wrong_path_names_the_models_beside_it_and_a_run_those_in_it(copy, tmp
 def test_a_base_model_is_called_one_that_has_to_be_trained_first(base_model):
     said = r"this LlamaForCausalLM is not a rewardlab reward model.* train it first \(`rewardlab train --model"
     with pytest.raises(ArtifactError, match=said):
-        ArtifactError, match=r"this LlamaForCausalLM is not.* train it first \(`rewardlab train --model"
-    ):
         load(base_model)
     with pytest.raises(ArtifactError, match=r"no such folder\. Give the folder that .* A base model gives no scores"):
         load("smollm2-135m-instruct")
