@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+import rewardlab
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import from_mapping, settings_of
 from rewardlab.core.errors import ConfigError
@@ -72,3 +73,22 @@ def test_a_configuration_is_made_by_flat_names_and_changed_by_them():
     assert config.replace(lr=1e-3).optimizer.lr == 1e-3
     assert pickle.loads(pickle.dumps(config)) == config
     assert "label_smoothing" in inspect.signature(RewardTrainerConfig.of).parameters
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (rewardlab.train, RewardTrainerConfig),
+        (rewardlab.probe, ProbeConfig),
+        (rewardlab.evaluate_folder, EvalConfig),
+    ],
+)
+def test_settings_in_a_dict_are_refused_with_what_makes_a_configuration_of_them(function, kind):
+    # Unwrapped, since the tests check types at run time, which users do not.
+    function = inspect.unwrap(function)
+    name = kind.__name__
+    with pytest.raises(ConfigError, match=rf"got \{{'model': 'x'\}}, a dict; wanted a {name}\. Pass {name}\.of\(\*\*"):
+        function({"model": "x"})
+    other = ProbeConfig.of(model="x") if kind is RewardTrainerConfig else RewardTrainerConfig.of(model="x")
+    with pytest.raises(ConfigError, match=rf"a {type(other).__name__}; wanted a {name}"):
+        function(other)

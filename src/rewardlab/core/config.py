@@ -276,6 +276,17 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def require_kind(config: object, kind: type) -> None:
+    """Raise ConfigError unless a configuration is of this kind, as a dict of settings is not."""
+    if not isinstance(config, kind):
+        name = kind.__name__
+        settings = "**settings" if isinstance(config, Mapping) else "…"
+        raise ConfigError(
+            f"got {brief(config)}, a {type(config).__name__}; wanted a {name}. Pass {name}.of({settings}), which takes "
+            f"settings by the names of their flags, with underscores."
+        )
+
+
 def _plain(value: object) -> object:
     """Return a value as JSON can hold it: paths as text, tuples as lists."""
     if isinstance(value, Path):

@@ -21,7 +21,7 @@ from rewardlab.analysis.precision import CANONICAL, PrecisionCard
 from rewardlab.analysis.slices import SliceColumn
 from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load
-from rewardlab.core.config import require, to_mapping
+from rewardlab.core.config import require, require_kind, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import (
     jsonable,
@@ -200,6 +200,7 @@ def evaluate_folder(
     Raises DataError for unusable data, ArtifactError for a damaged model, and ConfigError for a folder that holds a
     run, for an earlier evaluation without --overwrite, and for more than one model (see `models.judge_folders`).
     """
+    require_kind(config, EvalConfig)
     config.require_complete()
     require(len(config.run.folders) == 1, "evaluate_folder judges one model. Give several to judge_folders.")
     # However the model was named on the command line, the settings are written with --model.

@@ -22,7 +22,7 @@ from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
-from rewardlab.core.config import config_hash, to_mapping
+from rewardlab.core.config import config_hash, require_kind, to_mapping
 from rewardlab.core.errors import ArtifactError, DataError, RewardlabError
 from rewardlab.core.files import cache_folder, jsonable, provenance, write_json, write_jsonl
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
@@ -87,6 +87,7 @@ def probe(config: ProbeConfig) -> ProbeResult:
 
     Raises a subclass of RewardlabError for anything the user can fix.
     """
+    require_kind(config, ProbeConfig)
     require_inputs(config.model, config.data)
     with only_writer(config.run.output_dir):
         return _probe(config)

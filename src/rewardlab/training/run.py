@@ -16,6 +16,7 @@ from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.precision import CANONICAL, CARD_WORTH, PrecisionCard
 from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
+from rewardlab.core.config import require_kind
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Preference
@@ -142,6 +143,7 @@ def train(
     Raises a subclass of RewardlabError for anything the user can fix, also DiskFullError, and RunInterrupted if a
     signal or `max_hours` ended the run early. Nothing of an earlier run is overwritten unless asked for.
     """
+    require_kind(config, RewardTrainerConfig)
     publish = publisher_of(config.publish) if publish is None else publish
     stops = StopRequests(max_hours=config.run.max_hours)
     given = given_rows(preferences=preferences, eval_preferences=eval_preferences, test_preferences=test_preferences)
