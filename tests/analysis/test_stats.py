@@ -108,6 +108,17 @@ def test_the_interval_of_a_loss_inverts_halls_transformation() -> None:
     assert estimate.high - estimate.value > 1.2 * (estimate.value - estimate.low)
 
 
+def test_the_interval_of_a_loss_keeps_its_digits_where_losses_are_hardly_skewed() -> None:
+    """For a small γ the limit of Hall is at T = y − γ/6 − γy²/3, but for terms of γ²."""
+    losses = 40 + np.concatenate([np.arange(1.0, 31.0), -np.arange(1.0, 31.0)])
+    losses[29] += 1e-5
+    estimate, gamma = stats.mean_loss(losses), scipy.stats.skew(losses, bias=False) / math.sqrt(60)
+    assert 1e-9 < gamma < 1e-7
+    for limit, y in zip((estimate.low, estimate.high), scipy.stats.t.ppf([0.975, 0.025], 59), strict=True):
+        t = (losses.mean() - limit) / scipy.stats.sem(losses)
+        assert t == pytest.approx(y - gamma / 6 - gamma * y**2 / 3, rel=1e-13, abs=0)
+
+
 def test_equal_prompts_give_the_intervals_of_their_means() -> None:
     values = np.random.default_rng(0).exponential(size=(20, 3)) + np.arange(20)[:, None] % 3
     for function in (stats.mean, stats.mean_loss):

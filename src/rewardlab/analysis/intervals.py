@@ -36,8 +36,6 @@ With few failures the estimate of ρ is often 0 by chance, and the interval too 
 0.97 cover the truth in more than 93 % of simulations, and the effect vanishes as C grows."""
 _TINY = 1e-300
 """Lowest divisor, which replaces 0."""
-# Below this skewness Hall's transformation equals the identity in float64, and its inverse would divide by almost 0.
-_STRAIGHT = 1e-8
 
 
 class Limits(NamedTuple):
@@ -193,9 +191,11 @@ def _skewed(own: _Moments, error: FloatArray, *, quantile: float) -> Limits:
 
 def _inverse(y: float, skewness: FloatArray) -> FloatArray:
     """Return the T with f(T) = y, where f is Hall's transformation (see `_skewed`)."""
-    third, moved = skewness / 3, y - skewness / 6
-    straight = np.abs(third) < _STRAIGHT
-    return np.where(straight, moved, (np.cbrt(1 + 3 * third * moved) - 1) / np.where(straight, 1.0, third))
+    moved = y - skewness / 6
+    root = np.cbrt(1 + skewness * moved)
+    # 3 (root − 1)/γ, without the division by a γ that may be 0: root³ − 1 = γ · moved = (root − 1)(root² + root + 1).
+    found: FloatArray = 3 * moved / (np.square(root) + root + 1)
+    return found
 
 
 def _largest_skewness(quantile: float) -> float:
