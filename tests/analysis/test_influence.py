@@ -164,6 +164,9 @@ def test_a_standard_deviation_of_scores_of_any_size() -> None:
     assert (found.low, found.high) == pytest.approx(chi, abs=0.02)
     large = standard_deviation(1e100 * x, np.arange(300))
     assert (large.value, large.low) == pytest.approx((1e100 * found.value, 1e100 * found.low))
+    for size in (1e-158, 1e-200, 1e-300):
+        small = standard_deviation(size * x, np.arange(300))
+        assert (small.value / size, small.low / size) == pytest.approx((found.value, found.low))
     assert standard_deviation(np.ones(20), np.arange(20)).method == "no variation"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -331,6 +332,18 @@ def test_rows_without_comparisons_have_a_distribution_of_rewards_alone() -> None
     assert judgement["eval_score_mean"].value == 5.5
     assert math.isnan(judgement["eval_accuracy"].value)
     assert judgement["eval_accuracy"].method == "no data"
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-160, 1e-155, 1e140])
+def test_scores_of_any_size_are_judged(size: float) -> None:
+    draw = np.random.default_rng(3)
+    pairs = [(float(a), float(b), float(draw.random() < 0.7)) for a, b in draw.normal(size=(40, 2))]
+    usual, found = (judged(pair_rows([(k * a, k * b, y) for a, b, y in pairs]), beta=1 / k) for k in (1.0, size))
+    for name, own in usual.estimates.items():
+        unit = size if re.search(r"_(margin|mean|std|margin_p\d+)$", name) else 1.0
+        other, wanted = found[name], pytest.approx([own.value, own.low, own.high], rel=1e-9, abs=1e-12, nan_ok=True)
+        assert [other.value / unit, other.low / unit, other.high / unit] == wanted, name
+        assert other.method == own.method, name
 
 
 def test_a_reply_in_several_comparisons_counts_in_each() -> None:

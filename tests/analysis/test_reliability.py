@@ -154,6 +154,17 @@ def test_a_regression_without_one_best_fit_has_none(x: np.ndarray, y: np.ndarray
     assert logistic(x, y) is None
 
 
+def test_a_regression_is_that_of_its_columns_in_another_unit_however_small() -> None:
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(60, 2))
+    y = (generator.random(60) < expit(x @ [0.8, -0.5])).astype(np.float64)
+    units = np.array([2.0**-800, 2.0**400])
+    usual, found = logistic(x, y), logistic(x * units, y)
+    for ours, own in zip(found, usual, strict=True):
+        assert (ours * units == own).all()
+    assert logistic(x * 2.0**-1000, y) is None  # coefficients and influences that float64 may not hold
+
+
 def test_slope_and_intercept_of_a_calibrated_model_are_one_and_zero_and_a_sharper_one_is_told() -> None:
     logit = np.log(made(4000)[0] / (1 - made(4000)[0]))
     y = made(4000)[1]

@@ -184,6 +184,26 @@ def test_equal_values_have_an_empty_interval_around_their_mean() -> None:
     assert limits(stats.mean([2.0] * 100, keys(50, 2))) == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.parametrize("offset", [1e6, 1e9])
+@pytest.mark.parametrize("function", [stats.mean, stats.mean_loss])
+def test_an_interval_by_prompt_has_one_width_however_far_from_zero(function, offset: float) -> None:
+    values = np.random.default_rng(1).exponential(size=120)
+    clusters = [f"prompt-{max(0, number - 60)}" for number in range(120)]
+    # These differ by the offset exactly, for what it rounds off is missing in both.
+    far, near = values + offset, (values + offset) - offset
+    wanted = [limit + offset for limit in limits(function(near, clusters))]
+    assert limits(function(far, clusters)) == pytest.approx(wanted, rel=1e-15, abs=0)
+
+
+@pytest.mark.parametrize("per_prompt", [1, 2])
+@pytest.mark.parametrize("function", [stats.mean, stats.mean_loss, lambda *args: stats.mean_loss(*args, tail=2.0)])
+def test_intervals_of_means_stretch_with_values_of_any_size(function, per_prompt: int) -> None:
+    values, clusters = np.random.default_rng(1).exponential(size=60), keys(60 // per_prompt, per_prompt)
+    usual = function(values, clusters)
+    for size in (2.0**-1000, 2.0**-520, 2.0**520, 2.0**1000):
+        assert limits(function(size * values, clusters)) == [size * limit for limit in limits(usual)]
+
+
 def test_no_data_says_so() -> None:
     for estimate in (stats.proportion([]), stats.proportion([], []), stats.mean([]), stats.mean([], [])):
         assert (estimate.n, estimate.method) == (0, "no data")

@@ -18,7 +18,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rewardlab.analysis.intervals import FloatArray, Limits, mean_limits, share_limits
+from rewardlab.analysis.intervals import FloatArray, Limits, mean_limits, root_mean_square, share_limits, unit_of
 from rewardlab.analysis.score_table import IntArray
 from rewardlab.analysis.stats import MIN_CLUSTERS, too_few
 from rewardlab.core.types import Estimate
@@ -40,15 +40,17 @@ NO_VARIATION: Final = "no variation"
 class _Transform:
     forward: Callable[[float], float]
     back: Callable[[float], float]
-    slope: Callable[[float], float]
-    """Derivative of `forward`."""
+    step: Callable[[float, float], float]
+    """(x, by): how far `forward` moves, to first order, when x moves by `by`."""
     name: str
 
 
 _SCALES: Final[dict[Scale, _Transform]] = {
-    "identity": _Transform(forward=lambda x: x, back=lambda x: x, slope=lambda x: 1.0, name=""),
-    "fisher": _Transform(forward=math.atanh, back=math.tanh, slope=lambda x: 1 / (1 - x * x), name=" of Fisher's z"),
-    "log": _Transform(forward=math.log, back=math.exp, slope=lambda x: 1 / x, name=" of the logarithm"),
+    "identity": _Transform(forward=lambda x: x, back=lambda x: x, step=lambda x, by: by, name=""),
+    "fisher": _Transform(
+        forward=math.atanh, back=math.tanh, step=lambda x, by: by / (1 - x * x), name=" of Fisher's z"
+    ),
+    "log": _Transform(forward=math.log, back=math.exp, step=lambda x, by: by / x, name=" of the logarithm"),
 }
 
 
@@ -72,7 +74,9 @@ def by_influence(
     with few clusters the influences are too small by what was fitted to them. There is no interval below ten clusters,
     nor where no influence differs from 0.
     """
-    totals_3C, repeated = cluster_sums(influence - influence.mean() if influence.size else influence, clusters)
+    centred = influence - influence.mean() if influence.size else influence
+    unit = unit_of(centred)
+    totals_3C, repeated = cluster_sums(centred / unit, clusters)
     count = totals_3C.shape[1]
     if math.isnan(value) or count < MIN_CLUSTERS:
         return without_interval(value, count, level=level)
@@ -80,10 +84,9 @@ def by_influence(
     at_end = not math.isfinite(value) or (scale == "fisher" and abs(value) >= 1) or (scale == "log" and value <= 0)
     if at_end or not totals_3C[1].any():
         return without_interval(value, count, method=NO_VARIATION, level=level)
-    steep = transform.slope(value) * math.sqrt((count - 1) / (count - 1 - fitted))
-    limits = formula((steep * totals_3C[0])[None], (steep**2 * totals_3C[1])[None], totals_3C[2][None], level=level)
-    middle = transform.forward(value)
-    low, high = (transform.back(middle + float(limit[0])) for limit in (limits.low, limits.high))
+    limits = formula(*(row[None] for row in totals_3C), level=level)
+    middle, step = transform.forward(value), transform.step(value, unit) * math.sqrt((count - 1) / (count - 1 - fitted))
+    low, high = (transform.back(middle + step * float(limit[0])) for limit in (limits.low, limits.high))
     method = f"t interval{transform.name}, by influence{', by prompt' if repeated else ''}"
     return Estimate(value=value, low=min(low, value), high=max(high, value), n=count, method=method, level=level)
 
@@ -202,10 +205,10 @@ def product_moment(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
 
     For centred values this is Pearson's correlation.
     """
-    xx, yy = float(np.square(x).mean()) if x.size else 0.0, float(np.square(y).mean()) if y.size else 0.0
+    xx, yy = root_mean_square(x), root_mean_square(y)
     if xx <= 0 or yy <= 0:
         return math.nan, np.zeros_like(x)
-    x, y = x / math.sqrt(xx), y / math.sqrt(yy)
+    x, y = x / xx, y / yy
     value = float(np.clip((x * y).mean(), -1.0, 1.0))
     return value, x * y - value * (np.square(x) + np.square(y)) / 2
 
@@ -243,7 +246,7 @@ def pearson(x: FloatArray, y: FloatArray, clusters: IntArray, *, centred: bool) 
     value, influence = product_moment(x, y)
     if math.isnan(value) or abs(value) >= 1:
         return value, influence
-    x, y = x / math.sqrt(float(np.square(x).sum())), y / math.sqrt(float(np.square(y).sum()))
+    x, y = (v / (root_mean_square(v) * math.sqrt(v.size)) for v in (x, y))
     size_C, x_C, y_C, xx_C, yy_C, xy_C = sums_by(clusters, np.ones_like(x), x, y, x * x, y * y, x * y)
     # Sums of squares about the mean of what is left are smaller by the square of its sum over its number.
     left_C = np.maximum(x.size - size_C, 1.0) if centred else np.full_like(size_C, np.inf)

@@ -19,6 +19,7 @@ docs/design/intervals.md).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +45,20 @@ class Limits(NamedTuple):
     value: FloatArray
     low: FloatArray
     high: FloatArray
+
+
+def unit_of(values: FloatArray) -> float:
+    """Return the power of 2 at or below the size of the largest value; 1 if all are 0.
+
+    Divided by it, values keep their digits, and squares of them neither overflow nor all vanish.
+    """
+    return math.ldexp(1.0, math.frexp(float(np.abs(values).max(initial=0.0)) or 1.0)[1] - 1)
+
+
+def root_mean_square(values: FloatArray) -> float:
+    """Return √(mean of squares) of values of any size; 0 if all are 0 or there are none."""
+    unit = unit_of(values)
+    return unit * math.sqrt(float(np.square(values / unit).mean())) if values.size else 0.0
 
 
 def wilson_limits(share: FloatArray, n: FloatArray, *, level: float) -> Limits:

@@ -18,7 +18,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
 from rewardlab.analysis.influence import by_influence, without_interval
-from rewardlab.analysis.intervals import FloatArray, student_limits
+from rewardlab.analysis.intervals import FloatArray, root_mean_square, student_limits
 from rewardlab.analysis.score_table import IntArray
 from rewardlab.analysis.stats import central_range
 from rewardlab.core.types import Estimate
@@ -32,6 +32,8 @@ beyond what numbers hold."""
 _STEPS = 60
 # A coefficient beyond this means that no finite one fits best.
 _LARGEST_LOGIT = 500.0
+# A column below this does not vary, since its coefficient and influences might be larger than float64 holds.
+_SMALLEST_SCALE = 1e-290
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,8 +297,8 @@ def logistic(
     does: all outcomes on one side, or columns without variation.
     """
     num_rows, num_columns = x_NP.shape
-    scale = np.sqrt(np.square(x_NP).mean(axis=0)) if num_rows else np.zeros(num_columns)
-    if not num_rows or not (scale > 0).all():
+    scale = np.array([root_mean_square(column) for column in x_NP.T])
+    if not num_rows or not (scale > _SMALLEST_SCALE).all():
         return None
     x = x_NP / scale
     shift = np.zeros(num_rows) if offset is None else offset

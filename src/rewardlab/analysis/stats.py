@@ -20,7 +20,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from rewardlab.analysis.intervals import FloatArray, Limits, loss_limits, mean_limits, share_limits, wilson_limits
+from rewardlab.analysis.intervals import (
+    FloatArray,
+    Limits,
+    loss_limits,
+    mean_limits,
+    share_limits,
+    unit_of,
+    wilson_limits,
+)
 from rewardlab.core.types import Estimate
 
 Numbers = Sequence[float] | npt.NDArray[np.number]
@@ -72,7 +80,7 @@ def mean_share(shares: Numbers, clusters: Sequence[str] | None = None, *, level:
 def mean(values: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
     """Return the mean of finite values [N] of any distribution, clustered where the keys in `clusters` [N] repeat."""
     array = _values(values, clusters)
-    return _of_clusters(mean_limits, array, clusters, method="t interval, widened for skewness", level=level)
+    return _of_any_size(mean_limits, array, clusters, method="t interval, widened for skewness", level=level)
 
 
 def mean_loss(
@@ -84,10 +92,35 @@ def mean_loss(
     """
     array = _values(losses, clusters)
     assert (array >= 0).all(), "a loss is at least 0"
-    limits = partial(loss_limits, tail=tail)
-    estimate = _of_clusters(limits, array, clusters, method="t interval, corrected for skewness", level=level)
+    limits, method = partial(loss_limits, tail=tail), "t interval, corrected for skewness"
+    # With a tail the formula must know where 0 is.
+    estimate = _of_any_size(limits, array, clusters, centred=not tail, method=method, level=level)
     # `not … < 0` rather than `>= 0`, so that a NaN limit (no interval) stays NaN.
     return estimate if not estimate.low < 0 else replace(estimate, low=0.0)
+
+
+def _of_any_size(
+    limits: Callable[..., Limits],
+    values: FloatArray,
+    clusters: Sequence[str] | None,
+    *,
+    centred: bool = True,
+    method: str,
+    level: float,
+) -> Estimate:
+    """Return the estimate of `_of_clusters` by a formula whose limits move and stretch with the values.
+
+    So the values can be stretched to a size at which squares neither overflow nor vanish, and `centred` by their
+    median: sums of squares of a prompt, where it repeats, have no digits left for values far from 0.
+    """
+    num_clusters, unit = values.size if clusters is None else len(set(clusters)), unit_of(values)
+    if num_clusters < MIN_CLUSTERS:
+        return _too_few(values, clusters, level)
+    scaled = values / unit
+    centre = float(np.median(scaled)) if centred and num_clusters < values.size else 0.0
+    found = _of_clusters(limits, scaled - centre, clusters, method=method, level=level)
+    value, low, high = (unit * (centre + limit) for limit in (found.value, found.low, found.high))
+    return replace(found, value=value, low=low, high=high)
 
 
 def _of_clusters(
