@@ -85,10 +85,11 @@ def test_any_bytes_are_a_value_or_malformed(body):
 
 MANY = 1000
 BOMBS = [
-    (PoolingRequest, {"input": [{}] * MANY}, "input.0"),
-    (PoolingRequest, {"input": [[{}] * MANY] * MANY}, "input.0.0"),
+    (PoolingRequest, {"input": [{}] * MANY}, "input"),
+    (PoolingRequest, {"input": [[{}] * MANY] * MANY}, "input"),
+    (PoolingRequest, {"input": [[1], *[["x"] * MANY] * MANY]}, "input.1.0"),
     (PoolingRequest, {"messages": [{}] * MANY}, "messages.0.role"),
-    (GetRewardRequest, {"query": [{}] * MANY}, "query.0"),
+    (GetRewardRequest, {"query": [{}] * MANY}, "query"),
     (GetRewardRequest, {"query": [[{}] * MANY] * MANY}, "query.0.0.role"),
     (SlimeRequest, {"prompt": [{}] * MANY, "response": "x"}, "prompt.0.role"),
     (SlimeRequest, {"prompt": {}, "response": "x"}, "prompt"),

@@ -141,6 +141,42 @@ def test_a_place_is_one_of_the_body_that_was_sent(client, route, body, place):
 
 
 @pytest.mark.parametrize(
+    ("route", "body", "said"),
+    [
+        ("/v1/score", {"prompt": "x", "responses": ["y"]}, "responses: no such field. Did you mean 'replies'?"),
+        ("/v1/score", {"messages": TURNS}, "messages: no such field. Did you mean 'conversations'?"),
+        ("/v1/score", {"prompt": "x", "replies": ["y"], "truncat": True}, "no such field. Did you mean 'truncate'?"),
+        ("/v1/score", {"prompt": "x", "replies": ["y"], "response": "y"}, "response: no such field."),
+        (
+            "/v1/score",
+            {"groups": [{"prompt": "x", "responses": ["y"]}]},
+            "groups.0.replies: Field required. Write 'replies' where you wrote 'responses'.",
+        ),
+        ("/v1/score", {"conversations": [[{"role": "user", "text": "x"}]]}, "Write 'content' where you wrote 'text'."),
+        ("/slime", {"prompt": TURNS[:1], "replies": ["y"]}, "Write 'response' where you wrote 'replies'."),
+        ("/classify", {"inputs": ["x"]}, "inputs: no such field. Did you mean 'input'?"),
+    ],
+)
+def test_the_name_under_which_others_send_a_field_leads_to_ours(client, route, body, said):
+    assert error_of(client.post(route, json=body)).error.message.endswith(said)
+
+
+@pytest.mark.parametrize("query", [[[]], [], [[[]]], "x", [["x"]], [1, 2], TURNS, [[TURNS]], [None], {"a": 1}])
+def test_a_query_of_no_known_form_is_told_the_forms(client, query):
+    error = error_of(client.post("/get_reward", json={"query": query})).error
+    assert error.message.startswith("query: wanted a list with one element for each conversation: a list of messages")
+    assert "a list of token ids (whole numbers), or a text; none may be empty" in error.message
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [([TURNS, []], "query.1"), ([[1], [1, "x"]], "query.1.1"), ([[{"role": "user"}]], "query.0.0.content")],
+)
+def test_a_fault_in_a_query_is_told_in_the_form_of_its_first_conversation(client, query, place):
+    assert error_of(client.post("/get_reward", json={"query": query})).error.param == place
+
+
+@pytest.mark.parametrize(
     ("form", "place", "told"),
     [
         (PoolingRequest(messages=TURNS), "conversations.0.1.content", "messages.1.content"),

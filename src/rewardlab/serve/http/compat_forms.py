@@ -6,13 +6,45 @@ since ignoring one could give another score than was asked for.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from rewardlab.client.protocol import Messages, TokenIds
 
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+Conversations = Annotated[list[Messages], Field(min_length=1, fail_fast=True)]
+ManyTokenIds = Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
+
+
+def _form_of(value: Any) -> str | None:
+    """Return in which form conversations are given, by the first of them; None for none of the forms.
+
+    Only the faults of this form are told: those of the others would name types that nobody meant.
+    """
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else None
+    inner = first[0] if isinstance(first, list) and first else None
+    if isinstance(first, str):
+        return "texts"
+    if isinstance(first, int):
+        return "token ids"
+    return "conversations" if isinstance(inner, dict) else "lists of token ids" if isinstance(inner, int) else None
+
+
+INPUT: Final = Discriminator(
+    _form_of,
+    custom_error_type="no_form",
+    custom_error_message="wanted a text, a list of texts, a list of token ids (whole numbers), or a list of lists of "
+    "token ids; none may be empty",
+)
+QUERY: Final = Discriminator(
+    _form_of,
+    custom_error_type="no_form",
+    custom_error_message="wanted a list with one element for each conversation: a list of messages "
+    '({"role": "user", "content": "…"}), a list of token ids (whole numbers), or a text; none may be empty',
+)
 
 
 class _Form(BaseModel):
@@ -24,7 +56,16 @@ class PoolingRequest(_Form):
     (one conversation)."""
 
     model: str | None = None
-    input: str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)] | None = None
+    input: (
+        Annotated[
+            Annotated[str, Tag("text")]
+            | Annotated[TokenIds, Tag("token ids")]
+            | Annotated[Texts, Tag("texts")]
+            | Annotated[ManyTokenIds, Tag("lists of token ids")],
+            INPUT,
+        ]
+        | None
+    ) = None
     """Conversations that are rendered already, as texts or token ids; the server adds no token."""
     messages: Messages | None = None
     """One conversation, which the server renders."""
@@ -117,11 +158,12 @@ class ModelsResponse(_Form):
 class GetRewardRequest(_Form):
     """What OpenRLHF sends: `query` holds one conversation for each element."""
 
-    query: (
-        Texts
-        | Annotated[list[Messages], Field(min_length=1, fail_fast=True)]
-        | Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
-    )
+    query: Annotated[
+        Annotated[Texts, Tag("texts")]
+        | Annotated[Conversations, Tag("conversations")]
+        | Annotated[ManyTokenIds, Tag("lists of token ids")],
+        QUERY,
+    ]
     """Messages or token ids; texts that a policy rendered only with `--accept-rendered`."""
     prompts: JsonValue = None
     """Ignored: the query holds the prompt."""

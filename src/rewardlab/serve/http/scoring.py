@@ -27,8 +27,9 @@ from rewardlab.serve.engine.api import (
     WrongDigestError,
 )
 from rewardlab.serve.http.body import Held, Receive, body_of, parse
+from rewardlab.serve.http.body_faults import refusal_of
 from rewardlab.serve.http.config import MIB, LimitsConfig
-from rewardlab.serve.http.refusals import ClientGone, InvalidError, TooBusyError, TooLargeError
+from rewardlab.serve.http.refusals import ClientGone, TooBusyError, TooLargeError
 
 Body = TypeVar("Body", bound=BaseModel)
 MOST_TOKEN_ID: Final = 2**31 - 1
@@ -55,33 +56,12 @@ class Answered(Generic[Body]):
 def validated(kind: type[Body], value: Any) -> Body:
     """Return a body from parsed JSON; no value is converted to another type.
 
-    Raises InvalidError, which names one fault; where a field may have several types, the fault that lies deepest.
+    Raises InvalidError, which names one fault.
     """
     try:
         return kind.model_validate(value, strict=True)
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False, include_context=False)
-        places = [_place_in(value, fault["loc"], missing=fault["type"] == "missing") for fault in faults]
-        which = max(range(len(faults)), key=lambda number: (len(places[number]), -number))
-        place = ".".join(map(str, places[which]))
-        raise InvalidError(f"{place or 'the body'}: {faults[which]['msg']}.", param=place or None) from None
-
-
-def _place_in(value: Any, loc: Sequence[int | str], *, missing: bool) -> list[int | str]:
-    """Return a place without the parts that pydantic adds for a type among several; only fields of `value` stay.
-
-    With `missing`, the last part names a field that `value` lacks, which stays too.
-    """
-    place: list[int | str] = []
-    for number, part in enumerate(loc):
-        if isinstance(value, dict) and (part in value or (missing and number == len(loc) - 1)):
-            value = value.get(part)
-        elif isinstance(value, list) and isinstance(part, int):
-            value = value[part] if part < len(value) else None
-        else:
-            continue
-        place.append(part)
-    return place
+        raise refusal_of(kind, value, error) from None
 
 
 class Scoring:
