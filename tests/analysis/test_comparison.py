@@ -105,6 +105,28 @@ def test_disagreements_are_all_there_is_and_the_largest_come_first():
     assert all(one.outcomes in ((1.0, 0.0), (0.0, 1.0)) for one in found)
 
 
+def test_disagreements_come_in_one_order_for_scores_of_any_size():
+    found, small = (disagreements(align(sets(FIRST, size * SECOND)), 1) for size in (1.0, 2.0**-600))
+    assert small == found
+
+
+def test_a_model_with_verdicts_alone_has_no_margin_and_the_other_ones_says_what_comes_first():
+    verdicts = replace(sets(SECOND)[0], name="v", rows=rows_of(SECOND > 0), verdicts_only=True)
+    scored = sets(FIRST)[0]
+    found, turned = (disagreements(align(two), 1) for two in ([scored, verdicts], [verdicts, scored]))
+    assert {one.margins[1] for one in found} == {None} == {one.margins[0] for one in turned}
+    sure = [abs(one.margins[0]) for one in found]
+    assert sure == sorted(sure, reverse=True)
+    assert [one.pair for one in turned] == [one.pair for one in found]
+
+
+def test_disagreements_of_verdicts_come_in_the_order_of_the_rows_with_ties_at_last():
+    right, mixed = np.tile([1.0, 0.0], (12, 1)), np.array([[1, 0], [0, 0], [0, 1]] * 4)
+    found = disagreements(align(sets(right, mixed, verdicts_only=True)), 1)
+    assert [one.pair.preference_id for one in found] == [f"d.jsonl:{n}" for n in (2, 5, 8, 11, 1, 4, 7, 10)]
+    assert {one.margins for one in found} == {(None, None)}
+
+
 def test_several_models_are_compared_with_the_first_after_holms_correction():
     result = compare_models(sets(FIRST, SECOND, GOLD))
     p_values = [other.paired.metrics["accuracy"].test.p for other in result.others]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -72,6 +73,25 @@ def test_texts_of_disagreements_are_shown_and_obey_nobody():
     assert "prompt: What\\x1b[31m?" in text
     assert "…" in text
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words", "margins"),
+    [
+        (("scores", "scores"), "the 3 furthest apart", r"; margins a [+-]\d\.\d\d, b [+-]\d\.\d\d sd"),
+        (("verdicts", "scores"), "the 3 that b is surest of", r"; margin b [+-]\d\.\d\d sd"),
+        (("verdicts", "verdicts"), "the first 3", ""),
+    ],
+)
+def test_disagreements_show_the_margins_that_there_are_and_say_which_come_first(kinds, words, margins):
+    sets = [
+        ScoreSet(name=name, rows=rows(noise), verdicts_only=kind == "verdicts")
+        for name, noise, kind in zip("ab", (3.0, 0.1), kinds, strict=True)
+    ]
+    lines = compare_report(compare_models(sets), texts={}).splitlines()
+    (start,) = [number for number, line in enumerate(lines) if line.startswith("b is right where a is not")]
+    assert lines[start].endswith(f", {words}")
+    assert re.fullmatch(rf"  made-up: d\.jsonl:\d+, reply 0 over 1{margins}", lines[start + 1])
 
 
 def test_the_last_model_is_compared_with_each_of_the_others():

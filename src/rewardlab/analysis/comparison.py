@@ -17,6 +17,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.agreement import Agreement, agreement
 from rewardlab.analysis.aligned import FEWEST, Aligned, Pair, ScoreSet, align
 from rewardlab.analysis.ceiling import Ceiling, of_score_rows
+from rewardlab.analysis.intervals import root_mean_square
 from rewardlab.analysis.multiple import Standing, holm, standings
 from rewardlab.analysis.paired import (
     FALLING,
@@ -63,8 +64,9 @@ class Disagreement:
     pair: Pair
     outcomes: tuple[float, float]
     """1 right, ½ tied, 0 wrong; of the first model and of the second."""
-    margins: tuple[float, float]
-    """Score differences, preferred minus other, in standard deviations of each model's differences."""
+    margins: tuple[float | None, float | None]
+    """Score differences, preferred minus other, in standard deviations of each model's differences; None where it has
+    verdicts and no scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class AgainstFirst:
     """p-value of the metric asked for, after Holm's correction for the number of models."""
     slices: tuple[Slice, ...]
     disagreements: tuple[Disagreement, ...]
-    """Those with the largest difference of margins first."""
+    """In the order of `disagreements`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,21 +170,32 @@ def built_in_slices(aligned: Aligned) -> dict[str, list[str]]:
 
 
 def disagreements(aligned: Aligned, second: int) -> tuple[Disagreement, ...]:
-    """Return the decided comparisons on which the first model and that of number `second` have different outcomes."""
+    """Return the decided comparisons on which the first model and that of number `second` have different outcomes.
+
+    Those with the largest difference of margins come first. The margin of a model with verdicts alone counts 0, so that
+    beside it those come first that the other model is surest of. Then right against wrong comes before a tie, and at
+    last the order is that of the rows.
+    """
     decided = aligned.decided
     two = decided.difference_MN[[0, second]]
     outcome = np.heaviside(two, 0.5)
-    size = np.sqrt(np.square(two).mean(1, keepdims=True))
-    scaled = two / np.where(size > 0, size, 1.0)
-    apart = np.abs(scaled[1] - scaled[0])
-    numbers = [number for number in np.argsort(-apart, kind="stable") if outcome[0, number] != outcome[1, number]]
+    scored = [not aligned.verdicts_only[number] for number in (0, second)]
+    first_N, second_N = (
+        own / (root_mean_square(own) or 1.0) if known else np.zeros_like(own)
+        for own, known in zip(two, scored, strict=True)
+    )
+    numbers = np.lexsort((-np.abs(outcome[1] - outcome[0]), -np.abs(second_N - first_N)))
     return tuple(
         Disagreement(
             pair=decided.pairs[number],
             outcomes=(float(outcome[0, number]), float(outcome[1, number])),
-            margins=(float(scaled[0, number]), float(scaled[1, number])),
+            margins=(
+                float(first_N[number]) if scored[0] else None,
+                float(second_N[number]) if scored[1] else None,
+            ),
         )
         for number in numbers
+        if outcome[0, number] != outcome[1, number]
     )
 
 

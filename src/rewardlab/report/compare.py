@@ -262,7 +262,7 @@ def _slices(other: AgainstFirst, metric: Metric) -> str:
 
 
 def _examples(other: AgainstFirst, texts: Mapping[tuple[str, str], Mapping[str, str]], count: int) -> str:
-    """Return the comparisons that only one of the two models gets right, those with the furthest margins first."""
+    """Return the comparisons that one of the two models ranks better than the other, in the order they come in."""
     paired = other.paired
     blocks = []
     for name, better in ((paired.second, 1), (paired.first, 0)):
@@ -270,17 +270,32 @@ def _examples(other: AgainstFirst, texts: Mapping[tuple[str, str], Mapping[str, 
         if not own:
             continue
         head = f"{name} is right where {paired.second if better == 0 else paired.first} is not: {len(own):,}"
-        shown = f", the {count} furthest apart" if len(own) > count else ""
+        shown = f", {_chosen(own[0], paired, count)}" if len(own) > count else ""
         blocks.append(
             "\n".join([*_wrapped([f"{head}{shown}"]), *(_example(one, paired, texts) for one in own[:count])])
         )
     return "\n".join(blocks)
 
 
+def _chosen(one: Disagreement, paired: PairComparison, count: int) -> str:
+    """Return which disagreements come first, by whose margins are known."""
+    scored = list(_margins(one, paired))
+    if len(scored) == 2:
+        return f"the {count} furthest apart"
+    return f"the {count} that {scored[0]} is surest of" if scored else f"the first {count}"
+
+
+def _margins(one: Disagreement, paired: PairComparison) -> dict[str, float]:
+    """Return the margin of each model that has scores, not verdicts alone."""
+    both = zip((paired.first, paired.second), one.margins, strict=True)
+    return {name: margin for name, margin in both if margin is not None}
+
+
 def _example(one: Disagreement, paired: PairComparison, texts: Mapping[tuple[str, str], Mapping[str, str]]) -> str:
     place = f"{one.pair.source}: {one.pair.preference_id}" if one.pair.source else one.pair.preference_id
-    margins = f"margins {paired.first} {one.margins[0]:+.2f}, {paired.second} {one.margins[1]:+.2f} sd"
-    lines = [f"  {place}, reply {one.pair.preferred} over {one.pair.other}; {margins}"]
+    margins = [f"{name} {margin:+.2f}" for name, margin in _margins(one, paired).items()]
+    shown = f"; margin{'s' if len(margins) > 1 else ''} {', '.join(margins)} sd" if margins else ""
+    lines = [f"  {place}, reply {one.pair.preferred} over {one.pair.other}{shown}"]
     found = texts.get((one.pair.source, one.pair.preference_id)) or texts.get(("", one.pair.preference_id)) or {}
     for name in ("prompt", "preferred", "other"):
         if name in found:
