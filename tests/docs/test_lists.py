@@ -13,7 +13,7 @@ from pages import blocks, first_cells, read
 from rewardlab.analysis.faults import FAULTS
 from rewardlab.analysis.health import ADVICE
 from rewardlab.analysis.measures import AT_THRESHOLD, MEASURES
-from rewardlab.analysis.metrics import METRICS
+from rewardlab.analysis.metrics import EARLIER_COLUMNS, METRICS
 from rewardlab.core.run_folder import RUN_FILES
 from rewardlab.core.spec import SCORE_TOLERANCE, CalibrationSpec, Canary, RendererSpec, RewardSpec
 from rewardlab.data.config import ReadingConfig
@@ -29,6 +29,24 @@ def test_the_page_of_the_run_folder_lists_its_files_and_the_columns_of_its_metri
     listed = [name.rstrip("/") for name in first_cells(read("run-folder.md"))]
     assert [name for name in RUN_FILES if name not in listed] == []
     assert sorted(name for name in listed if name in COLUMNS) == sorted(COLUMNS)
+
+
+def test_the_page_of_the_run_folder_lists_the_columns_of_earlier_versions() -> None:
+    page = read("run-folder.md")
+    shown = {name: today for name, today in EARLIER_COLUMNS.items() if not name.endswith(("_low", "_high"))}
+    assert first_cells(page, "Columns of earlier versions") == list(shown)
+    assert [name for name, today in shown.items() if f"| `{name}` | `{today}` |" not in page] == []
+
+
+def test_the_page_of_a_healthy_run_has_columns_of_metrics_and_the_numbers_of_the_runs_that_it_names() -> None:
+    page = read("healthy-run.md")
+    listed = first_cells(page)
+    assert listed
+    assert set(listed) <= set(COLUMNS)
+    said = (read("quickstart.md") + read("results.md")).replace("-", "−")
+    numbers = re.findall(r"−?\d\.\d+ \[[^\]]*\]", page)
+    assert len(numbers) > 10
+    assert [number for number in numbers if number not in said] == []
 
 
 def test_every_warning_sign_viewer_and_watched_column_is_listed() -> None:
