@@ -127,6 +127,33 @@ def test_disagreements_of_verdicts_come_in_the_order_of_the_rows_with_ties_at_la
     assert {one.margins for one in found} == {(None, None)}
 
 
+def test_models_whose_files_name_prompts_differently_have_one_p_in_either_order():
+    named = [
+        replace(
+            own,
+            rows=[replace(row, prompt_key=name(int(row.preference_id.split(":")[1]) // 3)) for row in own.rows],
+            prompts_by=column,
+        )
+        for own, column, name in zip(
+            sets(FIRST, SECOND, GOLD),
+            ("prompt", "prompt_id", "prompt_key"),
+            (lambda prompt: f"{prompt:03}", lambda prompt: f"{37 * prompt % 101:03}", lambda prompt: f"q{prompt}"),
+            strict=True,
+        )
+    ]
+    there, back = (compare_models(two, metric="margin").others[0].paired for two in (named[:2], named[1::-1]))
+    assert there.prompts == back.prompts == N // 3
+    assert "random" in there.metrics["margin"].test.method
+    for one, other in zip(there.metrics.values(), back.metrics.values(), strict=True):
+        assert other.test == one.test
+        assert other.difference.value == pytest.approx(-one.difference.value, abs=1e-15)
+        assert (other.difference.low, other.difference.high) == pytest.approx(
+            (-one.difference.high, -one.difference.low), abs=1e-14
+        )
+    ranks, turned = (compare_models(own, metric="margin").standings for own in (named, named[::-1]))
+    assert {name: own.rank for name, own in ranks.items()} == {name: own.rank for name, own in turned.items()}
+
+
 def test_several_models_are_compared_with_the_first_after_holms_correction():
     result = compare_models(sets(FIRST, SECOND, GOLD))
     p_values = [other.paired.metrics["accuracy"].test.p for other in result.others]

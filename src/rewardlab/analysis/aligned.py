@@ -156,7 +156,9 @@ def _prompts(
 ) -> Sequence[str]:
     """Return the prompt of each comparison: two have the same one if any set that knows prompts says so.
 
-    So the order of the sets does not matter, and a file with ids alone does not make every row a prompt of its own.
+    So a file with ids alone does not make every row a prompt of its own. Where sets name prompts differently, a prompt
+    is named after the least of its comparisons: the order of the names, in which random signs are drawn, must not
+    depend on which set comes first.
     """
     knowing = [rows for own, rows in zip(sets, by_key, strict=True) if own.prompts_by] or by_key[:1]
     keys_SN = [[rows[pair.source, pair.preference_id, pair.preferred].prompt_key for pair in pairs] for rows in knowing]
@@ -171,8 +173,10 @@ def _prompts(
     size = len(pairs) + len(place)
     ends = np.array([(number, place[prompt]) for number, prompt in entries]).T
     _, component = connected_components(coo_array((np.ones(ends.shape[1]), tuple(ends)), shape=(size, size)))
-    first: dict[int, str] = {}
-    return [first.setdefault(int(component[number]), key) for number, key in enumerate(keys_SN[0])]
+    least: dict[int, Pair] = {}
+    for own, pair in zip(component.tolist(), pairs, strict=False):  # the prompts come after the comparisons
+        least[own] = min(least.get(own, pair), pair)
+    return [str(tuple(least[own])) for own in component[: len(pairs)].tolist()]
 
 
 def _of_prompt(row: ScoreRow, prompt: str) -> ScoreRow:
