@@ -30,6 +30,7 @@ from study_folders import PLAN, edit, frozen_study, told, with_arm, write_plan
         ("./models/none", "error", "arm plain: no model at './models/none': there is no such folder"),
         ("~/models/none", "error", "no model at '~/models/none'"),
         ("a/b/c", "error", "no model at 'a/b/c'"),
+        ("smollm2-135m", "error", "Did you mean 'smollm2-135m-instruct', the built-in model?"),
         ("./plan.yaml", "error", "is a file, and a model is a folder"),
         ("models/none", "warning", "the folder models has none of this name, so it is sought on the hub"),
         ("owner/none", "warning", ""),

@@ -76,10 +76,22 @@ def answer_pip(monkeypatch: pytest.MonkeyPatch, *, stderr: str, returncode: int 
     return noted
 
 
-@pytest.mark.parametrize("name", ["gpt2", "org/smollm2-135m-instruct", "runs/mine", "", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["gpt2", "org/smollm2-135m-instruct", "runs/mine", "", "llama-7b-instruct"])
 def test_any_other_name_is_returned_unchanged(cache: Path, name: str) -> None:
     assert resolve_model_name(name, ignore) == name
     assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-instuct", "SmolLM2_135M_Instruct", "smollm2"])
+def test_a_name_that_is_nearly_its_own_is_not_sought_on_the_hub(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with pytest.raises(ModelError, match=f"no model at '{name}': .* Did you mean 'smollm2-135m-instruct'"):
+        resolve_model_name(name, ignore)
+    assert not cache.exists()
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model_name(name, ignore) == name, "a folder"
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "SmolLM2-135M-Instruct"])

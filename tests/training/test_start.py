@@ -8,6 +8,7 @@ from transformers import AutoConfig
 from rewardlab.core.errors import ModelError
 from rewardlab.model.config import looks_local
 from rewardlab.model.load import read_config
+from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.start import configuration_block
 
@@ -51,6 +52,14 @@ def test_a_name_that_looks_local_is_not_sought_on_the_hub(tmp_path, monkeypatch)
         assert looks_local(name)
         with pytest.raises(ModelError, match=rf"no model at '{name}': there is no such folder\. Give a hub name"):
             read_config(name)
+
+
+def test_a_misspelt_name_of_the_built_in_model_is_not_sought_on_the_hub(pairs_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("sought"))
+    with pytest.raises(ModelError, match="no model at 'smollm2-135m': .* Did you mean 'smollm2-135m-instruct'"):
+        train(RewardTrainerConfig.of(model="smollm2-135m", dataset=str(pairs_file), output_dir="run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_names_of_a_hub_are_sought_there(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from rewardlab.experiments.power import Reach
 from rewardlab.experiments.quantities import quantity_named, range_of
 from rewardlab.experiments.slurm_config import SlurmConfig, literal_values, slurm_config
 from rewardlab.experiments.study import test_files_used
-from rewardlab.model.config import BUILTIN_NAMES, looks_local
+from rewardlab.model.config import BUILTIN_NAMES, looks_local, misspelt_builtin
 from rewardlab.training.settings.config import interval_of
 
 Level = Literal["error", "warning"]
@@ -255,6 +255,8 @@ def _missing_model(arm: str, model: str) -> Problem | None:
     if looks_local(model) or path.is_file():
         what = "is a file, and a model is a folder" if path.is_file() else "there is no such folder"
         return Problem(level="error", text=f"arm {arm}: no model at {model!r}: {what}")
+    if said := misspelt_builtin(model):
+        return Problem(level="error", text=f"arm {arm}: {said}")
     if len(path.parts) > 1 and Path(path.parts[0]).is_dir():
         text = (
             f"arm {arm}: model {model!r}: the folder {path.parts[0]} has none of this name, so it is sought on the hub"

