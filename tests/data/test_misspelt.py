@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from conftest import make_tokenizer
 from loading import load, pair, write
 from rewardlab.core.errors import DataError
 from rewardlab.data.formats import meant_column
+from rewardlab.data.formats.known import nearest
 from rewardlab.data.prepare import load_data
 from rewardlab.data.reading import log_source
 from rewardlab.data.templates import build_renderer
@@ -24,6 +26,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
         (("prompt", "choosen", "rejected"), "'choosen' as 'chosen'"),
         (("Prompt", "Chosen", "Rejected"), "'Prompt' as 'prompt', 'Chosen' as 'chosen', 'Rejected' as 'rejected'"),
         (("pair_id", "role", "repsonse"), "'repsonse' as 'response'"),
+        (("p", "chosen_response", "answer-rejected"), "'chosen_response' as 'chosen', 'answer-rejected' as 'rejected'"),
         (("promt", " responses ", "scores"), "'promt' as 'prompt', ' responses ' as 'responses'"),
         (("history", "human_ref_a", "human_ref_B", "label"), "'human_ref_a' as 'human_ref_A', 'label' as 'labels'"),
     ],
@@ -33,6 +36,22 @@ def test_misspelt_columns_are_named_with_those_that_they_look_like(tmp_path: Pat
     with pytest.raises(DataError) as caught:
         load(path)
     assert f"match no known schema of preferences. Perhaps {hint} is meant. The nearest formats: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ("prompt", "good", "bad"),
+        ("prompt", "response_a", "response_b", "pref"),
+        ("prompt", "answer_chosen", "answer_rejected", "source"),
+        ("instruction", "good", "bad"),
+    ],
+)
+def test_a_format_of_which_only_the_prompt_is_there_is_no_nearer_than_pairs(columns) -> None:
+    said = nearest(columns, list(filter(None, (meant_column(name, columns) for name in columns))))
+    assert re.match("pairs lacks|whole conversations or HH transcripts lacks", said)
+    assert "Nectar" not in said
+    assert nearest(["prompt", "answers_"], ["answers"]).startswith("Nectar, answers with ranks lacks 'answers'; pairs")
 
 
 def test_columns_that_look_like_nothing_get_no_hint(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import itemgetter
@@ -57,6 +58,14 @@ SCHEMAS = (
     ARENA_55K,
 )
 """All schemas, in the order in which they are tried. Schemas whose columns are a subset of another's come later."""
+
+
+SIMPLEST: Final = (PAIRS, KWISE, WHOLE)
+"""Formats that are the simplest to write."""
+PROMPTS: Final = frozenset({"prompt", "instruction", "question", "context"})
+"""Columns that hold the prompt in many formats, so that they do not tell these apart."""
+REPLIES: Final = frozenset({"answer", "completion", "message", "messages", "output", "reply", "response", "text"})
+"""Words that people put beside `chosen` and `rejected` in names of columns."""
 
 
 def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig = AS_WRITTEN) -> Schema:
@@ -117,7 +126,10 @@ def _as_read(schema: Schema, reading: ReadingConfig) -> Schema:
 def nearest(columns: Collection[str], likely: Collection[str] = ()) -> str:
     """Return the formats that lack the fewest columns, and which, in words. One that is `likely` meant counts half."""
     lacking = []
+    found = {*columns, *likely} - PROMPTS
     for schema in SCHEMAS:
+        if schema not in SIMPLEST and found.isdisjoint((*schema.needed, *schema.one_of)):
+            continue  # only its prompt is there, as in most formats: that it lacks little else makes it no nearer
         missing = schema.lacks(columns)
         misspelt = len(missing) - len(schema.lacks([*columns, *likely])) if likely else 0
         # Of formats that lack equally many columns, the one of which more columns are present is nearer.
@@ -125,14 +137,18 @@ def nearest(columns: Collection[str], likely: Collection[str] = ()) -> str:
     lacking.sort(key=itemgetter(0, 1))
     if not likely and all(2 * len(schema.lacks(columns)) > len(schema.lacks(())) for schema in SCHEMAS):
         # No format has even half of its columns: name those that are the simplest to write.
-        lacking = [(0.0, 0, schema.name, schema.lacks(columns)) for schema in (PAIRS, KWISE, WHOLE)]
+        lacking = [(0.0, 0, schema.name, schema.lacks(columns)) for schema in SIMPLEST]
     return "; ".join(f"{name} lacks {' and '.join(missing)}" for _, _, name, missing in lacking[:MOST_NEAR])
 
 
 def meant_column(name: str, present: Collection[str]) -> str | None:
-    """Return the column of a schema that a misspelt name resembles; None if the name is known or resembles none.
+    """Return the column of a schema that a name resembles, misspelt or as `chosen_response`; None if there is none.
 
-    Columns that are present are not suggested.
+    A name that is known resembles no other. Columns that are present are not suggested.
     """
     known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))
+    words = set(re.split(r"[^a-z]+", name.casefold()))
+    for side in ("chosen", "rejected"):
+        if name not in known and side not in present and side in words and words <= {side, *REPLIES}:
+            return side
     return resembling(name, known, present)
