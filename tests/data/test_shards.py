@@ -55,6 +55,45 @@ class TestNumberedFiles:
         with pytest.raises(DataError, match=r"of the 3 files of the split 'train', numbered from 0, 0, 2 are missing"):
             load(tmp_path / "hh")
 
+    @pytest.mark.parametrize(
+        ("names", "message"),
+        [
+            (("train/1.jsonl", "train/part-1.jsonl"), r"1\.jsonl and part-1\.jsonl both have the number 1"),
+            (("train/01.jsonl", "train/1.jsonl"), r"01\.jsonl and 1\.jsonl both have the number 1"),
+            (("train-0-of-1.jsonl", "train-00000-of-00001.jsonl"), r"both have the number 0, so one of them would be"),
+            (("train-0-of-1.jsonl", "train-0-of-1-8a.jsonl"), r"both have the number 0.*Remove or renumber one"),
+            (("train/0000.jsonl", "train/0002.jsonl"), r"of the 3 files of the split 'train'.* 1 is missing"),
+            (("train/1.jsonl", "train/3.jsonl"), r"of the 3 files of the split 'train', numbered from 1, 2 is missing"),
+            (("train/0007.jsonl",), r"numbered from 0, 0, 1, 2, 3, 4 and 2 more are missing"),
+            ((f"train/{10**80}.jsonl",), r"numbered from 0, 0, 1, 2, 3, 4 and 9+5 more are missing"),
+            (("train/0000.jsonl", "train/extra.csv"), r"train: extra\.csv would be left out.*move the others away"),
+            (("train-0-of-1.jsonl", "train-1-of-1.jsonl"), r"all there, and train-1-of-1\.jsonl would be left out"),
+            (("train-0-of-0.jsonl",), r"the 0 files .* train-0-of-0\.jsonl would be left out"),
+        ],
+    )
+    def test_no_numbered_file_is_left_out_without_a_word(
+        self, tmp_path: Path, names: tuple[str, ...], message: str
+    ) -> None:
+        for number, name in enumerate(names):
+            write(tmp_path / "hh" / name, [pair(number)])
+        with pytest.raises(DataError, match=message):
+            load(tmp_path / "hh")
+
+    def test_numbers_by_hand_begin_with_1_and_what_holds_no_rows_may_lie_beside_them(self, tmp_path: Path) -> None:
+        for number in (1, 2):
+            write(tmp_path / "hh" / "train" / f"{number}.jsonl", [pair(number)])
+        (tmp_path / "hh" / "train" / "README.md").write_text("two files")
+        (tmp_path / "hh" / "train" / "dataset_info.json").write_text("{}")
+        assert [content[0] for content in contents(load(tmp_path / "hh"))] == ["question 1", "question 2"]
+
+    def test_names_of_older_repositories_of_the_hub_have_a_hash(self, tmp_path: Path) -> None:
+        for number, sha in enumerate(("8349d0765e6718df", "0b4f2a")):
+            parquet(tmp_path / "hh" / "data" / f"train-0000{number}-of-00002-{sha}.parquet", [pair(number)])
+        loaded = load(tmp_path / "hh")
+        assert [content[0] for content in contents(loaded)] == ["question 0", "question 1"]
+        assert (loaded.reports[0].name, loaded.reports[0].split) == ("hh", "train")
+        assert ids(loaded.preferences)[0] == "train-*-of-00002-*.parquet:1"
+
     def test_two_kinds_of_files_are_an_error(self, tmp_path: Path) -> None:
         write(tmp_path / "hh" / "train-0-of-1.jsonl", [pair(1)])
         write(tmp_path / "hh" / "train.jsonl", [pair(1)])

@@ -1,7 +1,8 @@
 """Local datasets of several files: numbered files of one split, and folders that `datasets` saved.
 
 Numbered files are named `train-00000-of-00003.parquet`, as on the hub, in the folder of the dataset or in `data` below
-it, or `0000.parquet`, `0001.parquet`, … in a folder that is named for the split.
+it, or `0000.parquet`, `0001.parquet`, … in a folder that is named for the split. In older repositories of the hub a
+hash follows: `train-00000-of-00003-8349d0765e6718df.parquet`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +28,7 @@ PACKED: Final = (".gz", ".zst", ".bz2", ".xz", ".zip")
 """Endings of files that are compressed, of which only JSON Lines are read."""
 IN_ORDER: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".csv", ".parquet")
 """Endings of files that may be numbered parts of one dataset."""
-_PART = re.compile(r"-(\d+)-of-(\d+)")
+_PART = re.compile(r"-(\d+)-of-(\d+)(-[0-9a-f]+)?")
 _NUMBER = re.compile(r"(?:part-)?(\d+)")
 MAX_NUMBERS_SHOWN: Final = 5
 
@@ -50,19 +52,34 @@ def how_to_read(path: Path) -> str:
 def find_numbered(folder: Path, split: str) -> Iterator[tuple[Path, tuple[Path, ...]]]:
     """Yield (pattern of their names, files in order) of a split in numbered files, each set of files once.
 
-    Raises DataError if one of several files is missing.
+    Raises DataError if one of several files is missing or has the number of another one, and for data files among
+    those in the folder of a split that have no number.
     """
     for place in (folder, folder / "data"):
         for (count, _), files in _parts(place, split).items():
-            if missing := [number for number in range(count) if number not in files]:
-                raise _incomplete(place, split, missing, count)
-            yield place / _PART.sub(r"-*-of-\2", files[0].name), tuple(files[number] for number in range(count))
+            in_order = _in_order(place, split, files, range(count))
+            yield place / _pattern(in_order[0].name), in_order
     by_extension: dict[str, dict[int, Path]] = {}
+    others: list[Path] = []
     for path, extension in _data_files(folder / split):
         if match := _NUMBER.fullmatch(path.name.removesuffix(extension)):
-            by_extension.setdefault(extension, {})[int(match[1])] = path
+            _add(by_extension.setdefault(extension, {}), int(match[1]), path)
+        else:
+            others.append(path)
+    if by_extension and others:
+        raise DataError(
+            f"{folder / split}: {_listed([path.name for path in others])} would be left out, since other files there "
+            f"are numbered. Number all files of the split {split!r}, move the others away, or name single files."
+        )
     for extension, files in by_extension.items():
-        yield folder / split / f"*{extension}", tuple(files[number] for number in sorted(files))
+        # A folder is numbered from 0, as on the hub, or by hand from 1.
+        wanted = range(0 if 0 in files or min(files) > 1 else 1, max(files) + 1)
+        yield folder / split / f"*{extension}", _in_order(folder / split, split, files, wanted)
+
+
+def _pattern(name: str) -> str:
+    """Return a pattern of the names of all files that are numbered as this one is."""
+    return _PART.sub(lambda part: f"-*-of-{part[2]}{'-*' if part[3] else ''}", name)
 
 
 def _parts(place: Path, split: str) -> dict[tuple[int, str], dict[int, Path]]:
@@ -71,8 +88,34 @@ def _parts(place: Path, split: str) -> dict[tuple[int, str], dict[int, Path]]:
     for path, extension in _data_files(place):
         stem = path.name.removesuffix(extension)
         if stem.startswith(split) and (match := _PART.fullmatch(stem, len(split))):
-            found.setdefault((int(match[2]), extension), {})[int(match[1])] = path
+            _add(found.setdefault((int(match[2]), extension), {}), int(match[1]), path)
     return found
+
+
+def _add(files: dict[int, Path], number: int, path: Path) -> None:
+    """Add a file under its number. Raises DataError if another file has it."""
+    if number in files:
+        raise DataError(
+            f"{path.parent}: {files[number].name} and {path.name} both have the number {number}, so one of them would "
+            f"be left out. Remove or renumber one, or name single files."
+        )
+    files[number] = path
+
+
+def _in_order(place: Path, split: str, files: dict[int, Path], wanted: range) -> tuple[Path, ...]:
+    """Return the files by their numbers. Raises DataError unless these are exactly the numbers that are wanted."""
+    # A number in a name may be huge, so that `wanted` is gone through only as far as a message needs, and has no len().
+    count = wanted.stop - wanted.start
+    beyond = [path.name for number, path in files.items() if number not in wanted]
+    if num_missing := count - len(files) + len(beyond):
+        missing = list(islice((number for number in wanted if number not in files), MAX_NUMBERS_SHOWN))
+        raise _incomplete(place, split, missing, num_missing, wanted)
+    if beyond:
+        raise DataError(
+            f"{place}: the {count} files of the split {split!r}, numbered from 0, are all there, and {_listed(beyond)} "
+            f"would be left out. Remove or renumber what is too much, or name single files."
+        )
+    return tuple(files[number] for number in wanted)
 
 
 def _data_files(folder: Path) -> list[tuple[Path, str]]:
@@ -82,14 +125,20 @@ def _data_files(folder: Path) -> list[tuple[Path, str]]:
     return [(path, extension) for path, extension in files if extension in IN_ORDER and path.is_file()]
 
 
-def _incomplete(place: Path, split: str, missing: list[int], count: int) -> DataError:
-    """Return the error for numbered files that are not all there."""
-    more = len(missing) - MAX_NUMBERS_SHOWN
-    listed = ", ".join(map(str, missing[:MAX_NUMBERS_SHOWN])) + (f" and {more} more" if more > 0 else "")
+def _incomplete(place: Path, split: str, missing: list[int], num_missing: int, wanted: range) -> DataError:
+    """Return the error for numbered files that are not all there, of which the first that are missing are given."""
+    more = num_missing - len(missing)
+    listed = ", ".join(map(str, missing)) + (f" and {more} more" if more > 0 else "")
     return DataError(
-        f"{place}: of the {count} files of the split {split!r}, numbered from 0, {listed} "
-        f"{'is' if len(missing) == 1 else 'are'} missing. Get the dataset again, or name single files."
+        f"{place}: of the {wanted.stop - wanted.start} files of the split {split!r}, numbered from {wanted.start}, "
+        f"{listed} {'is' if num_missing == 1 else 'are'} missing. Get the dataset again, or name single files."
     )
+
+
+def _listed(names: list[str]) -> str:
+    """Return names as a list for a message, the first few of many."""
+    more = len(names) - MAX_NUMBERS_SHOWN
+    return ", ".join(names[:MAX_NUMBERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- folders that `datasets` saved ---------------------------------------------------------------------------
