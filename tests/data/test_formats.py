@@ -108,6 +108,16 @@ class TestPairs:
     def test_turns_that_are_no_reply_are_dropped(self, reply: object) -> None:
         assert cause({**PAIR, "chosen": reply}) == "bad_roles"
 
+    @pytest.mark.parametrize(
+        "name", ["tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "refusal"]
+    )
+    def test_a_turn_of_which_the_content_is_only_a_part_is_dropped(self, name: str) -> None:
+        reply = {"role": "assistant", "content": "Because."}
+        assert cause({**PAIR, "chosen": [{**reply, name: "x"}]}) == "bad_roles"
+        with pytest.raises(UnusableRowError, match=f"a turn with {name}, of which the content alone"):
+            read({**PAIR, "prompt": [{"role": "user", "content": "Why?", name: {"a": 1}}]})
+        assert all(preference({**PAIR, "chosen": [{**reply, name: empty}]}).replies for empty in (None, "", []))
+
     def test_a_prompt_that_is_neither_text_nor_turns_is_dropped(self) -> None:
         assert cause({**PAIR, "prompt": 5}) == "bad_roles"
 

@@ -35,7 +35,8 @@ CAUSES: Mapping[str, str] = {
     "missing_strength": "--strength-as asks for a strength and the row has none",
     "zero_weight": "the strength is 0, which --strength-as weight makes a weight of 0",
     "bad_margin": "the margin is not a finite number of at least 0",
-    "bad_roles": "a turn has an unknown role or no text, or a reply does not begin and end with an assistant turn",
+    "bad_roles": "a turn has an unknown role, no text, or tool calls, reasoning or a refusal beside its text, or a "
+    "reply does not begin and end with an assistant turn",
     "media": "a turn has images, sound or video beside its text, which no model here reads",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
     "bad_comparison": "a comparison does not name two of the replies, or is not a mapping",
@@ -60,6 +61,8 @@ FILTERS = ("low_score_ratio", "over_post_cap")
 
 MEDIA: Final = ("images", "image", "audio", "audios", "video", "videos")
 """Names under which messages hold content that is not text."""
+BESIDE_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "refusal")
+"""Names under which messages hold what the model wrote besides their content."""
 ROLES = {name: name for name in ("system", "user", "assistant", "tool")}
 SHAREGPT_ROLES = {**ROLES, "human": "user", "gpt": "assistant"}
 SHOWN_CHARACTERS = 60
@@ -219,9 +222,9 @@ def _turns(entries: Sequence[object]) -> Conversation:
     for entry in entries:
         if not isinstance(entry, Mapping):
             raise UnusableRowError("bad_roles", f"a turn is {show(entry)}, wanted role and content")
-        if entry.get("tool_calls"):
+        if beside := next((name for name in BESIDE_CONTENT if entry.get(name)), None):
             # The text beside a tool call is only half of the turn. Scoring it alone would judge something else.
-            raise UnusableRowError("bad_roles", "a turn with tool_calls, which cannot be rendered as text")
+            raise UnusableRowError("bad_roles", f"a turn with {beside}, of which the content alone would be judged")
         if media := media_of(entry):
             raise UnusableRowError("media", f"a turn with {media}, of which the text alone would be judged")
         if "role" in entry:
