@@ -97,7 +97,9 @@ class TestPairs:
         [
             [{"role": "narrator", "content": "a"}],
             [{"role": "assistant", "content": None}],
-            [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}],
+            [{"role": "assistant", "content": [{"type": "text", "text": None}]}],
+            [{"role": "assistant", "content": [{"text": "a"}]}],
+            [{"role": "assistant", "content": []}],
             [{"role": "assistant", "content": "a", "tool_calls": [{"name": "f"}]}],
             [{"from": "assistent", "value": "a"}],
             ["a"],
@@ -117,6 +119,15 @@ class TestPairs:
         with pytest.raises(UnusableRowError, match=f"a turn with {name}, of which the content alone"):
             read({**PAIR, "prompt": [{"role": "user", "content": "Why?", name: {"a": 1}}]})
         assert all(preference({**PAIR, "chosen": [{**reply, name: empty}]}).replies for empty in (None, "", []))
+
+    def test_content_in_text_parts_is_the_joined_text(self) -> None:
+        text = {"type": "text", "text": "Be", "image": None}
+        for names in (("role", "content", "assistant"), ("from", "value", "gpt")):
+            reply = {names[0]: names[2], names[1]: [text, {"type": "text", "text": "cause."}]}
+            assert preference({**PAIR, "chosen": [reply]}) == preference(PAIR)
+        with pytest.raises(UnusableRowError, match='media: a turn with a part of type "image_url", and text alone'):
+            read({**PAIR, "prompt": [{"role": "user", "content": [text, {"type": "image_url", "image_url": "x"}]}]})
+        assert cause({**PAIR, "prompt": [{"role": "user", "content": [{**text, "image": "x"}]}]}) == "media"
 
     def test_a_prompt_that_is_neither_text_nor_turns_is_dropped(self) -> None:
         assert cause({**PAIR, "prompt": 5}) == "bad_roles"

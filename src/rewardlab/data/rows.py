@@ -37,7 +37,7 @@ CAUSES: Mapping[str, str] = {
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role, no text, or tool calls, reasoning or a refusal beside its text, or a "
     "reply does not begin and end with an assistant turn",
-    "media": "a turn has images, sound or video beside its text, which no model here reads",
+    "media": "a turn has images, sound, video or other parts beside its text, which no model here reads",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
     "bad_comparison": "a comparison does not name two of the replies, or is not a mapping",
     "bad_scores": "the scores or the ranking do not fit the replies",
@@ -233,10 +233,30 @@ def _turns(entries: Sequence[object]) -> Conversation:
             role, content, roles = entry.get("from"), entry.get("value"), SHAREGPT_ROLES
         if not isinstance(role, str) or role not in roles:
             raise UnusableRowError("bad_roles", f"unknown role {show(role)}, wanted one of {', '.join(roles)}")
+        content = _joined_parts(content) if isinstance(content, (list, tuple)) else content
         if not isinstance(content, str):
             raise UnusableRowError("bad_roles", f"a {role} turn has content {show(content)}, wanted text")
         turns.append(_message(roles[role], content))
     return tuple(turns)
+
+
+def _joined_parts(parts: Sequence[object]) -> object:
+    """Return the text of a content in text parts, `{"type": "text", "text": …}`, joined as chat templates join them:
+    with nothing between. A list of anything else is returned as it is.
+
+    Raises UnusableRowError for a part of another type, such as an image.
+    """
+    texts = []
+    for part in parts:
+        if not isinstance(part, Mapping) or not isinstance(kind := part.get("type"), str):
+            return parts
+        if kind != "text" or media_of(part):
+            other = media_of(part) or kind
+            raise UnusableRowError("media", f"a turn with a part of type {show(other)}, and text alone is read")
+        if not isinstance(text := part.get("text"), str):
+            return parts
+        texts.append(text)
+    return "".join(texts) if texts else parts
 
 
 def media_of(entry: Mapping[str, object]) -> str | None:
