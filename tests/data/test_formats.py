@@ -33,6 +33,8 @@ class TestPairs:
         [
             "Because.",
             turns(assistant("Because.")),
+            *turns(assistant("Because.")),
+            {"from": "gpt", "value": "Because."},
             turns(user("Why?"), assistant("Because.")),
             [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}],
         ],
@@ -40,6 +42,16 @@ class TestPairs:
     @pytest.mark.parametrize("prompt", ["Why?", turns(user("Why?")), [{"from": "human", "value": "Why?"}]])
     def test_text_reply_turns_and_whole_conversations_mean_the_same(self, side: object, prompt: object) -> None:
         assert preference({**PAIR, "prompt": prompt, "chosen": side}) == preference(PAIR)
+
+    def test_single_messages_beside_messages_are_the_replies_to_them(self) -> None:
+        sides = {name: {"role": "assistant", "content": PAIR[name]} for name in ("chosen", "rejected")}
+        row = {"messages": turns(user("Why?")), **sides}
+        assert preference(row) == preference(PAIR)
+        assert cause({**row, "messages": None}) == "reply_not_text"
+        assert cause({**row, "chosen": {"role": "user", "content": "Because."}}) == "prompt_differs"
+        assert preference({"prompt": "Why?", "responses": list(sides.values()), "scores": [1, 0]}).replies == (
+            preference(PAIR).replies
+        )
 
     def test_a_reply_may_be_several_turns(self) -> None:
         reply = (assistant("Because."), user("And?"), assistant("So."))
@@ -73,7 +85,7 @@ class TestPairs:
         with pytest.raises(UnusableRowError, match="missing_field: no 'rejected'"):
             read_rows([{"prompt": "a", "chosen": "b"}], schema=recognise(PAIR, "x:1"), place="x:2", rules=rules)
 
-    @pytest.mark.parametrize("reply", [5, {"role": "assistant", "content": "a"}, True, 1.5])
+    @pytest.mark.parametrize("reply", [5, {"content": "a"}, True, 1.5])
     def test_a_reply_that_is_no_text_is_dropped(self, reply: object) -> None:
         assert cause({**PAIR, "chosen": reply}) == "reply_not_text"
 

@@ -173,7 +173,8 @@ def require_text(prompt: Conversation) -> Conversation:
 
 
 def read_reply(value: object, prompt: Conversation, *, after: object = None) -> Conversation:
-    """Return the turns of a reply: one assistant turn for a text. Messages are the reply alone, or prompt and reply.
+    """Return the turns of a reply: one assistant turn for a text or a single message. A list of messages is the reply
+    alone, or prompt and reply.
 
     `after` is the prompt as the row has it. If that is a transcript, the reply is stripped like the turns of one.
 
@@ -183,7 +184,7 @@ def read_reply(value: object, prompt: Conversation, *, after: object = None) -> 
         value = value.strip()
     if isinstance(value, str):
         return require_reply((_message("assistant", value),))
-    turns = read_conversation(value)
+    turns = read_conversation([value] if is_message(value) else value)
     if turns[: len(prompt)] == prompt:
         turns = turns[len(prompt) :]
     elif turns[0].role != "assistant":
@@ -191,6 +192,11 @@ def read_reply(value: object, prompt: Conversation, *, after: object = None) -> 
             "prompt_differs", f"a conversation that begins with {show(turns[0])} does not continue the prompt"
         )
     return require_reply(turns)
+
+
+def is_message(value: object) -> bool:
+    """Return whether a value is a single message, with a role or, as in ShareGPT, with `from`."""
+    return isinstance(value, Mapping) and not {"role", "from"}.isdisjoint(value)
 
 
 def require_reply(turns: Conversation) -> Conversation:

@@ -5,8 +5,6 @@ Source: the README of the folder data of https://github.com/hiyouga/LLaMA-Factor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rewardlab.data.formats.plain import read_explicit, read_implicit
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules
@@ -19,12 +17,7 @@ def _read_sharegpt(row: Row, place: str, rules: Rules) -> ParsedRow:
     if not isinstance(conversation, (list, tuple)):
         raise UnusableRowError("bad_roles", f"conversations is {show(conversation)}, wanted a list of messages")
     prompt = [*_system(row), *conversation]
-    replies = {name: _reply(row[name]) for name in ("chosen", "rejected")}
-    return read_explicit({**row, "prompt": prompt, **replies}, place, rules)
-
-
-def _reply(value: object) -> object:
-    return [value] if isinstance(value, Mapping) else value
+    return read_explicit({**row, "prompt": prompt}, place, rules)
 
 
 def _read_alpaca(row: Row, place: str, rules: Rules) -> ParsedRow:

@@ -13,6 +13,7 @@ from rewardlab.data.rows import (
     Row,
     UnusableRowError,
     is_absent,
+    is_message,
     parse_transcript,
     read_conversation,
     read_prompt,
@@ -47,13 +48,18 @@ def _explicit_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
 
 
 def read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """Read chosen + rejected as whole conversations (messages, or HH transcripts). The prompt is what they share."""
+    """Read chosen + rejected as whole conversations (messages, or HH transcripts). The prompt is what they share.
+
+    Beside `messages`, they may be one message each, as in LLaMA-Factory's openai format: the replies to these.
+    """
     prompt, sides = _implicit_sides(row, rules)
     return make_pair(prompt, sides, row, place, rules)
 
 
 def _implicit_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
     sides = [row["chosen"], row["rejected"]]
+    if all(map(is_message, sides)) and not is_absent(row.get("messages")):
+        return _explicit_sides({**row, "prompt": row["messages"]}, rules)
     texts = [side for side in sides if isinstance(side, str)]
     if len(texts) == 2 and rules.bare:
         text, *rest = split_texts(*texts)
