@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +28,9 @@ from rewardlab.report.charts import (
     band,
     line,
 )
-from rewardlab.report.from_scores import length_section
-from score_rows import random_rows
+from rewardlab.report.document import Beside
+from rewardlab.report.from_scores import calibration_section, length_section
+from score_rows import pair_rows, random_rows
 
 numbers = st.floats(-1e6, 1e6)
 anything = st.floats(allow_nan=True, allow_infinity=True)
@@ -118,3 +120,18 @@ def test_spans_of_length_that_would_touch_stand_in_two_rows_and_their_unit_below
     chart = length_section(judgement).blocks[0].chart
     assert [text.row for text in chart.tick_texts()] == rows
     assert any("(tokens)" in note for note in chart.notes) == chart.x.staggered == (1 in rows)
+
+
+@pytest.mark.parametrize(("beta", "ends"), [(1.0, True), (4.0, False)])
+def test_an_interval_of_miscalibration_that_ends_at_its_value_says_why(beta: float, ends: bool) -> None:
+    draw = np.random.default_rng(0)
+    margins = draw.normal(1, 1.5, 400)
+    labels = draw.random(400) < 1 / (1 + np.exp(-margins))
+    judgement = judge_rows(
+        pair_rows([(m, 0.0, float(y)) for m, y in zip(margins, labels, strict=True)]), beta=beta, draws=50
+    )
+    (block,) = calibration_section(judgement).blocks
+    assert isinstance(block, Beside)
+    assert ("ends at the value, which noise makes too high" in block.chart.words) is ends
+    found = judgement["eval_brier_miscalibration"]
+    assert (found.high == found.value) is ends

@@ -56,7 +56,8 @@ class Reliability:
     """[G] the central 95 % of the curves of labels redrawn from the model's own probabilities, as alike within a prompt
     as the labels are."""
     miscalibration: Estimate
-    """What the Brier score would gain from recalibration; 0 at best."""
+    """What the Brier score would gain from recalibration; 0 at best. Isotonic regression fits noise too, so the value
+    is too high. The interval is that of the true gain; where most of the value is noise, it ends at the value."""
     discrimination: Estimate
     """How much better recalibrated probabilities are than ½ for all."""
     uncertainty: Estimate

@@ -51,13 +51,17 @@ def calibration_section(judgement: Judgement) -> Section:
     curve = judgement.reliability
     if not curve.probability:
         return Section(title="Calibration", blocks=(table,))
+    miscalibration = judgement["eval_brier_miscalibration"]
+    at_value = miscalibration.high == miscalibration.value
     drawn = band(0, zip(curve.band_probability, curve.band_low, curve.band_high, strict=True), null=True)
     half = Axis(label="the model's probability", low=0.5, high=1.0, ticks=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0))
     chart = Chart(
         title="Reliability of the model's probabilities",
         words=f"On the diagonal a probability is what it says; below it the model is too sure. Miscalibration "
-        f"{shown(judgement['eval_brier_miscalibration'])} of the Brier score, where a calibrated model would have "
-        f"{curve.null_miscalibration[0]:.3f} to {curve.null_miscalibration[1]:.3f}. Steps are by isotonic regression.",
+        f"{shown(miscalibration)} of the Brier score, where a calibrated model would have "
+        f"{curve.null_miscalibration[0]:.3f} to {curve.null_miscalibration[1]:.3f}. "
+        + ("Its interval ends at the value, which noise makes too high. " if at_value else "")
+        + "Steps are by isotonic regression.",
         x=half,
         y=Axis(
             label="share of its choices that are right", low=0.4, high=1.0, ticks=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
