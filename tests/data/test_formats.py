@@ -252,6 +252,20 @@ class TestTranscripts:
         assert cause({"chosen": transcript, "rejected": good}) == "not_a_transcript"
         assert cause({"chosen": good, "rejected": transcript}) == "not_a_transcript"
 
+    @pytest.mark.parametrize("prompt", ["\n\nHuman: Why?\n\nAssistant:", "Human: Why?\n\nAssistant: "])
+    @pytest.mark.parametrize("template", ["auto", "concat"])
+    def test_a_text_that_repeats_the_transcript_of_the_prompt_is_the_reply_after_it(
+        self, prompt: str, template: str
+    ) -> None:
+        repeated = {"prompt": prompt, "chosen": f"{prompt}Because.", "rejected": "No."}
+        alone = preference({**repeated, "chosen": "Because."}, chat_template=template)
+        assert preference(repeated, chat_template=template) == alone
+        shifted = {**repeated, "chosen": "\n\nHuman: Why?\n\nAssistant: Because."}
+        assert replies(preference(shifted, chat_template=template))[0].strip() == "Because."
+        assert cause({**repeated, "rejected": prompt}, chat_template=template) == "empty_reply"
+        quoting = {**PAIR, "chosen": "Why? Because."}
+        assert replies(preference(quoting, chat_template=template)) == ["Why? Because.", "No."]
+
     def test_transcripts_with_two_prompts_are_dropped(self) -> None:
         sides = [f"\n\nHuman: {prompt}\n\nAssistant: a" for prompt in ("Why?", "How?")]
         assert cause({"chosen": sides[0], "rejected": sides[1]}) == "prompt_differs"

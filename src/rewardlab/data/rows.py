@@ -176,13 +176,17 @@ def read_reply(value: object, prompt: Conversation, *, after: object = None) -> 
     """Return the turns of a reply: one assistant turn for a text or a single message. A list of messages is the reply
     alone, or prompt and reply.
 
-    `after` is the prompt as the row has it. If that is a transcript, the reply is stripped like the turns of one.
+    `after` is the prompt as the row has it. If that is a transcript, the reply is stripped like the turns of one. A text
+    that repeats the whole transcript, read as turns or left as one text, is the reply after it.
 
     Raises UnusableRowError if the value is not a reply to this prompt.
     """
-    if isinstance(value, str) and is_open_transcript(after):
-        value = value.strip()
     if isinstance(value, str):
+        asked = prompt[0].content if after is None and len(prompt) == 1 else after
+        if is_open_transcript(asked):
+            value = _after_transcript(value, str(asked))
+        if is_open_transcript(after):
+            value = value.strip()
         return require_reply((_message("assistant", value),))
     turns = read_conversation([value] if is_message(value) else value)
     if turns[: len(prompt)] == prompt:
@@ -192,6 +196,14 @@ def read_reply(value: object, prompt: Conversation, *, after: object = None) -> 
             "prompt_differs", f"a conversation that begins with {show(turns[0])} does not continue the prompt"
         )
     return require_reply(turns)
+
+
+def _after_transcript(text: str, transcript: str) -> str:
+    """Return what follows the transcript if the text begins with it, white space around both aside; else the text."""
+    if text.startswith(transcript):
+        return text[len(transcript) :]
+    begun, head = text.lstrip(), transcript.strip()
+    return begun[len(head) :] if begun.startswith(head) else text
 
 
 def is_message(value: object) -> bool:
