@@ -212,9 +212,23 @@ def test_adapters_on_another_base_model_are_refused(lora_run, tmp_path, capsys):
     said = refusal(capsys, "export", source, "--adapter", "--output-dir", out, "--base", other)
     assert f"when PEFT puts the adapters on {other}, and 0.0001 is allowed" in said
     said = refusal(capsys, "export", source, "--adapter", "--output-dir", out, "--base", tmp_path / "gone")
-    assert "no model at" in said
+    assert said.startswith("--base: the base model of these adapters is not there: no model at")
     assert not out.exists()
     export(source, out, "--adapter", "--base", str(lora_run / "base"))
+
+
+def test_a_base_model_that_has_moved_is_asked_for_by_the_file_that_names_it(lora_run, tmp_path, capsys):
+    source, base = lora_run / "run/step_2", lora_run / "base"
+    base.rename(tmp_path / "moved")
+    try:
+        said = refusal(capsys, "export", source, "--adapter", "--output-dir", tmp_path / "adapter")
+    finally:
+        (tmp_path / "moved").rename(base)
+    named = source / "adapter/adapter_config.json"
+    assert said.startswith(f"{named}: the base model of these adapters is not there: no model at '{base}': there is")
+    assert "Name it with --base, where it is now." in said
+    said = refusal(capsys, "verify", source / "adapter")
+    assert "no reward_spec.json, so these are adapters alone" in said
 
 
 def test_a_pad_that_ends_every_conversation_in_the_base_model_is_told(lora_run, tmp_path, log):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rewardlab.core.errors import ArtifactError, ConfigError
+from rewardlab.core.schema import read_object
+from rewardlab.core.spec import DAMAGED
 from rewardlab.model.files import ADAPTER_CONFIG
 from rewardlab.model.lora import PEFT_PREFIX
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
@@ -84,6 +85,9 @@ def read_adapter(folder: Path) -> Adapter:
         return _read_adapter(folder)
     except NotSharedError:
         raise
+    except ArtifactError as error:
+        what = str(error).removesuffix(DAMAGED.remedy).rstrip(" .")
+        raise NotSharedError(folder, f"its adapter/ cannot be read ({what})") from error
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotSharedError(folder, f"its adapter/ cannot be read ({type(error).__name__}: {error})") from error
 
@@ -92,7 +96,7 @@ def _read_adapter(folder: Path) -> Adapter:
     where = folder / "adapter"
     if not (where / ADAPTER_CONFIG).is_file():
         raise NotSharedError(folder, "no adapter/, so it was not trained with --lora")
-    config = json.loads((where / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    config: dict[str, Any] = read_object(where / ADAPTER_CONFIG, DAMAGED)
     for wrong, why in (
         (config.get("use_dora"), "DoRA scales whole rows, which cannot be taken off the merged weights"),
         (config.get("rank_pattern") or config.get("alpha_pattern"), "its layers have different ranks"),

@@ -335,6 +335,11 @@ def read_spec(folder: Path) -> RewardSpec:
 
 def _without_spec(folder: Path) -> str:
     """Return what a folder without a spec is, by the class in its config.json, and what to do with it."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        return (
+            f"these are adapters alone, without the model that scores. {WANTED} In it lie the merged weights, beside "
+            f"its folder adapter/."
+        )
     try:
         names = read_object(folder / "config.json", DAMAGED).get("architectures")
     except (ArtifactError, OSError):

@@ -13,10 +13,11 @@ import torch
 from rewardlab.analysis.faults import largest_distance
 from rewardlab.artifact.config import older_rope
 from rewardlab.artifact.load import load
-from rewardlab.core.errors import ArtifactError
+from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.core.files import read_json, replacing_folder, write_json
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, SCORE_TOLERANCE, RewardSpec, read_spec
+from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.files import ADAPTER_CONFIG, told
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.model.reward import HEAD_ON_DISK
@@ -64,7 +65,8 @@ def export_adapter(
     load(source, device="cpu", attention="padded")
     settings = read_object(adapter / ADAPTER_CONFIG, DAMAGED)
     if base is not None:
-        settings[BASE] = base
+        settings[BASE] = resolve_model_name(base, logger.info)
+    _require_base(str(settings.get(BASE)), "--base" if base is not None else str(adapter / ADAPTER_CONFIG))
     _require_head(source, settings)
     _tell_engines(settings)
     with replacing_folder(target) as place:
@@ -85,6 +87,16 @@ def export_adapter(
     return ExportedAdapter(
         base=str(settings[BASE]), distance=distance, allowed=allowed, num_canaries=len(spec.canaries)
     )
+
+
+def _require_base(base: str, named_by: str) -> None:
+    """Raise ArtifactError, naming what names the base model, if that is not there."""
+    try:
+        read_config(base)
+    except ModelError as error:
+        raise ArtifactError(
+            f"{named_by}: the base model of these adapters is not there: {error} Name it with --base, where it is now."
+        ) from error
 
 
 def _require_head(source: Path, settings: dict[str, Any]) -> None:
