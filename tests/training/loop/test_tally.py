@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rewardlab.training.loop.tally import PreferenceTally
 from rewardlab.training.monitoring.progress import Logbook, Progress, StepReport
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import RewardTrainerConfig
+from runs import rows_of
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,36 @@ def test_a_run_on_rankings_says_that_it_counts_comparisons(replies, unit, tmp_pa
     assert re.search(rf"step 1/1 EVAL .* {sum(len(group.comparisons) for group in held_out)} {unit}\b", said)
     assert re.search(rf"step 1/1 SPEED .* tok/s \S+ {unit}/s padding", said)
     assert re.match(rf"Speed: \S+ {unit}/s, ", trainer.speed())
+
+
+def fit(folder: Path, **settings: int) -> None:
+    """A run of six steps."""
+    trainer = reward_trainer(
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=2, lr=1e-3, **settings),
+        make_model("llama").train(),
+        Datasets(train=make_groups(6), eval=make_groups(4, seed=2)),
+        num_steps=6,
+        records=Records(folder),
+        save=lambda folder, step: None,
+    )
+    folder.mkdir()
+    trainer.fit()
+
+
+def test_the_first_step_and_the_last_have_a_line_and_the_rows_are_those_without(tmp_path, caplog):
+    caplog.set_level("INFO", logger="rewardlab")
+    fit(tmp_path / "run", eval_every=4)
+    lines = re.findall(r"step (\d)/6  loss .* grad (\S+)", caplog.text)
+    assert [step for step, _ in lines] == ["1", "4", "6"]
+    rows = rows_of(tmp_path / "run")
+    assert [row["step"] for row in rows] == ["0", "4", "6"]
+    caplog.clear()
+    fit(tmp_path / "every", eval_every=4, log_every=1)
+    every = re.findall(r"step (\d)/6  loss .* grad (\S+)", caplog.text)
+    assert [step for step, _ in every] == list("123456")
+    assert every[0] == lines[0]
+    mean = sum(float(norm) for _, norm in every[:4]) / 4
+    assert float(rows[1]["grad_norm"]) == pytest.approx(mean, abs=0.005), "the first step counts once, and in this row"
 
 
 @pytest.mark.parametrize(("tally", "sums"), [(WordTally(), Words(1.5, 3)), (PreferenceTally(), Sums(loss=2.0))])

@@ -104,6 +104,9 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         evaluates = last or self.step % self.eval_every == 0
         if self.log.progress.window and (evaluates or self.step % self.config.log_every == 0):
             self.observers.row(self.step, self.log.note_steps(self.step))
+        elif self.log.progress.window and self.step == 1:
+            # A sign of life where steps take minutes, and the loss with which training began.
+            self.log.show_step(self.step)
         if evaluates and self._evaluated_step != self.step:
             self._heed_stop()  # before the evaluation, which can outlast the time that a scheduler leaves until a kill
             self.log.note_speed(self.step)

@@ -123,6 +123,15 @@ class Logbook:
         """Record and log the steps since the last time; return the values of the row."""
         num_steps, values = self.progress.close_window(self._tally, self._peak_flops, peak_memory(self._device))
         self._records.add(step, values)
+        self._log(step, num_steps, values)
+        return values
+
+    def show_step(self, step: int) -> None:
+        """Log the open steps, without closing their sums or recording them: the next row is as it would be without."""
+        window = Progress(window=self.progress.window)
+        self._log(step, *window.close_window(self._tally, self._peak_flops, peak_memory(self._device)))
+
+    def _log(self, step: int, num_steps: int, values: Mapping[str, Any]) -> None:
         remaining = (self._num_steps - step) * values["seconds"] / num_steps
         logger.info(
             "step %d/%d  loss %.4f  %s  grad %.2f  lr %.1e  %.1f %s/s  %s left",
@@ -136,7 +145,6 @@ class Logbook:
             self._tally.unit,
             duration(remaining),
         )
-        return values
 
     def note_budget(self, step: int, tried: int, budget: int) -> None:
         """Log that a step did not fit into memory and is computed again in smaller micro-batches."""

@@ -183,7 +183,7 @@ class RunConfig:
     seed: int = 0
     """Decides the head, the order of the data and every other draw."""
     log_every: int = 10
-    """Steps between lines of the log."""
+    """Steps between lines of the log, which the first step and the last have, too."""
     eval_every: int | None = None
     """Steps between evaluations; by default a tenth of the run, at least 5. Step 0 and the last step are always
     evaluated."""
