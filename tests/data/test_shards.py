@@ -132,6 +132,11 @@ class TestSavedFolders:
         with pytest.raises(DataError, match=r"no such file\. .*hh holds the splits train, test"):
             load(saved, split="dev")
 
+    def test_a_table_of_a_saved_dataset_is_answered_with_its_folder(self, saved: Path) -> None:
+        table = sorted((saved / "train").glob("*.arrow"))[0]
+        with pytest.raises(DataError, match=rf"unknown extension\. .* name its folder, {saved / 'train'}\."):
+            load(table)
+
     def test_a_saved_dataset_is_read_whatever_the_split_and_has_no_others(self, tmp_path: Path) -> None:
         rows = [{"prompt": [{"role": "user", "content": "Why?"}], "chosen": "a", "rejected": "b"}]
         datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "one")

@@ -277,8 +277,8 @@ class DataConfig:
     """Where preferences come from and how they become tokens."""
 
     dataset: tuple[str, ...] = ()
-    """Training data: files, folders or hub names, one or several, which may have weights, as in `a.jsonl:0.7
-    b.parquet:0.3` (also `--hf-dataset`)."""
+    """Training data: files, folders (also those that `save_to_disk` of datasets wrote) or hub names, one or several,
+    which may have weights, as in `a.jsonl:0.7 b.parquet:0.3` (also `--hf-dataset`)."""
     hf_split: str = "train"
     """Split to train on."""
     test_dataset: tuple[str, ...] = ()

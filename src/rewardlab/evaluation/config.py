@@ -17,7 +17,8 @@ class EvalDataConfig:
     """Which preferences a model is judged on. Template and length limit come with the model."""
 
     dataset: tuple[str, ...] = ()
-    """Data to evaluate on: files, folders or hub names, one or several (also `--hf-dataset`)."""
+    """Data to evaluate on: files, folders (also those that `save_to_disk` of datasets wrote) or hub names, one or
+    several (also `--hf-dataset`)."""
     hf_split: str = "test"
     """Split to evaluate on."""
     limit: int | None = None
