@@ -12,7 +12,10 @@ import pytest
 from loading import ALLOW_DROPS, THREE, THREE_CONTENTS, contents, ids, load, pair, write
 from rewardlab.core.errors import DataError
 from rewardlab.data.finding import find_sources
-from rewardlab.data.readers import READERS, has_lines, read_source
+from rewardlab.data.readers import READERS, has_lines, read_each_row, read_source
+from rewardlab.evaluation.table_rows import read_rows
+from rewardlab.gold.checking.reading import read_pairs
+from rewardlab.gold.files.prompts import read_prompts
 
 
 class TestFiles:
@@ -66,10 +69,39 @@ class TestFiles:
         with pytest.raises(DataError, match=r"pairs\.jsonl:2: not valid JSON"):
             load(path, **ALLOW_DROPS)
 
-    def test_json_lines_named_json_are_an_error_with_the_remedy(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("before", ["", "\ufeff", "\n \n"])
+    def test_json_lines_named_json_are_read_as_lines(self, tmp_path: Path, before: str) -> None:
+        path = tmp_path / "pairs.json"
+        path.write_text(before + "\n\n".join(json.dumps(row) for row in THREE), encoding="utf-8")
+        (source,) = find_sources([str(path)], "train")
+        first = 1 + before.count("\n")
+        assert has_lines(source)
+        assert contents(load(path)) == THREE_CONTENTS
+        assert ids(load(path).preferences) == [f"pairs.json:{first + 2 * number}" for number in range(3)]
+        assert [number for number, _ in read_each_row(path)] == [first, first + 2, first + 4]
+
+    def test_tools_that_read_other_layouts_of_json_read_lines_too(self, tmp_path: Path) -> None:
         path = write(tmp_path / "pairs.json", THREE)
-        with pytest.raises(DataError, match=r"pairs\.json: not valid JSON.*rename it to \.jsonl"):
-            load(path)
+        assert [row["chosen"] for _, row in read_rows(path)] == ["good 0", "good 1", "good 2"]
+        assert [found.chosen for found in read_pairs(path)] == ["good 0", "good 1", "good 2"]
+        asked = write(tmp_path / "prompts.json", [{"prompt": row["prompt"]} for row in THREE])
+        assert [found.prompt[0].content for found in read_prompts(str(asked))] == [row["prompt"] for row in THREE]
+
+    def test_a_damaged_line_of_a_json_file_is_an_error_with_its_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.json"
+        path.write_text(f"{json.dumps(pair(0))}\nnull\n")
+        with pytest.raises(DataError, match=r"pairs\.json:2: expected a JSON object, got NoneType"):
+            load(path, **ALLOW_DROPS)
+        path.write_text(f'{{"prompt": "Why?", "chos\n{json.dumps(pair(0))}\n')
+        with pytest.raises(DataError, match=r"pairs\.json: not valid JSON .* or an object a line"):
+            load(path, **ALLOW_DROPS)
+
+    @pytest.mark.parametrize("note", ['{"x": 1}\n]', '{"x": {}\n}]', '{"x": 1}\n, "y"]', '"z"]\n'])
+    def test_one_json_value_over_several_lines_is_not_taken_for_lines(self, tmp_path: Path, note: str) -> None:
+        path, count = tmp_path / "pairs.json", 1 + note.count(",")
+        columns = {name: [value] * count for name, value in (("prompt", "Why?"), ("chosen", "a"), ("rejected", "b"))}
+        path.write_text(f'{{"note": [{note}, {json.dumps(columns)[1:]}')
+        assert contents(load(path)) == [("Why?", "a", "b")] * count
 
     @pytest.mark.parametrize(
         ("value", "message"),

@@ -26,7 +26,7 @@ from rewardlab.gold.curving.run import IN, OUT, Result, curve, curve_of
 from rewardlab.gold.curving.sizes import sizes_of
 from rewardlab.gold.curving.words import headline, interval
 from rewardlab.gold.files.rows import GoldRow
-from rewardlab.gold.proxies import Proxy
+from rewardlab.gold.proxies import Proxy, proxy_scores
 
 
 def rows_of(gold: list[list[float | None]], name: str = "q") -> list[GoldRow]:
@@ -327,3 +327,11 @@ def test_a_size_of_no_proxy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--sizes good: is given twice"):
         config_of(tmp_path, sizes=("good=1", "good=2"))
     assert config_of(tmp_path, sizes=(f"good={10**15}",)).curving.sizes
+
+
+def test_score_rows_a_line_are_read_from_a_json_file(tmp_path: Path) -> None:
+    rows = rows_of([[1.0, 2.0], [3.0, 4.0]], "in")
+    path = tmp_path / "scored.json"
+    path.write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows), encoding="utf-8")
+    (found,) = proxy_scores([f"a={path}"], rows, tmp_path / "kept")
+    assert found.scores == ((1.0, 2.0), (3.0, 4.0))

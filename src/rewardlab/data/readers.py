@@ -64,8 +64,25 @@ def has_lines(source: Source) -> bool:
 
 
 def holds_lines(path: Path) -> bool:
-    """Return whether a file is read as JSON Lines: by its name, unless it is one JSON object that holds columns."""
-    return path.suffix not in READERS and not _holds_columns(path)
+    """Return whether a file is read as JSON Lines: by its name, unless it is one JSON object that holds columns, or as
+    a .json file that has an object in each line."""
+    return _is_lines_named_json(path) if path.suffix in READERS else not _holds_columns(path)
+
+
+def _is_lines_named_json(path: Path) -> bool:
+    """Return whether a .json file has a JSON object in its first line and more behind it, as a single value never has.
+
+    Within a JSON value only a comma or a closing bracket follows an object.
+    """
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open(encoding=UTF8, errors="replace") as file:
+        if not file.read(HEAD).lstrip().startswith("{"):
+            return False
+        file.seek(0)
+        lines = (line.strip() for line in file if line.strip())
+        first, second = next(lines, ""), next(lines, "")
+    return first.endswith("}") and bool(second) and not second.startswith((",", "}", "]"))
 
 
 def _holds_columns(path: Path) -> bool:
@@ -97,9 +114,8 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[int, Row]]:
-    if _holds_columns(path):
-        return _read_json(path)
-    return READERS.get(path.suffix, _read_jsonl)(path)
+    # A .jsonl file that does not hold lines holds columns.
+    return _read_jsonl(path) if holds_lines(path) else READERS.get(path.suffix, _read_json)(path)
 
 
 def read_row_lines(path: Path) -> Iterator[tuple[int, str | UnreadRow]]:
@@ -125,7 +141,7 @@ def read_each_row(path: Path) -> Iterator[tuple[int, Row | DataError]]:
         rows = _read_parquet(path, keep_times=True)
     elif path.suffix == ".csv":
         rows = _read_csv(path, listed=ASKED_LISTS)
-    elif path.suffix in READERS:
+    elif path.suffix in READERS and not holds_lines(path):
         rows = READERS[path.suffix](path)
     else:
         for number, line in read_row_lines(path):
@@ -178,7 +194,7 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
     try:
         value = read_json(path)
     except DataError as error:
-        raise DataError(f"{error} If every line is a row of its own, rename it to .jsonl.") from error
+        raise DataError(f"{error} Wanted one list of rows, columns of equal length, or an object a line.") from error
     if isinstance(value, dict):
         value = _rows_of_columns(path, value)
     if not isinstance(value, list):
@@ -366,4 +382,4 @@ READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Row]]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-"""File name ending -> reader. Every other file is JSON Lines, which may be compressed."""
+"""File name ending -> reader. Every other file is JSON Lines, which may be compressed, and so are some .json files."""

@@ -13,7 +13,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_json
 from rewardlab.core.terminal import short
 from rewardlab.data.finding import ALL_ROWS, Source
-from rewardlab.data.readers import read_source
+from rewardlab.data.readers import holds_lines, read_source
 from rewardlab.data.rows import UnreadRow
 
 Row = Mapping[str, Any]
@@ -24,7 +24,7 @@ def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
     if file.suffix == ".eval":
         yield from enumerate(_inspect_archive(file), start=1)
         return
-    if file.suffix == ".json":
+    if file.suffix == ".json" and not holds_lines(file):
         value = read_json(file)
         if isinstance(value, dict) and isinstance(value.get("samples"), list):
             yield from enumerate(_objects(file, value["samples"]), start=1)

@@ -12,7 +12,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
-from rewardlab.data.readers import read_each_row
+from rewardlab.data.readers import holds_lines, read_each_row
 from rewardlab.data.shards import extension_of
 from rewardlab.gold.files.layouts import read_rewards
 from rewardlab.gold.files.rows import GoldRow, scores_of
@@ -180,7 +180,7 @@ def _read(path: Path, rows: Sequence[GoldRow]) -> Iterator[tuple[float | None, .
 
 
 def _is_bare(path: Path) -> bool:
-    value = read_json(path)
+    value = None if holds_lines(path) else read_json(path)
     return isinstance(value, list) and bool(value) and isinstance(value[0], list)
 
 

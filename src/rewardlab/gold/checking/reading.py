@@ -14,7 +14,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json
 from rewardlab.core.terminal import short
 from rewardlab.core.types import Conversation, Message, prompt_key
-from rewardlab.data.readers import read_each_row
+from rewardlab.data.readers import holds_lines, read_each_row
 from rewardlab.gold.checking.config import CheckConfig
 from rewardlab.gold.files.layouts import read_responses, read_rewards
 from rewardlab.gold.files.parts import parts_of
@@ -282,7 +282,7 @@ def _columns(path: Path) -> Mapping[str, list[Any]] | None:
     """Return the columns of a file that is one object of lists of conversations, whatever it is called; else None."""
     with path.open("rb") as file:
         lines = [line for line, _ in zip((one for one in file if one.strip()), range(2), strict=False)]
-    one_object = path.suffix == ".json" or len(lines) == 1 or not _is_json(lines[0])
+    one_object = (path.suffix == ".json" and not holds_lines(path)) or len(lines) == 1 or not _is_json(lines[0])
     if not one_object or not lines or not lines[0].lstrip().startswith(b"{"):
         return None
     try:

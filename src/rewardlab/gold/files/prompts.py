@@ -18,7 +18,7 @@ from rewardlab.curation.rows import walk
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources, is_lone
 from rewardlab.data.judgements import Rules
-from rewardlab.data.readers import read_each_row, read_source
+from rewardlab.data.readers import holds_lines, read_each_row, read_source
 from rewardlab.data.rows import media_of
 from rewardlab.gold.files.rows import is_open, turns_of, with_system
 
@@ -85,7 +85,7 @@ def read_prompts(
 def _prompts(name: str, split: str) -> Iterator[Prompt] | None:
     """Return the prompts of a file of prompts; None if the data are preferences."""
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix == ".json":
+    if path.is_file() and path.suffix == ".json" and not holds_lines(path):
         value = read_json(path)
         if isinstance(value, dict) and set(value) & {"prompts", "prompt"} and len(value) == 1:
             (value,) = value.values()
