@@ -95,6 +95,14 @@ def test_a_duplicate_of_a_row_that_goes_stays(tmp_path: Path) -> None:
     assert [row for _, row in read_jsonl(tmp_path / "b.jsonl")] == rows
 
 
+def test_rows_with_other_strengths_are_no_duplicates(tmp_path: Path) -> None:
+    row = {"prompt": "Q one", "chosen": "good.", "rejected": "bad."}
+    rows = [{**row, "strength": 1}, {**row, "strength": 3}, row]
+    write_jsonl(tmp_path / "a.jsonl", [*rows, rows[1]])
+    run(tmp_path / "a.jsonl", "--fix", "--output", tmp_path / "b.jsonl")
+    assert [row for _, row in read_jsonl(tmp_path / "b.jsonl")] == rows
+
+
 def test_line_ends_blank_lines_and_the_byte_order_mark_stay_as_they_are(tmp_path: Path) -> None:
     lines = [
         b'\xef\xbb\xbf{"prompt": "p", "chosen": "a", "rejected": "b"}\r\n',

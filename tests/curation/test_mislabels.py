@@ -15,6 +15,7 @@ from harness.wrongly_labelled import RULE, preference, simulated
 from rewardlab.analysis.linear import fit
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, Estimate
+from rewardlab.curation.mislabels.cleaning import turned_round
 from rewardlab.curation.mislabels.crossfit import Witness, comparisons_of, folds_of, hear
 from rewardlab.curation.mislabels.lengths import Lengths, lengths_of
 from rewardlab.curation.mislabels.noise import confident_count, estimate_noise
@@ -22,6 +23,7 @@ from rewardlab.curation.mislabels.pairs import held_together, nearly_equal, oppo
 from rewardlab.curation.mislabels.planting import TOGETHER, plant
 from rewardlab.curation.mislabels.ranking import flagged_rows, rank
 from rewardlab.curation.mislabels.worth import measure_worth
+from rewardlab.data.config import ReadingConfig
 
 # --- pairs ---------------------------------------------------------------------------------------------------
 
@@ -409,3 +411,10 @@ def test_a_share_of_too_few_flagged_pairs_has_a_dash_in_place_of_an_interval() -
     others = Estimate(value=0.31, low=0.21, high=0.44, n=58, method="Wilson")
     said = Lengths(flagged=few, others=others).sentence()
     assert "100 % [—] of the flagged pairs and in 31 % [21, 44]" in said
+
+
+@pytest.mark.parametrize("labels", [{"x": 1}, [1, 0], "[1, 0]"])
+def test_labels_of_annotators_are_turned_by_their_sides_whatever_label_says(labels):
+    row = {"prompt": "q", "chosen": "a", "rejected": "b", "labels": labels, "label": 1}
+    assert turned_round(row, "x", ReadingConfig()) == {**row, "chosen": "b", "rejected": "a"}
+    assert turned_round({**row, "labels": None}, "x", ReadingConfig()) == {**row, "labels": None, "label": 0}

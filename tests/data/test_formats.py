@@ -416,6 +416,19 @@ def test_what_judged_replies_are_dropped_for(changed, wanted):
     assert cause({**JUDGED, **changed}) == wanted
 
 
+def test_a_comparison_without_strength_is_left_out_and_the_others_of_its_row_stay():
+    two = [{"first": 0, "second": 1, "strength": 2}, {"first": 0, "second": 2, "strength": 0}]
+    (kept,) = preference({**JUDGED, "comparisons": two}, strength_as="weight").comparisons
+    assert (kept.second, kept.weight) == (1, 2.0)
+    assert cause({**JUDGED, "comparisons": two[1:]}, strength_as="weight") == "zero_weight"
+
+
+@pytest.mark.parametrize(("text", "wanted"), [('["hi \\ud83d"]', "bad_unicode"), ("[" * 100_000, "empty_prompt")])
+def test_texts_of_arena_that_no_tokenizer_reads_drop_their_row(text, wanted):
+    winner = {"winner_model_a": 1, "winner_model_b": 0, "winner_tie": 0}
+    assert cause({"prompt": text, "response_a": '["good"]', "response_b": '["bad"]', **winner}) == wanted
+
+
 def test_plackett_luce_ranks_judged_replies_that_are_ranked_strictly():
     assert preference({**JUDGED, "ranking": [0, 1, 2]}, kwise_loss="plackett-luce").ranking == (0, 1, 2)
     ranked = {"kwise_loss": "plackett-luce"}

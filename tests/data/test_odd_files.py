@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from harness.in_memory import load_preferences
+from parsing import cause
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.chat import to_messages
 from rewardlab.data.config import ReadingConfig
+from rewardlab.data.in_memory import plain_rows
 from rewardlab.data.rows import UnusableRowError, read_conversation, show
 
 ROW = {"prompt": "How?", "chosen": "So.", "rejected": "no"}
@@ -144,3 +149,12 @@ def test_text_with_images_or_sound_beside_it_is_refused(name: str) -> None:
     with pytest.raises(UnusableRowError, match=f"media: a turn with {name}"):
         read_conversation([message])
     assert to_messages([message | {name: []}]) == (Message("user", "What is this?"),)
+
+
+def test_decimals_are_numbers_and_a_label_of_another_type_is_refused_by_name() -> None:
+    row = {"prompt": "Q", "chosen": "good", "rejected": "bad"}
+    held = [{**row, "label": label} for label in (Decimal(0), Decimal("0.25"), Fraction(1, 2), Decimal("NaN"))]
+    assert [row["label"] for _, row in plain_rows(held, "rows")] == [0.0, 0.25, 0.5, None]
+    ((_, odd),) = plain_rows([{**row, "label": date(2026, 1, 1), "when": date(2026, 1, 1)}], "rows")
+    assert cause(odd) == "bad_label"
+    assert cause({**odd, "label": 1.0, "rejected": odd["when"]}) == "reply_not_text"

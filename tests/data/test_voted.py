@@ -35,3 +35,19 @@ def test_labels_that_are_no_numbers_are_dropped_with_what_to_do(tmp_path: Path, 
 def test_a_list_of_words_is_something_else_that_is_called_labels(tmp_path: Path) -> None:
     loaded = load(write(tmp_path / "rows.jsonl", [{**PAIR, "labels": ["biology", "easy"]}]))
     assert loaded.reports[0].format.startswith("pairs, ")
+
+
+@pytest.mark.parametrize("labels", [[0, 0], {"ann": 0}, "[0, 0]", "{'ann': 0}"])
+def test_labels_after_a_first_row_with_null_are_dropped_by_name_and_never_read_as_chosen(
+    tmp_path: Path, labels: object
+) -> None:
+    loaded = load(write(tmp_path / "rows.jsonl", [{**PAIR, "labels": None}, {**PAIR, "labels": labels}]), **ALLOW_DROPS)
+    (report,) = loaded.reports
+    assert (len(loaded.preferences), dict(report.dropped)) == (1, {"bad_label": 1})
+    assert "put a row that has them first" in report.examples["bad_label"][0]
+
+
+def test_one_label_that_is_called_labels_is_mapped_as_that_of_the_row(tmp_path: Path) -> None:
+    rows = [{**PAIR, "labels": "b"}, {**PAIR, "labels": "a"}]
+    loaded = load(write(tmp_path / "rows.jsonl", rows), map_label=("a=1", "b=0"))
+    assert [row.comparisons[0].label for row in loaded.preferences] == [0.0, 1.0]

@@ -142,14 +142,14 @@ def test_data_that_are_given_twice_or_not_at_all_are_refused(rows):
             all_named(config.replace(**settings).data, given)
 
 
-def test_values_of_numpy_and_pandas_are_read_and_what_json_cannot_hold_is_passed_over():
+def test_values_of_numpy_and_pandas_are_read_and_what_json_cannot_hold_is_left_by_its_type():
     numpy = pytest.importorskip("numpy")
     held = [
         {0: "x", "prompt": numpy.str_("a"), "label": numpy.float32(0.5), "margin": float("nan"), "when": object()},
         {"prompt": "a", "responses": numpy.array(["b", "c"]), "scores": numpy.array([1, 2])},
     ]
     (_, first), (_, second) = plain_rows(held, "rows")
-    assert first == {"0": "x", "prompt": "a", "label": 0.5, "margin": None, "when": None}
+    assert first == {"0": "x", "prompt": "a", "label": 0.5, "margin": None, "when": {"value of type": "object"}}
     assert second == {"prompt": "a", "responses": ["b", "c"], "scores": [1, 2]}
     assert fingerprint_of_rows(held, "rows") == fingerprint_of_rows([first, second], "rows")
 

@@ -7,6 +7,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from decimal import Decimal
+from numbers import Real
 from typing import Final
 
 from rewardlab.core.errors import DataError
@@ -15,6 +17,9 @@ from rewardlab.data.rows import Row
 
 MAX_DEPTH: Final = 64
 """Deepest nesting of values in a row; no schema nests deeper."""
+MISSING: Final = ("NaTType", "NAType")
+"""Types of the values with which pandas marks empty cells."""
+NOT_READ: Final = "value of type"
 
 
 def plain_rows(rows: Iterable[object], label: str) -> Iterator[tuple[int, Row]]:
@@ -35,8 +40,9 @@ def plain_rows(rows: Iterable[object], label: str) -> Iterator[tuple[int, Row]]:
 def _plain(value: object, depth: int = 0) -> object:
     """Return a value of a row as JSON would hold it, in which form it can also be sent to worker processes.
 
-    Values of numpy and pandas become Python's own. NaN, with which tables mark empty cells, and values that JSON cannot
-    hold become None.
+    Values of numpy and pandas become Python's own, and decimals and fractions numbers. NaN and its like, with which
+    tables mark empty cells, become None. Of a value that JSON cannot hold its type is left: where it has to be read it
+    is refused by name, and in a column that is not read it does no harm.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -47,13 +53,18 @@ def _plain(value: object, depth: int = 0) -> object:
     if isinstance(value, str):
         return str.__str__(value)
     if depth > MAX_DEPTH:
-        return None
+        return {NOT_READ: "nested too deeply"}
+    if isinstance(value, (Decimal, Real)):
+        return None if math.isnan(value) else float(value)
     if isinstance(value, Mapping):
         return {str(name): _plain(held, depth + 1) for name, held in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(held, depth + 1) for held in value]
     to_list = getattr(value, "tolist", None)
-    return _plain(to_list(), depth + 1) if callable(to_list) and not isinstance(value, type) else None
+    if callable(to_list) and not isinstance(value, type):
+        return _plain(to_list(), depth + 1)
+    kind = type(value).__name__
+    return None if kind in MISSING else {NOT_READ: kind}
 
 
 def fingerprint_of_rows(rows: Iterable[object], label: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 
@@ -26,6 +29,9 @@ from rewardlab.data.rows import (
     show,
     text_key,
 )
+
+MAX_VOTES_TEXT = 10_000
+"""Characters of a text that is looked at for labels of annotators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +84,17 @@ def make_pair(
 ) -> ParsedRow:
     """Return a preference of two replies, of which the first is preferred with the probability in `label`.
 
-    Raises UnusableRowError for equal replies, and for a label, strength or margin that cannot be used.
+    Raises UnusableRowError for equal replies, for a label, strength or margin that cannot be used, and for labels of
+    several annotators, which are not read here.
     """
     if text_key(replies[0]) == text_key(replies[1]):
         raise UnusableRowError("identical_replies", f"both are {show(replies[0][-1].content)}")
+    if _holds_votes(row.get("labels")):
+        raise UnusableRowError(
+            "bad_label",
+            f"labels is {show(row['labels'])}, and the first row has no labels by annotators, so none are read; put a "
+            f"row that has them first, as a list or an object",
+        )
     label = read_number(row, "label", "bad_label", high=1.0)
     comparison = make_comparison(0, 1, 1.0 if label is None else label, row, rules.reading)
     ranking = {1.0: (0, 1), 0.0: (1, 0)}.get(comparison.label)
@@ -91,17 +104,34 @@ def make_pair(
     return ParsedRow(preference=preference, label=label)
 
 
-def make_comparison(first: int, second: int, label: float, row: Row, reading: ReadingConfig) -> Comparison:
+def _holds_votes(labels: object) -> bool:
+    """Return whether a value holds labels of annotators, also as text; words alone, such as tags, are none."""
+    if isinstance(labels, str) and labels.startswith(("[", "{")) and len(labels) <= MAX_VOTES_TEXT:
+        for parse in (json.loads, ast.literal_eval):  # as CSV files have them, or tables of pandas made CSV
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                labels = parse(labels)
+                break
+    if isinstance(labels, Mapping):
+        labels = list(labels.values())
+    if not isinstance(labels, (list, tuple)):
+        return False
+    return any(isinstance(said, (int, float)) for said in labels)
+
+
+def make_comparison(
+    first: int, second: int, label: float, row: Row, reading: ReadingConfig, *, weightless: bool = False
+) -> Comparison:
     """Return a judgement with the row's strength and margin used as the flags say. A tie has no margin.
 
-    Raises UnusableRowError for a strength or margin that is missing, not a number, or out of its range.
+    Raises UnusableRowError for a strength or margin that is missing, not a number, or out of its range, and for a
+    strength of 0 as weight unless `weightless` comparisons may be.
     """
     strength_as = reading.strength_as
     low, high = (0.5, 1.0) if strength_as == "soft" else (0.0, math.inf)
     strength = read_number(row, "strength", "bad_strength", low=low, high=high)
     if strength is None and strength_as != "none":
         raise UnusableRowError("missing_strength", f"no strength for --strength-as {strength_as}")
-    if strength == 0 and strength_as == "weight":
+    if strength == 0 and strength_as == "weight" and not weightless:
         raise UnusableRowError("zero_weight", "a strength of 0 with --strength-as weight has no effect on training")
     margin = None
     if reading.margin_column:
@@ -352,7 +382,9 @@ def _read_judgement(entry: object, num_replies: int, row: Row, reading: ReadingC
     shared = {name: row[name] for name in ("strength", reading.margin_column) if name is not None and name in row}
     own = {name: value for name, value in entry.items() if not is_absent(value)}
     label = read_number(own, "label", "bad_label", high=1.0)
-    made = make_comparison(pair[0], pair[1], 1.0 if label is None else label, {**shared, **own}, reading)
+    label = 1.0 if label is None else label
+    # Comparisons of weight 0 are left out later, and the others of the row stay.
+    made = make_comparison(*pair, label, {**shared, **own}, reading, weightless=True)
     weight = read_number(own, "weight", "bad_strength")
     margin = None if reading.margin_column else read_number(own, "margin", "bad_margin")
     annotator = own.get("annotator")

@@ -26,7 +26,7 @@ from rewardlab.core.files import HASH_CHUNK_BYTES, read_summed_json, write_summe
 from rewardlab.core.types import Comparison, Preference, TokenGroup
 from rewardlab.data.splits import Texts
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Version of the format, raised when the columns or the content of `store.json` change."""
 MANIFEST: Final = "store.json"
 LEFT_OUT: Final = (

@@ -332,7 +332,9 @@ def _canonical(preference: Preference, keys: Sequence[int], known: WordHashes) -
         first, second, label = keys[one.first], keys[one.second], one.label
         if first > second:
             first, second, label = second, first, 1 - label
-        judgements.append((first, second, round(label, 6), 0 if one.annotator is None else known[one.annotator]))
+        by = 0 if one.annotator is None else known[one.annotator]
+        strength = -1.0 if one.strength is None else one.strength
+        judgements.append((first, second, round(label, 6), by, strength, one.weight, one.margin))
     return tuple(sorted(keys)), tuple(sorted(judgements))
 
 

@@ -24,6 +24,7 @@ from rewardlab.curation.rewriting import (
 )
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source
+from rewardlab.data.formats.mapping import unpacked
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import Row, UnreadRow
@@ -68,7 +69,8 @@ def trace_of(target: Path, done: Done) -> Path:
 
 
 def turned_round(row: Row, place: str, reading: ReadingConfig) -> dict[str, object]:
-    """Return a row with its label flipped: `label` if it is a probability, else the two sides exchanged.
+    """Return a row with its label flipped: `label` if it is a probability, else the two sides exchanged. With labels of
+    several annotators the sides are exchanged, whatever `label` says, which is not read then.
 
     With `chosen` and `rejected`, columns about them (`score_chosen`, `rejected_model`) are exchanged too. Columns may
     have the names that `reading` gives them.
@@ -82,7 +84,8 @@ def turned_round(row: Row, place: str, reading: ReadingConfig) -> dict[str, obje
     column = names.get("label", "label")
     label = row.get(column)
     # The values of a label with --map-label may be any numbers, not probabilities.
-    if isinstance(label, (int, float)) and not isinstance(label, bool) and 0 <= label <= 1 and not reading.map_label:
+    is_probability = isinstance(label, (int, float)) and not isinstance(label, bool) and 0 <= label <= 1
+    if is_probability and not reading.map_label and not isinstance(unpacked(row.get("labels")), (list, Mapping)):
         return {**row, column: 1 - label}
     other_of = dict(zip(sides, sides[::-1], strict=True))
     for name in row:

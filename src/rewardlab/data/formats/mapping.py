@@ -58,7 +58,8 @@ def _with_numbers(row: dict[str, object], values: Mapping[str, float]) -> Row:
     elif is_absent(label) and "" not in values:
         raise UnusableRowError("missing_field", f"no {name!r}, which --map-label reads")
     else:
-        number = _number("" if label is None else label, values)
+        # One label alone is that of the row, whatever its column is called.
+        return {**row, "label": _number("" if label is None else label, values)}
     return {**row, name: number}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rewardlab.core.files import to_float
-from rewardlab.core.types import Conversation, Message
+from rewardlab.core.types import Conversation
 from rewardlab.data.formats.plain import COLUMNS, part, read_explicit
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, Vote, judge_pair, read_judged
@@ -156,10 +156,12 @@ def _read_arena_55k(row: Row, place: str, rules: Rules) -> ParsedRow:
         if len(replies) != len(users):
             raise UnusableRowError("bad_roles", f"{name} has {len(replies)} turns and prompt has {len(users)}")
         sides.append(
-            tuple(
-                turn
-                for user, reply in zip(users, replies, strict=True)
-                for turn in (Message("user", user), Message("assistant", reply))
+            read_conversation(
+                [
+                    {"role": role, "content": text}
+                    for turns in zip(users, replies, strict=True)
+                    for role, text in zip(("user", "assistant"), turns, strict=True)
+                ]
             )
         )
     prompt, after = part(*sides)
@@ -173,7 +175,7 @@ def _list_of_texts(row: Row, column: str, cause: str) -> list[str]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnusableRowError(cause, f"{column} is {show(value)}, no list in JSON") from error
     if not isinstance(value, list | tuple) or not value or not all(map(_is_text, value)):
         raise UnusableRowError(cause, f"{column} is {show(value)}, wanted a list of texts")
