@@ -65,6 +65,14 @@ def test_labels_below_one_half_and_ties_are_read_as_everywhere():
     assert math.isnan(effect_of(before, tied, every_reply(12), not_applicable=0, lost=0).estimates["accuracy"].value)
 
 
+def test_the_pairs_are_those_that_were_judged_unchanged():
+    """A pair of equal tokens is not judged, so it has no verdict that a change could move."""
+    before, after = rows_of([1.0] * 12, [0.0] * 12), rows_of([-1.0] * 12, [0.0] * 12)
+    few = [replace(row, comparisons=()) if int(row.preference_id) >= 8 else row for row in before]
+    effect = effect_of(few, after, every_reply(12), not_applicable=0, lost=0)
+    assert (effect.estimates["accuracy"].value, effect.estimates["accuracy"].n) == (-1, 8)
+
+
 def test_a_perturbed_prompt_stays_in_the_cluster_of_its_own():
     before = rows_of([1.0] * 24, [-1.0] * 24)
     before = [replace(row, prompt_key=f"{int(row.preference_id) % 12}") for row in before]

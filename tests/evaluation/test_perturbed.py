@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,28 @@ def test_the_shift_is_that_of_the_scores_of_the_changed_texts(saved, data, tmp_p
     shift = result.robustness.effects["politeness"].estimates["shift"]
     assert shift.value == pytest.approx(sum(moved) / len(moved) / unit, abs=1e-5)
     assert shift.n == 18
+
+
+def test_pairs_that_a_change_makes_equal_lose_their_order(saved, tmp_path):
+    """Of each row's three pairs, the one of replies that differ in their markdown alone is a tie without it."""
+    bold, plain, other = "It is **{}** ok", "It is {} ok", "no {}"
+    path = tmp_path / "kwise.jsonl"
+    texts = [[text.format(n) for text in (bold, plain, other)] for n in range(12)]
+    rows = [{"prompt": f"Q{n}?", "responses": own, "scores": [3, 2, 1]} for n, own in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = EvalConfig.of(model=str(saved), dataset=str(path), output_dir=tmp_path / "out", perturb=True)
+    result, *_ = evaluate_folder(config)
+    effect = result.robustness.effects["markdown stripped"]
+    scorer = load(saved)
+    before, after = [], []
+    for row, own in zip(rows, texts, strict=True):
+        for outcomes, replies in ((before, own), (after, [own[1], own[1], own[2]])):
+            scores = scorer.score_replies(row["prompt"], replies)
+            outcomes += [(np.sign(scores[i] - scores[j]) + 1) / 2 for i, j in ((0, 1), (0, 2), (1, 2))]
+    change = np.array(after) - np.array(before)
+    assert effect.estimates["accuracy"].value == pytest.approx(change.mean())
+    assert effect.estimates["flipped"].value == pytest.approx(np.abs(change).mean())
+    assert (effect.num_preferences, effect.lost) == (12, 0)
 
 
 def test_all_that_can_make_a_row_move_is_one_family_of_tests():

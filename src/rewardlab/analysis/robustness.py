@@ -65,9 +65,9 @@ def effect_of(
 ) -> Effect:
     """Compare score rows of the same replies before and after a change.
 
-    `before` are all rows of the evaluation, whose spread is the unit; `after` those of the perturbed preferences;
-    `changed` are the replies whose texts differ. `of_prompt` says that the prompt was perturbed, and the replies were
-    not. Preferences with a score that is not finite are left out and added to `lost`.
+    `before` are all rows of the evaluation, whose spread is the unit and whose pairs are compared; `after` those of the
+    perturbed preferences; `changed` are the replies whose texts differ. `of_prompt` says that the prompt was perturbed,
+    and the replies were not. Preferences with a score that is not finite are left out and added to `lost`.
     """
     finite_rows = [row for row in before if math.isfinite(row.score)]
     whole_W = np.array([row.score for row in finite_rows])
@@ -85,7 +85,7 @@ def effect_of(
             moved.append((second[key] - first[key]) / unit if unit else math.nan)
             keys.append(prompt_of[key[:2]])
     moved_R = np.array(moved)
-    pairs = _pairs(kept, first, second, changed)
+    pairs = _pairs(_judged_before(kept, before), first, second, changed)
     keys_N = [prompt_of[key] for key in pairs.preferences]
     finite = bool(moved_R.size) and bool(np.isfinite(moved_R).all())
     change_N = pairs.after - pairs.before
@@ -110,6 +110,23 @@ def effect_of(
         not_applicable=not_applicable,
         lost=lost + len(bad),
     )
+
+
+def _judged_before(after: Sequence[ScoreRow], before: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """Return the rows `after` with the comparisons alone that `before` has too.
+
+    Replies whose tokens were equal before the change are not compared there, so there is no verdict to move.
+    """
+    judged = {(row.source, row.preference_id, row.reply, c.second) for row in before for c in row.comparisons}
+    return [
+        replace(
+            row,
+            comparisons=tuple(
+                c for c in row.comparisons if (row.source, row.preference_id, row.reply, c.second) in judged
+            ),
+        )
+        for row in after
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,17 +69,18 @@ def tokenize(
     max_drop_fraction: float,
     name: str,
     own_limit: bool = False,
+    keep_identical: bool = False,
 ) -> tuple[list[TokenGroup], TokenReport]:
     """Render preferences in memory. Return the groups, and a report that counts by cause what could not be used.
 
     The causes are those of `bulk.render_all`. `own_limit` says that the length limit comes with a model, so that no
-    flag can raise it.
+    flag can raise it. With `keep_identical`, replies of equal tokens are compared too.
 
     Raises DataError as `require_enough` and `bulk.render_all` do.
     """
     outcomes: list[TokenGroup | LeftOut] = []
     for start in bar(range(0, len(preferences), CHUNK), title=f"tokenising {name}"):
-        outcomes += render_all(preferences[start : start + CHUNK], renderer)
+        outcomes += render_all(preferences[start : start + CHUNK], renderer, keep_identical=keep_identical)
     store = TokenStore(columns=encode(preferences, outcomes), source=name, facts={})
     report = report_of(Part([store], np.arange(len(preferences))))
     require_enough(report, max_drop_fraction, name, renderer.spec.max_length, own_limit=own_limit)

@@ -119,7 +119,13 @@ def _effect(
     if found:
         try:
             groups, _ = tokenize(
-                [one.preference for one in found], renderer, max_drop_fraction=1.0, name=name, own_limit=True
+                [one.preference for one in found],
+                renderer,
+                max_drop_fraction=1.0,
+                name=name,
+                own_limit=True,
+                # Where a change makes two replies equal, their order is lost, which is a change of the verdict.
+                keep_identical=True,
             )
         except DataError as error:
             logger.warning("perturbation %r: nothing can be scored (%s)", name, error)
