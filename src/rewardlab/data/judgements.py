@@ -107,9 +107,10 @@ def make_pair(
 def _holds_votes(labels: object) -> bool:
     """Return whether a value holds labels of annotators, also as text; words alone, such as tags, are none."""
     if isinstance(labels, str) and labels.startswith(("[", "{")) and len(labels) <= MAX_VOTES_TEXT:
+        text = labels
         for parse in (json.loads, ast.literal_eval):  # as CSV files have them, or tables of pandas made CSV
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                labels = parse(labels)
+                labels = parse(text)
                 break
     if isinstance(labels, Mapping):
         labels = list(labels.values())
@@ -384,7 +385,7 @@ def _read_judgement(entry: object, num_replies: int, row: Row, reading: ReadingC
     label = read_number(own, "label", "bad_label", high=1.0)
     label = 1.0 if label is None else label
     # Comparisons of weight 0 are left out later, and the others of the row stay.
-    made = make_comparison(*pair, label, {**shared, **own}, reading, weightless=True)
+    made = make_comparison(pair[0], pair[1], label, {**shared, **own}, reading, weightless=True)
     weight = read_number(own, "weight", "bad_strength")
     margin = None if reading.margin_column else read_number(own, "margin", "bad_margin")
     annotator = own.get("annotator")

@@ -84,8 +84,8 @@ def turned_round(row: Row, place: str, reading: ReadingConfig) -> dict[str, obje
     column = names.get("label", "label")
     label = row.get(column)
     # The values of a label with --map-label may be any numbers, not probabilities.
-    is_probability = isinstance(label, (int, float)) and not isinstance(label, bool) and 0 <= label <= 1
-    if is_probability and not reading.map_label and not isinstance(unpacked(row.get("labels")), (list, Mapping)):
+    read = not reading.map_label and not isinstance(unpacked(row.get("labels")), (list, Mapping))
+    if read and isinstance(label, (int, float)) and not isinstance(label, bool) and 0 <= label <= 1:
         return {**row, column: 1 - label}
     other_of = dict(zip(sides, sides[::-1], strict=True))
     for name in row:
