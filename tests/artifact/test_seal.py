@@ -81,6 +81,25 @@ def test_a_changed_part_of_the_spec_is_named(copy, case):
     assert refusal(copy).startswith(f"{copy / SPEC_FILE}: {name} changed after the model was saved")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["added_tokens.json", "tokenizer.model", "additional_chat_templates/tool_use.jinja", "adapter_config.json"],
+)
+def test_an_unlisted_file_that_engines_read_is_refused_by_name(copy, name):
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_text(json.dumps({"zebra": 3}))
+    for check in (load, verify):
+        with pytest.raises(ArtifactError, match=rf"{name} was not saved with the model, .* Remove the file"):
+            check(copy)
+
+
+def test_unlisted_files_that_nothing_reads_are_allowed(copy):
+    for name in ("README.md", "notes.txt", ".gitattributes", ".cache/huggingface/download/added_tokens.json.metadata"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("beside the model")
+    load(copy)
+
+
 def test_a_shorter_list_of_files_is_named_and_so_is_another_hash(copy):
     values = spec_of(copy)
     (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + "\n")

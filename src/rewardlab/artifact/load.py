@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -42,6 +42,13 @@ from rewardlab.model.load import (
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout
 from rewardlab.model.sharded_weights import Division, fill_head, outline_of, places_in
 from rewardlab.score import Scorer
+
+READ_BY_ENGINES: Final = (
+    *("added_tokens.json", "*.model", "*.tiktoken", "tekken.json", "additional_chat_templates/*"),
+    *("adapter_config.json", "adapter_model.*"),
+)
+"""Files that a folder may hold only if its spec lists them: transformers and engines read tokens, templates or adapters
+from them whenever they are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +229,8 @@ def _agreed(choice: Any, division: Division | None) -> Any:
 
 
 def require_files(path: Path, spec: RewardSpec) -> None:
-    """Raise ArtifactError unless the spec belongs to the model and every file recorded in it is there and unchanged."""
+    """Raise ArtifactError unless the spec belongs to the model and every file recorded in it is there and unchanged, or
+    if another file is there from which engines read tokens, templates or adapters."""
     require_head(path)
     require_config(path, spec)
     require_seal(path, spec)
@@ -232,6 +240,13 @@ def require_files(path: Path, spec: RewardSpec) -> None:
             raise ArtifactError(f"{path}: {name} is missing. {REMEDY}")
         if sha256_file(file) != digest:
             raise ArtifactError(f"{path}: {name} was changed after the model was saved. {REMEDY}")
+    found = (file for pattern in READ_BY_ENGINES for file in path.glob(pattern) if file.is_file())
+    for name in sorted(file.relative_to(path).as_posix() for file in found):
+        if name not in spec.files:
+            raise ArtifactError(
+                f"{path}: {name} was not saved with the model, and where an engine reads it scores change. Remove the "
+                f"file."
+            )
 
 
 def require_head(path: Path) -> None:
