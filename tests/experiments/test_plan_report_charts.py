@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,24 @@ def test_rows_of_different_units_are_each_drawn_on_a_scale_of_their_own(tmp_path
     html = html_page(page(found))
     assert "each row on its own scale" in html
     assert ">holds</text>" in html
+
+
+def test_no_interval_of_a_step_goes_beyond_the_steps_of_the_runs(tmp_path: Path) -> None:
+    bands = "bands:\n  stopped_at(harsh): {failure: 450, success: 350}\n"
+    study = frozen_study(tmp_path, re.sub(r"bands:\n.*\n", bands, PLAN))
+    do_all(study, [run for run in study.runs if run.arm != "harsh"])
+    for number, run in enumerate(run for run in study.runs if run.arm == "harsh"):
+        do(study, run, train_by_hand("harsh", 0.6, last_step=(200, 400, 400)[number]))
+    found = summarise(open_study(study.folder))
+    place = [column.quantity for column in found.arms.costs].index("stopped_at")
+    (row,) = [row for row in found.arms.rows if row.arm == "harsh"]
+    estimate = row.costs[place].estimate
+    assert estimate is not None
+    assert (estimate.low < estimate.value, estimate.high) == (True, 400.0)
+    (band,) = found.bands
+    assert band.verdict is not None
+    assert band.verdict.estimate.high == 400
+    assert band.verdict.allowed == ("acceptable", "success"), "no run has the 450 steps of a failure"
 
 
 def test_rows_of_one_unit_share_a_scale(tmp_path: Path) -> None:

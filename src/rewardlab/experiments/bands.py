@@ -64,11 +64,14 @@ class BandVerdict:
         return found
 
 
-def band_verdict(bands: Bands, observed: Observed, *, level: float = 0.95) -> BandVerdict:
-    """Return which bands the runs of an arm leave open, by the interval of this level."""
+def band_verdict(bands: Bands, observed: Observed, *, level: float = 0.95, max_steps: int | None = None) -> BandVerdict:
+    """Return which bands the runs of an arm leave open, by the interval of this level.
+
+    `max_steps` are the steps that its runs should have; None where that is not known.
+    """
     low, high = range_of(bands.term.quantity)
     found = combined([(observed, 1.0)], observed.mean, reach=high - low)
-    estimate = clamped(found.interval(level), bands.term.quantity)
+    estimate = clamped(found.interval(level), bands.term.quantity, max_steps=max_steps)
     order: tuple[Band, ...] = ("failure", "acceptable", "success")
     if math.isnan(estimate.low):
         allowed = order

@@ -171,9 +171,12 @@ def range_of(quantity: str, *, max_steps: int | None = None) -> tuple[float, flo
     return one.low, high
 
 
-def clamped(estimate: Estimate, name: str) -> Estimate:
-    """Return an estimate of a quantity with its interval cut to the quantity's range, which a t interval may leave."""
+def clamped(estimate: Estimate, name: str, *, max_steps: int | None = None) -> Estimate:
+    """Return an estimate of a quantity with its interval cut to the quantity's range, which a t interval may leave.
+
+    `max_steps` are the steps that the runs should have; None where that is not known.
+    """
     if math.isnan(estimate.low):
         return estimate
-    low, high = range_of(name)
+    low, high = range_of(name, max_steps=max_steps)
     return replace(estimate, low=max(estimate.low, low), high=min(estimate.high, high))

@@ -60,12 +60,13 @@ def bands_of(study: Study, reader: Reader) -> tuple[BandFound, ...]:
         term = term_of(band.about, [*arms_judged(study.runs), *study.plan.left_out, WINNER])
         observed = reader.get(term)
         edges = Bands(term=term, failure=band.failure, success=band.success)
+        most = reader.most_steps([term.arm])
         found.append(
             BandFound(
                 about=band.about,
                 failure=band.failure,
                 success=band.success,
-                verdict=None if observed is None else band_verdict(edges, observed),
+                verdict=None if observed is None else band_verdict(edges, observed, max_steps=most),
                 why=reader.why(term),
             )
         )

@@ -113,7 +113,15 @@ class Reader:
         if found is None:
             return Cell(term=str(term), estimate=None, by_seed={}, why=self.why(term))
         values = zip(map(str, found.seeds), found.by_seed_S.tolist(), strict=True)
-        return Cell(term=str(term), estimate=mean_of(term.quantity, [found]), by_seed=dict(values))
+        mean = mean_of(term.quantity, [found], max_steps=self.most_steps([term.arm]))
+        return Cell(term=str(term), estimate=mean, by_seed=dict(values))
+
+    def most_steps(self, arms: Iterable[str]) -> int | None:
+        """Return the most steps that a finished run of some arms should have; None if that is not known of all."""
+        records = [one.record for arm in arms for one in self.done(arm)]
+        # A program may call something else by this name, and have more steps.
+        steps = [max(one.num_steps, one.step) for one in records if one.num_steps is not None]
+        return max(steps) if steps and len(steps) == len(records) else None
 
     def settings(self, run: Run) -> Mapping[str, Any]:
         """Return the settings of a run, those that it chose itself (such as a rate for its model) included."""
@@ -128,11 +136,11 @@ class Reader:
             return []
 
 
-def mean_of(quantity: str, found: Sequence[Observed]) -> Estimate:
-    """Return the mean of a quantity over arms and seeds, with its interval."""
+def mean_of(quantity: str, found: Sequence[Observed], *, max_steps: int | None = None) -> Estimate:
+    """Return the mean of a quantity over arms and seeds, with its interval; `max_steps` is that of `clamped`."""
     low, high = range_of(quantity)
     mean = _weighted([(one, 1 / len(found)) for one in found], reach=high - low)
-    return clamped(mean.interval(LEVEL), quantity)
+    return clamped(mean.interval(LEVEL), quantity, max_steps=max_steps)
 
 
 def differences(reader: Reader, column: Column, pairs: Sequence[tuple[str, str]]) -> tuple[Difference, ...]:

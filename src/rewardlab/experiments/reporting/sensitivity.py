@@ -149,7 +149,7 @@ def _effect(
     shown = tuple(
         AtValue(
             value=_text(values[key]),
-            estimate=mean_of(column.quantity, own),
+            estimate=mean_of(column.quantity, own, max_steps=reader.most_steps(arms[key] for arms in whole)),
             change=None if key == order[0] else change_of(column.quantity, own, found[order[0]]),
         )
         for key, own in found.items()
