@@ -188,6 +188,8 @@ def test_eval_judges_by_the_temperature_when_asked(copy, noisy, tmp_path, capsys
     assert scaled.judgement.beta == pytest.approx(2.0 / result.scaling.temperature)
     assert scaled.overall.sums.mean_nll < raw.overall.sums.mean_nll
     assert scaled.overall.sums.correct == raw.overall.sums.correct
+    for own in (raw, scaled):
+        assert own.card.measures["float32"]["NLL"].value == pytest.approx(own.overall.sums.mean_nll)
     # Everything that reads the folders later uses the β by which they were judged.
     for calibrated, beta in ((False, 2.0), (True, pytest.approx(2.0 / result.scaling.temperature))):
         folder = tmp_path / f"{calibrated}"

@@ -331,7 +331,7 @@ def _card(
     num_available: int,
 ) -> PrecisionCard | None:
     """Write and return the precision card; None, with a warning, if the model cannot be computed in float32 here."""
-    run, beta = config.run, model.spec.beta
+    run, beta = config.run, model.beta
     try:
         scores = _in_precisions(config, model, sample, exact)
     except (RewardlabError, torch.OutOfMemoryError) as error:
