@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,3 +151,48 @@ def test_rows_of_several_replies_and_test_data_are_diagnosed_too(tmp_path, base_
     written = json.loads((tmp_path / "found" / "diagnose.json").read_text())
     assert written["layer"] in (1, 2)
     assert written["control_data"]["random_negatives"]["counts"]["train"][0]["changed"] == 40
+
+
+def test_trained_controls_of_a_replaced_base_model_are_not_taken_for_its_own(tmp_path, base_model):
+    from rewardlab.diagnosing.run import BEGUN, _claim
+
+    model = Path(shutil.copytree(base_model, tmp_path / "model"))
+    pairs, folder = write_long(tmp_path / "long.jsonl"), tmp_path / "found"
+    config = DiagnoseConfig.of(train=True, model=str(model), dataset=(str(pairs),), output_dir=folder)
+    _claim(config)
+    (model / "README.md").write_text("words about the model")
+    _claim(config)
+    assert (folder / BEGUN).is_file()
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(ConfigError, match="holds the controls of .* other data or model files"):
+        _claim(config)
+
+
+def write_turns(path, conversations, *, offset=0):
+    """Conversations of three turns; at each the longer reply is preferred."""
+    rows = []
+    for n in range(offset, offset + conversations):
+        turns = [{"role": "user", "content": f"What of {TOPICS[n % 6]} and {n}?"}]
+        for turn in range(3):
+            good, bad = f"{TOPICS[(n + turn) % 6]} {n} {turn} and more water", f"no {TOPICS[turn]} {n}"
+            rows.append({"prompt": list(turns), "chosen": good, "rejected": bad})
+            turns += [{"role": "assistant", "content": good}, {"role": "user", "content": f"And {turn}?"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_intervals_on_test_data_are_by_conversation_too(tmp_path, base_model):
+    found = diagnose(
+        DiagnoseConfig.of(
+            model=str(base_model),
+            dataset=(str(write_turns(tmp_path / "pairs.jsonl", 12)),),
+            test_dataset=(str(write_turns(tmp_path / "test.jsonl", 11, offset=100)),),
+            output_dir=tmp_path / "found",
+            max_seq_len=256,
+            precision="fp32",
+            seeds=5,
+        )
+    )
+    measured = {one.control: one for one in found.findings}["response_only"].measured
+    assert [one.conversations.n for one in measured] == [12, 11]

@@ -45,6 +45,8 @@ class TestData:
     """Other preferences on which every head is judged."""
 
     groups: Sequence[TokenGroup]
+    roots_G: npt.NDArray[np.int64]
+    """[G] the conversation of each."""
     states: Mapping[str, Any]
     """`full` and `response_only` -> [R, W] states of every reply."""
 
@@ -87,15 +89,17 @@ def run_controls(
             held.setdefault(name, []).append(judged.right_N)
             if test is not None:
                 elsewhere.setdefault(name, []).append(_right_on(test.groups, test_RF @ judged.theta_FK))
-    arms = {name: _arm(right, of.groups if "changed" not in name else of.negatives, of) for name, right in held.items()}
+    arms = {
+        name: _arm(right, of.groups if "changed" not in name else of.negatives, of.roots_G)
+        for name, right in held.items()
+    }
     if test is None:
         return arms, {}
-    keys = tuple(group.prompt_key for group in test.groups for _ in group.comparisons)
-    return arms, {name: Arm(right_SN=np.stack(right), clusters=keys) for name, right in elsewhere.items()}
+    return arms, {name: _arm(right, test.groups, test.roots_G) for name, right in elsewhere.items()}
 
 
-def _arm(right: Sequence[FloatArray], groups: Sequence[TokenGroup], of: Variants) -> Arm:
-    roots = [str(root) for group, root in zip(groups, of.roots_G, strict=True) for _ in group.comparisons]
+def _arm(right: Sequence[FloatArray], groups: Sequence[TokenGroup], roots_G: npt.NDArray[np.int64]) -> Arm:
+    roots = [str(root) for group, root in zip(groups, roots_G, strict=True) for _ in group.comparisons]
     return Arm(right_SN=np.stack(right), clusters=tuple(roots))
 
 

@@ -84,6 +84,7 @@ def compute_states(config: DiagnoseConfig) -> Computed:
     if test is not None:
         judged = TestData(
             groups=list(test["full"]),
+            roots_G=roots_of(test["full"])[0],
             states={name: states(groups, [layer], f"{name} test")[layer] for name, groups in test.items()},
         )
     left_out = len(plain["training"]) - len(train["full"])
