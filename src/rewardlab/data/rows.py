@@ -30,6 +30,7 @@ CAUSES: Mapping[str, str] = {
     "identical_replies": "the replies to compare are the same text",
     "empty_prompt": "the prompt has no text outside its system turn",
     "prompt_differs": "the two sides do not continue the same prompt",
+    "context_differs": "the prompt has other turns than the columns system or history say",
     "bad_label": "the label is not a number from 0 to 1",
     "bad_strength": "the strength is not a finite number of at least 0 (from 0.5 to 1 with --strength-as soft)",
     "missing_strength": "--strength-as asks for a strength and the row has none",
@@ -172,25 +173,30 @@ def require_text(prompt: Conversation) -> Conversation:
     return prompt
 
 
-def read_reply(value: object, prompt: Conversation, *, after: object = None) -> Conversation:
+def read_reply(
+    value: object, prompt: Conversation, *, own: Conversation | None = None, after: object = None
+) -> Conversation:
     """Return the turns of a reply: one assistant turn for a text or a single message. A list of messages is the reply
     alone, or prompt and reply.
 
-    `after` is the prompt as the row has it. If that is a transcript, the reply is stripped like the turns of one. A text
-    that repeats the whole transcript, read as turns or left as one text, is the reply after it.
+    `own` is the prompt without what other columns put before it, if they do: a reply may repeat either. `after` is the
+    prompt as the row has it. If that is a transcript, the reply is stripped like the turns of one. A text that repeats
+    the whole transcript, read as turns or left as one text, is the reply after it.
 
     Raises UnusableRowError if the value is not a reply to this prompt.
     """
+    own = prompt if own is None else own
     if isinstance(value, str):
-        asked = prompt[0].content if after is None and len(prompt) == 1 else after
+        asked = own[0].content if after is None and len(own) == 1 else after
         if is_open_transcript(asked):
             value = _after_transcript(value, str(asked))
         if is_open_transcript(after):
             value = value.strip()
         return require_reply((_message("assistant", value),))
     turns = read_conversation([value] if is_message(value) else value)
-    if turns[: len(prompt)] == prompt:
-        turns = turns[len(prompt) :]
+    begun = next((known for known in (prompt, own) if turns[: len(known)] == known), None)
+    if begun is not None:
+        turns = turns[len(begun) :]
     elif turns[0].role != "assistant":
         raise UnusableRowError(
             "prompt_differs", f"a conversation that begins with {show(turns[0])} does not continue the prompt"

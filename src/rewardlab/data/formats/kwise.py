@@ -10,6 +10,7 @@ from typing import Final
 
 from rewardlab.core.files import to_float
 from rewardlab.data.config import ReadingConfig
+from rewardlab.data.formats.context import read_asked
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, read_scores
 from rewardlab.data.rows import Row, UnusableRowError, read_prompt, read_reply, show
@@ -20,15 +21,14 @@ _HELPSTEER_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 
 def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read prompt + responses + scores or ranking. Every pair of replies with different scores becomes a comparison."""
-    prompt = read_prompt(row["prompt"], bare=rules.bare)
+    asked = read_asked(row, rules)
     responses = row["responses"]
     if not isinstance(responses, (list, tuple)):
         raise UnusableRowError("reply_not_text", f"responses is {show(responses)}, wanted a list of replies")
     kept = draw_replies(len(responses), place, rules)
     scores = read_scores(row, len(responses))
-    after = rules.before_reply(row["prompt"])
-    replies = [read_reply(response, prompt, after=after) for response in responses]
-    return compare_all([replies[k] for k in kept], [scores[k] for k in kept], prompt, row, place, rules)
+    replies = [asked.reply(response) for response in responses]
+    return compare_all([replies[k] for k in kept], [scores[k] for k in kept], asked.prompt, row, place, rules)
 
 
 def _read_nectar(row: Row, place: str, rules: Rules) -> ParsedRow:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Conversation
 from rewardlab.data.config import ReadingConfig
+from rewardlab.data.formats.context import COLUMNS as CONTEXT
+from rewardlab.data.formats.context import read_asked, with_system
 from rewardlab.data.formats.schema import Schema, resembling
 from rewardlab.data.judgements import ParsedRow, Rules, make_pair
 from rewardlab.data.rows import (
@@ -42,13 +44,13 @@ def read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _explicit_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
-    prompt = read_prompt(row["prompt"], bare=rules.bare)
-    after = rules.before_reply(row["prompt"])
-    return prompt, (read_reply(row["chosen"], prompt, after=after), read_reply(row["rejected"], prompt, after=after))
+    asked = read_asked(row, rules)
+    return asked.prompt, (asked.reply(row["chosen"]), asked.reply(row["rejected"]))
 
 
 def read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """Read chosen + rejected as whole conversations (messages, or HH transcripts). The prompt is what they share.
+    """Read chosen + rejected as whole conversations (messages, or HH transcripts). The prompt is what they share, after
+    the text of `system`.
 
     Beside `messages`, they may be one message each, as in LLaMA-Factory's openai format: the replies to these.
     """
@@ -57,9 +59,15 @@ def read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _implicit_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
-    sides = [row["chosen"], row["rejected"]]
-    if all(map(is_message, sides)) and not is_absent(row.get("messages")):
+    if is_message(row["chosen"]) and is_message(row["rejected"]) and not is_absent(row.get("messages")):
         return _explicit_sides({**row, "prompt": row["messages"]}, rules)
+    prompt, sides = _parted_sides(row, rules)
+    return with_system(prompt, row), sides
+
+
+def _parted_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
+    """Return (the prompt that two whole conversations share, what follows in each)."""
+    sides = [row["chosen"], row["rejected"]]
     texts = [side for side in sides if isinstance(side, str)]
     if len(texts) == 2 and rules.bare:
         text, *rest = split_texts(*texts)
@@ -129,9 +137,11 @@ def _joined(rows: Sequence[Row], reading: ReadingConfig) -> Row:
             f"wanted one of each side",
         )
     chosen, rejected = sorted(rows, key=lambda row: str(row["role"]))
-    if chosen.get("prompt") != rejected.get("prompt"):
+    asked = ("prompt", *CONTEXT, *(["input"] if reading.prompt_column == "instruction" else []))
+    if any((chosen.get(column) or None) != (rejected.get(column) or None) for column in asked):
         raise UnusableRowError("prompt_differs", f"pair {show(chosen['pair_id'])} has two prompts")
-    joined = {"prompt": chosen.get("prompt"), "chosen": _side(chosen), "rejected": _side(rejected)}
+    joined = {column: chosen.get(column) for column in asked}
+    joined |= {"chosen": _side(chosen), "rejected": _side(rejected)}
     judged = {"label": "bad_label", "strength": "bad_strength"}
     if reading.margin_column:
         judged[reading.margin_column] = "bad_margin"
