@@ -89,13 +89,24 @@ def test_bootstrap_heads_spread_as_fresh_samples_do():
     fresh, ranges = [], []
     for seed in range(12):
         groups, states, _ = planted(150, width=60, seed=seed, noise=3.0)
-        heads = fit_heads(Features.of(groups, states), chosen, num_draws=60, seed=0)
+        heads = fit_heads(Features.of(groups, states), chosen, num_draws=100, seed=0)
         fresh.append(accuracy(test, test_states, heads))
         found = uncertainty(test, test_states, heads)
         assert found.over_heads.low < found.over_heads.value < found.over_heads.high
         assert found.bias < 0, "each bootstrap head has seen fewer prompts"
         ranges.append(found.over_heads.high - found.over_heads.low)
     assert 0.5 < np.mean(ranges) / (2 * 1.96 * np.std(fresh)) < 2
+
+
+def test_a_range_is_of_a_hundred_heads_or_more():
+    groups, states, _ = planted(60)
+    chosen, _, features = fitted(groups, states)
+    for count in (1, 99):
+        few = uncertainty(groups, states, fit_heads(features, chosen, num_draws=count, seed=0))
+        assert np.isnan([few.over_heads.low, few.over_heads.high]).all()
+        assert few.over_heads.method == f"too few bootstrap heads ({count}; a range needs 100)"
+    enough = uncertainty(groups, states, fit_heads(features, chosen, num_draws=100, seed=0)).over_heads
+    assert enough.low <= enough.value <= enough.high
 
 
 def test_the_curve_rises_and_its_end_is_the_cross_validation():

@@ -25,7 +25,8 @@ class ProbeRunConfig:
     folds: int = 5
     """Parts into which the training prompts are divided, each held out once."""
     bootstrap: int = 1000
-    """Heads fitted to samples of the prompts drawn with replacement, for the uncertainty; 0 turns it off."""
+    """Heads fitted to samples of the prompts drawn with replacement, for the uncertainty; 0 turns it off. Fewer than
+    100 give no range of the accuracy."""
     kwise_weight: Literal["prompt", "comparison"] = "prompt"
     """Where a prompt has several comparisons: whether each prompt counts once, or each comparison."""
     cache: bool = True

@@ -8,6 +8,7 @@ Legend: R replies, C comparisons, W hidden width, F fitted features, B heads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,8 @@ ROUNDING = 4 * float(np.finfo(np.float32).eps)
 """Differences below this share of a dimension's largest state are treated as rounding."""
 SURE = 0.95
 """Share of the bootstrap heads that must agree for a comparison to count as sure."""
+FEWEST_HEADS = 100
+"""Bootstrap heads below which the central 95 % of their accuracies hang on one or two of them, so no range is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,8 @@ class Uncertainty:
     over_heads: Estimate
     """Accuracy of the head, and how far another sample of training data would move it.
 
-    The interval is the central range of the bootstrap heads' accuracies, moved from their mean to the head's accuracy.
+    The interval is the central range of the bootstrap heads' accuracies, moved from their mean to the head's accuracy;
+    there is none with fewer than `FEWEST_HEADS`.
     Each bootstrap head sees about 63 % of the roots, so they are worse than the head by `bias`.
     """
     bias: float
@@ -243,20 +247,13 @@ def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> U
     accuracy = float(right_C[decided].mean())
     over_heads_B = np.heaviside(margins_CB[decided], 0.5).mean(0)
     bias = float(over_heads_B.mean()) - accuracy
-    low, high = np.quantile(over_heads_B, [0.025, 0.975]) - bias
     sure, unsure = decided & (agree_C >= SURE), decided & (agree_C < SURE)
 
     def judged(which: Any) -> Estimate:
         return stats.proportion(right_C[which], keys[which].tolist())
 
     return Uncertainty(
-        over_heads=Estimate(
-            value=accuracy,
-            low=max(float(low), 0.0),
-            high=min(float(high), 1.0),
-            n=int(decided.sum()),
-            method=f"range over {margins_CB.shape[1]} bootstrap heads, moved to the head",
-        ),
+        over_heads=_range_over(over_heads_B, accuracy, bias=bias, n=int(decided.sum())),
         bias=bias,
         sure=judged(sure),
         num_sure=int(sure.sum()),
@@ -278,6 +275,16 @@ def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> U
             )
         ],
     )
+
+
+def _range_over(accuracies_B: FloatArray, accuracy: float, *, bias: float, n: int) -> Estimate:
+    """Return the accuracy of the head with the central range of those of the bootstrap heads, moved to it."""
+    if (count := len(accuracies_B)) < FEWEST_HEADS:
+        few = f"too few bootstrap heads ({count}; a range needs {FEWEST_HEADS})"
+        return Estimate(value=accuracy, low=math.nan, high=math.nan, n=n, method=few)
+    low, high = np.quantile(accuracies_B, [0.025, 0.975]) - bias
+    method = f"range over {count} bootstrap heads, moved to the head"
+    return Estimate(value=accuracy, low=max(float(low), 0.0), high=min(float(high), 1.0), n=n, method=method)
 
 
 def judge_scores(groups: Sequence[TokenGroup], scores_R: Any) -> EvalResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -310,7 +311,10 @@ def probe_section(record: Record) -> Section:
         over, sure, unsure = (estimate_of(spread.get(name)) for name in ("over_heads", "sure", "unsure"))
         if over is not None:
             text = (
-                f"Another sample of training prompts would move the accuracy within {over.low:.3f} to {over.high:.3f}."
+                f"How far another sample of training prompts would move the accuracy: {over.method}."
+                if math.isnan(over.low)
+                else f"Another sample of training prompts would move the accuracy within {over.low:.3f} to "
+                f"{over.high:.3f}."
             )
             text += f" Where bootstrap heads agree it is {shown(sure)}, elsewhere {shown(unsure)}."
             blocks.append(Paragraph(text=text))

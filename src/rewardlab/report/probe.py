@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -146,9 +147,14 @@ def _spread(spread: Spread) -> str:
     """Return sentences on how much another training sample would change the accuracy."""
     low, high = spread.over_heads.low, spread.over_heads.high
     than = f"{abs(spread.bias):.3f} {'worse' if spread.bias < 0 else 'better'}"
-    lines = (
+    moved = (
         f"Another sample of training prompts would move the accuracy within {low:.3f} to {high:.3f} (bootstrap heads, "
-        f"moved to the head: each sees fewer prompts, and they are {than} on average).",
+        f"moved to the head: each sees fewer prompts, and they are {than} on average)."
+    )
+    if math.isnan(low):
+        moved = f"How far another sample of training prompts would move the accuracy: {spread.over_heads.method}."
+    lines = (
+        moved,
         f"Where 95% of them agree: accuracy {format_estimate(spread.sure)} on {format_count(spread.num_sure)} pairs; "
         f"elsewhere {format_estimate(spread.unsure)} on {format_count(spread.num_unsure)}.",
     )
