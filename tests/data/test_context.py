@@ -76,6 +76,15 @@ def test_whole_conversations_have_their_history_and_take_the_system_turn() -> No
     assert cause({**own, "system": "Be long."}) == "context_differs"
 
 
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_without_a_prompt_the_sides_of_a_pair_are_whole_conversations(nothing: str | None) -> None:
+    said = {"chosen": turns(user("Why?"), assistant("Because.")), "rejected": turns(user("Why?"), assistant("No."))}
+    texts = {name: f"Human: Why?\n\nAssistant: {PAIR[name]}" for name in said}
+    for sides in (said, texts):
+        assert preference({"prompt": nothing, **sides}) == preference(PAIR)
+    assert cause({**PAIR, "prompt": nothing}) == ("missing_field" if nothing is None else "empty_prompt")
+
+
 def test_both_rows_of_a_pair_in_long_form_have_one_context() -> None:
     rows = [
         {"pair_id": 1, "role": role, "prompt": "Why?", "response": role, "system": "Be brief.", "history": []}

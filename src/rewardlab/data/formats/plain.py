@@ -48,6 +48,19 @@ def _explicit_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
     return asked.prompt, (asked.reply(row["chosen"]), asked.reply(row["rejected"]))
 
 
+def _read_pair(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read prompt + chosen + rejected. Where the prompt is null, the sides are whole conversations."""
+    if not is_absent(row["prompt"]):
+        return read_explicit(row, place, rules)
+    try:
+        return read_implicit(row, place, rules)
+    except UnusableRowError as unusable:
+        if unusable.cause != "no_prompt":
+            raise
+        cause = "missing_field" if row["prompt"] is None else "empty_prompt"
+        raise UnusableRowError(cause, f"no text in 'prompt', and {unusable.detail}") from None
+
+
 def read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read chosen + rejected as whole conversations (messages, or HH transcripts). The prompt is what they share, after
     the text of `system`.
@@ -168,5 +181,5 @@ LONG_FORM = Schema(
     group_by=("pair_id",),
     join=_join_pair,
 )
-PAIRS = Schema(name="pairs", needed=COLUMNS, read=read_explicit)
+PAIRS = Schema(name="pairs", needed=COLUMNS, nullable=("prompt",), read=_read_pair)
 WHOLE = Schema(name="whole conversations or HH transcripts", needed=("chosen", "rejected"), read=read_implicit)

@@ -18,6 +18,8 @@ class Schema:
     needed: tuple[str, ...]
     one_of: tuple[str, ...] = ()
     """Columns of which at least one is needed as well; empty if none is."""
+    nullable: tuple[str, ...] = ()
+    """Needed columns that may be null in a row."""
     read: Callable[[Row, str, Rules], ParsedRow]
     suits: Callable[[Row], bool] | None = None
     """Whether the first row is of this format, where columns alone do not say so."""
@@ -52,9 +54,9 @@ class Schema:
         return missing
 
     def require_fields(self, row: Row) -> None:
-        """Raise UnusableRowError if a column that the schema needs is absent or null."""
+        """Raise UnusableRowError if a column that the schema needs is absent, or null and not `nullable`."""
         for column in self.needed:
-            if row.get(column) is None:
+            if row.get(column) is None and not (column in self.nullable and column in row):
                 raise UnusableRowError("missing_field", f"no {column!r}")
         if self.one_of and all(row.get(column) is None for column in self.one_of):
             raise UnusableRowError("missing_field", f"none of {', '.join(map(repr, self.one_of))}")
