@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,16 +14,15 @@ from typing import IO
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import UTF8, parse_line, read_json, read_lines, sha256_file, sha256_json
 from rewardlab.core.optional import import_optional
+from rewardlab.data.cells import conversions, converted, read_cell
 from rewardlab.data.finding import Source
 from rewardlab.data.hub import load_hub, one_line, read_hub
 from rewardlab.data.in_memory import fingerprint_of_rows, plain_rows
 from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError, require_bounded
 from rewardlab.data.shards import EXTENSIONS, OTHER_FORMATS, files_of_saved
 
-CSV_LISTS = ("responses", "scores", "ranking")
-"""Columns whose cells are JSON lists."""
 ASKED_LISTS = ("messages", "prompt", "responses")
-"""The only columns of rows to be scored whose cells may be JSON lists: a reply or a note stays the text that it is."""
+"""The only columns of rows to be scored whose cells may hold lists: a reply or a note stays the text that it is."""
 MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
 """Most characters of a CSV row. In a longer one a double quote is missing, so that the row never ends."""
 OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -243,7 +241,7 @@ def _read_csv(path: Path, *, listed: Sequence[str] | None = None) -> Iterator[tu
                     yield (
                         first_line,
                         {
-                            name: _cell(name, text) if listed is None or name in listed else text
+                            name: read_cell(name, text) if listed is None or name in listed else text
                             for name, text in zip_longest(columns, cells)
                         },
                     )
@@ -312,25 +310,11 @@ class _RecordLines:
             yield line
 
 
-def _cell(column: str, text: str | None) -> object:
-    """Return a cell as a list if it holds messages or a list of K-wise data in JSON, otherwise as text.
-
-    Other cells stay text even if they are JSON, since a reply may be `[1]`.
-    """
-    if text and text.startswith("[") and text.endswith("]"):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-        if column in CSV_LISTS or (value and all(isinstance(entry, dict) for entry in value)):
-            return value
-    return text
-
-
 def _read_parquet(path: Path, *, keep_times: bool = False) -> Iterator[tuple[int, Row]]:
-    """Read rows of a Parquet file, batch by batch, without columns of times; with `keep_times`, those are texts.
+    """Read rows of a Parquet file, batch by batch, without columns of times; with `keep_times`, those are texts. Maps
+    become mappings, and decimals numbers of Python.
 
-    Raises DataError if it cannot be read, or without pyarrow.
+    Raises DataError if it cannot be read or a map has a key twice, and without pyarrow.
     """
     parquet = import_optional("pyarrow.parquet", f"{path}: reading Parquet")
     is_time = importlib.import_module("pyarrow.types").is_temporal
@@ -340,13 +324,14 @@ def _read_parquet(path: Path, *, keep_times: bool = False) -> Iterator[tuple[int
         _require_once(f"{path}: its schema", file.schema_arrow.names)
         # No schema uses times, and converting one after the year 9999 to Python raises an error.
         times = [field.name for field in file.schema_arrow if is_time(field.type)]
+        by_column = conversions(file.schema_arrow)
         for batch in file.iter_batches(batch_size=PARQUET_ROWS):
             for name in times if keep_times else ():
                 place = batch.schema.get_field_index(name)
                 batch = batch.set_column(place, name, batch.column(place).cast("string"))
             for row in batch.drop_columns([] if keep_times else times).to_pylist():
                 number += 1
-                yield number, row
+                yield number, converted(row, by_column, f"{path}:{number}")
     except DataError:
         raise
     except (OSError, ValueError, OverflowError) as error:

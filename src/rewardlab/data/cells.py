@@ -1,0 +1,154 @@
+"""Values of CSV cells and of Parquet columns, as JSON would hold them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from rewardlab.core.errors import DataError
+from rewardlab.data.rows import SHAREGPT_ROLES, show
+
+CSV_LISTS: Final = ("responses", "scores", "ranking")
+"""Columns whose cells are JSON lists of any kind."""
+OBJECT_LISTS: Final = (
+    *("comparisons", "answers", "completions", "summaries", "individual_preference", "three_most_similar_preferences"),
+    *("messages", "conversations", "conversation_a", "conversation_b"),
+)
+"""Columns whose cells are JSON lists of objects of any kind, and never a text."""
+MAX_PYTHON_CHARACTERS: Final = 1_000_000
+"""Longest cell that is read as a literal of Python, which takes some hundred bytes of memory a character."""
+_BETWEEN_OBJECTS: Final = re.compile(r"\}\s*\n\s*\{")
+"""What stands between the objects of an array that numpy wrote as text. Within a text it never writes a line end."""
+
+
+# --- CSV -----------------------------------------------------------------------------------------------------
+
+
+def read_cell(column: str, text: str | None) -> object:
+    """Return a cell as a list or a mapping if it holds messages, as a list if the column holds lists, otherwise as
+    text.
+
+    Messages are JSON, or what pandas writes for a list of mappings. Other cells stay text even if they are JSON, since
+    a reply may be `[1]` or `[{"name": "apple"}]`.
+    """
+    bare = text.strip() if text else ""
+    if not (bare.startswith("[") and bare.endswith("]")) and not (bare.startswith("{") and bare.endswith("}")):
+        return text
+    try:
+        value = json.loads(bare)
+    except (ValueError, RecursionError):
+        value = _python_literal(bare)
+        return value if holds_messages(value) else text
+    if isinstance(value, list) and (column in CSV_LISTS or (column in OBJECT_LISTS and _are_objects(value))):
+        return value
+    return value if holds_messages(value) else text
+
+
+def holds_messages(value: object) -> bool:
+    """Return whether a value is a list of mappings with a message among them, or a message by itself.
+
+    Of a lone mapping with `from` and `value` the sender must be known: a reply may be `{"from": "EUR", "value": 3}`.
+    """
+    if isinstance(value, list):
+        return _are_objects(value) and any(map(_is_message, value))
+    if not isinstance(value, Mapping) or not _is_message(value):
+        return False
+    sender = value.get("role", value.get("from"))
+    return "role" in value or (isinstance(sender, str) and sender in SHAREGPT_ROLES)
+
+
+def _are_objects(values: list[object]) -> bool:
+    return bool(values) and all(isinstance(value, Mapping) for value in values)
+
+
+def _is_message(value: object) -> bool:
+    """Return whether a mapping has the keys of a message; its role may be unknown, which reading says later."""
+    if not isinstance(value, Mapping):
+        return False
+    return ("role" in value and ("content" in value or "tool_calls" in value)) or ("from" in value and "value" in value)
+
+
+def _python_literal(text: str) -> object:
+    """Return the value that Python wrote as this text; None if it is too long, or is not one with messages."""
+    if len(text) > MAX_PYTHON_CHARACTERS or not ("'role'" in text or "'from'" in text):
+        return None
+    try:
+        with warnings.catch_warnings():
+            # The parser warns of a backslash that stands for itself.
+            warnings.simplefilter("ignore")
+            return ast.literal_eval(_BETWEEN_OBJECTS.sub("}, {", text))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        # Text that only resembles a literal, or is nested too deep.
+        return None
+
+
+# --- Parquet -------------------------------------------------------------------------------------------------
+
+Convert = Callable[[Any], Any]
+
+
+def conversions(schema: Iterable[Any]) -> dict[str, Convert]:
+    """Return column -> what makes of its Python values such as JSON has, for the columns of a table that need it."""
+    return {field.name: convert for field in schema if (convert := _conversion(field.type)) is not None}
+
+
+def converted(row: Mapping[str, Any], by: Mapping[str, Convert], place: str) -> dict[str, Any]:
+    """Return a row whose maps are mappings and whose decimals are numbers of Python.
+
+    Raises DataError, naming place and column, for a map that has a key twice.
+    """
+    values = dict(row)
+    for name, convert in by.items():
+        try:
+            values[name] = convert(values[name])
+        except _KeyTwiceError as error:
+            raise DataError(f"{place}: the map in {name!r} has the key {error} twice. Keep one.") from None
+    return values
+
+
+class _KeyTwiceError(Exception):
+    """A map has a key twice. `converted` turns it into a DataError."""
+
+
+def _conversion(kind: Any) -> Convert | None:
+    """Return what makes of a Python value of a type of Arrow such as JSON has; None if it is one."""
+    types = importlib.import_module("pyarrow.types")
+    if types.is_decimal(kind):
+        return partial(_where_any, int if kind.scale <= 0 else float)
+    if types.is_map(kind) and any(is_kind(kind.key_type) for is_kind in (types.is_string, types.is_integer)):
+        # Other keys have no form in JSON: such a map stays a list of pairs.
+        return partial(_where_any, partial(_mapping, _conversion(kind.item_type)))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        entry = _conversion(kind.value_type)
+        return None if entry is None else partial(_where_any, partial(_each, entry))
+    if types.is_struct(kind) and (fields := conversions(kind)):
+        return partial(_where_any, partial(_fields, fields))
+    return None
+
+
+def _where_any(convert: Convert, value: Any) -> Any:
+    return None if value is None else convert(value)
+
+
+def _each(convert: Convert, values: Iterable[Any]) -> list[Any]:
+    return [convert(value) for value in values]
+
+
+def _fields(by: Mapping[str, Convert], held: Mapping[str, Any]) -> dict[str, Any]:
+    return {**held, **{name: convert(held[name]) for name, convert in by.items()}}
+
+
+def _mapping(of_item: Convert | None, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return pairs as a mapping. Raises _KeyTwiceError if two have the same key."""
+    held: dict[Any, Any] = {}
+    for key, item in pairs:
+        if key in held:
+            raise _KeyTwiceError(show(key))
+        held[key] = item if of_item is None else of_item(item)
+    return held

@@ -1,0 +1,128 @@
+"""Laws of CSV cells and Parquet columns: messages and lists are found as such, and every other cell stays its text."""
+
+from __future__ import annotations
+
+import csv
+import json
+import warnings
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loading import contents, load
+from rewardlab.core.errors import DataError
+from rewardlab.data.cells import MAX_PYTHON_CHARACTERS, read_cell
+from rewardlab.data.readers import read_each_row
+from rewardlab.data.rows import Row
+
+HI = [{"role": "user", "content": "hi"}]
+TURNS = [*HI, {"role": "assistant", "content": "it's {\n} a 'reply'"}, {"role": "user", "content": None}]
+SHARED = {"from": "gpt", "value": "good"}
+
+
+class TestCells:
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            (json.dumps(HI), HI),
+            (f"  {json.dumps(HI, indent=1)}\n", HI),
+            (json.dumps([SHARED]), [SHARED]),
+            (json.dumps(SHARED), SHARED),
+            (json.dumps(HI[0]), HI[0]),
+            (json.dumps([{"role": "assistant", "tool_calls": []}]), [{"role": "assistant", "tool_calls": []}]),
+            (str(TURNS), TURNS),
+            (str(SHARED), SHARED),
+            (str(np.array(TURNS, dtype=object)), TURNS),
+        ],
+    )
+    def test_messages_are_found_in_any_column(self, text: str, value: object) -> None:
+        assert read_cell("anything", text) == value
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            *("", "[]", "{}", "[1]", "[x]", "[", '["a"]', " [1] ", '{"a": 1}', '{"from": "EUR", "value": "3"}'),
+            *('[{"name": "apple"}]', '[{"role": "chef"}]', '[{"role": "user", "content": "hi"}, 1]', "[" * 9000 + "]"),
+            *(
+                "['a', 'b']",
+                "[{'name': 'role'}]",
+                "{'role': 1}",
+                "[{'role': open('x')}]",
+                "[{'role': 'a', 'content': b}]",
+            ),
+        ],
+    )
+    def test_all_else_stays_the_text_that_it_is(self, text: str) -> None:
+        assert read_cell("chosen", text) == text
+
+    @pytest.mark.parametrize("column", ["comparisons", "answers", "individual_preference", "messages"])
+    def test_a_column_of_objects_is_a_list_whatever_they_are(self, column: str) -> None:
+        assert read_cell(column, '[{"name": "apple"}]') == [{"name": "apple"}]
+        assert read_cell(column, "[1]") == "[1]"
+
+    @pytest.mark.parametrize("column", ["responses", "scores", "ranking"])
+    def test_a_column_of_lists_is_a_list_with_white_space_around_it(self, column: str) -> None:
+        assert read_cell(column, " [1, 2]\n") == [1, 2]
+
+    @pytest.mark.parametrize("middle", ["1+", "-", "[", "not ", "a.", "1 if 1 else ", "lambda:", r"'\d'"])
+    def test_a_hostile_literal_is_text_and_says_nothing(self, middle: str) -> None:
+        text = "[{'role': 'user', 'content': " + middle * 20_000 + "}]"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = read_cell("prompt", text)
+        assert found == ([{"role": "user", "content": "\\d" * 20_000}] if "d'" in middle else text)
+
+    def test_a_literal_that_is_too_long_is_text(self) -> None:
+        text = str([{"role": "user", "content": "x" * MAX_PYTHON_CHARACTERS}])
+        assert read_cell("prompt", text) == text
+
+    def test_rows_of_pandas_and_replies_in_json_are_read_as_they_are_meant(self, tmp_path: Path) -> None:
+        with (tmp_path / "f.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["prompt", "chosen", "rejected"])
+            rows.writerow([HI, [{"role": "assistant", "content": "a"}], [{"role": "assistant", "content": "b"}]])
+            rows.writerow(["List fruit", '[{"name": "apple"}]', '[{"name": "car"}]'])
+        assert contents(load(tmp_path / "f.csv")) == [
+            ("hi", "a", "b"),
+            ("List fruit", '[{"name": "apple"}]', '[{"name": "car"}]'),
+        ]
+
+
+def rows_with(path: Path, values: pa.Array) -> list[Row]:
+    """Rows of a Parquet file of pairs with a column `labels`, which a file of rows to be scored gives alike."""
+    sides = {name: [name] * len(values) for name in ("prompt", "chosen", "rejected")}
+    pq.write_table(pa.table(sides | {"labels": values}), path)
+    return [row for _, row in read_each_row(path) if isinstance(row, dict)]
+
+
+NAMED = pa.map_(pa.string(), pa.decimal128(5, 2))
+
+
+class TestParquet:
+    def test_maps_are_mappings_and_decimals_numbers_at_any_depth(self, tmp_path: Path) -> None:
+        kind = pa.struct({"x": pa.list_(NAMED), "n": pa.decimal128(20, 0), "t": pa.string()})
+        held = {"x": [[("ann", Decimal("0.25")), ("bob", None)], None], "n": Decimal(2**60), "t": "text"}
+        rows = rows_with(tmp_path / "p.parquet", pa.array([held, None], type=kind))
+        assert [row["labels"] for row in rows] == [
+            {"x": [{"ann": 0.25, "bob": None}, None], "n": 2**60, "t": "text"},
+            None,
+        ]
+
+    def test_a_map_of_annotators_is_read_as_their_labels(self, tmp_path: Path) -> None:
+        rows_with(tmp_path / "p.parquet", pa.array([[("ann", Decimal(0)), ("bob", Decimal(1))]], type=NAMED))
+        (found,) = load(tmp_path / "p.parquet").preferences
+        assert [(one.annotator, one.first) for one in found.comparisons] == [("ann", 1), ("bob", 0)]
+
+    def test_a_key_twice_is_an_error_with_file_row_and_column(self, tmp_path: Path) -> None:
+        values = pa.array([[("ann", Decimal(0))], [("ann", Decimal(0)), ("ann", Decimal(1))]], type=NAMED)
+        with pytest.raises(DataError, match=r"p\.parquet:2: the map in 'labels' has the key \"ann\" twice"):
+            rows_with(tmp_path / "p.parquet", values)
+
+    def test_a_map_whose_keys_json_cannot_hold_stays_pairs(self, tmp_path: Path) -> None:
+        kind = pa.map_(pa.struct({"x": pa.int64()}), pa.int64())
+        (row,) = rows_with(tmp_path / "p.parquet", pa.array([[({"x": 1}, 2)]], type=kind))
+        assert row["labels"] == [({"x": 1}, 2)]
