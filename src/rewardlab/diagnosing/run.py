@@ -12,7 +12,7 @@ from rewardlab.analysis.ceiling import Ceiling, of_groups
 from rewardlab.artifact.base import require_inputs
 from rewardlab.core.config import config_hash, read_settings, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import provenance, read_json, remove, sha256_json, write_json, write_text
+from rewardlab.core.files import provenance, read_json, remove, sha256_file, sha256_json, write_json, write_text
 from rewardlab.core.run_folder import only_writer
 from rewardlab.data.readers import fingerprint
 from rewardlab.diagnosing.arms import Arms
@@ -98,8 +98,8 @@ def _claim(config: DiagnoseConfig) -> None:
     if inside and _begun(folder / BEGUN) != wanted:
         if not config.run.overwrite:
             raise ConfigError(
-                f"--output-dir {folder}: holds the controls of another configuration, or of other data. Name another "
-                f"folder, or replace them with --overwrite."
+                f"--output-dir {folder}: holds the controls of another configuration, or of other data or model "
+                f"files. Name another folder, or replace them with --overwrite."
             )
         for name in (FOUND, PAGE, RUNS):
             if (folder / name).exists():
@@ -111,8 +111,8 @@ def _claim(config: DiagnoseConfig) -> None:
 def _identity(config: DiagnoseConfig) -> str:
     """Return the hash of all that decides what is kept of earlier calls.
 
-    More seeds, and other limits for the verdicts, are the same. With `--train` it changes with the content of the data
-    and of `--train-config` too, since runs that are done are not run again.
+    More seeds, and other limits for the verdicts, are the same. With `--train` it changes with the content of the
+    model's folder, of the data and of `--train-config` too, since runs that are done are not run again.
     """
     free = DiagnoseRunConfig()
     same = config.replace(
@@ -127,7 +127,22 @@ def _identity(config: DiagnoseConfig) -> str:
 
     settings = read_settings(config.run.train_config) if config.run.train_config is not None else {}
     contents = [fingerprint(source) for source in sources_of(config, config.run.output_dir)]
-    return sha256_json([config_hash(same.replace(train_config=None)), dict(settings), contents])
+    files = _files_of(Path(config.model.model))
+    # A model that is not a folder is named as before, so that results of earlier versions stay known.
+    return sha256_json(
+        [config_hash(same.replace(train_config=None)), dict(settings), contents, *([files] if files else [])]
+    )
+
+
+def _files_of(folder: Path) -> dict[str, str]:
+    """Return the digests of the files of a model's folder by their names; empty for the name of a model elsewhere.
+
+    Hidden files and pages of text, which change no run, are left out.
+    """
+    if not folder.is_dir():
+        return {}
+    paths = (path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.suffix != ".md")
+    return {path.name: sha256_file(path) for path in paths if path.is_file()}
 
 
 def _begun(path: Path) -> object:
