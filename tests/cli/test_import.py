@@ -78,6 +78,13 @@ def test_a_gate_over_several_objectives_is_refused_by_its_weights(tmp_path, said
     assert "num_objectives 19: several scores, which a gate mixes" in words
 
 
+def test_a_length_limit_above_the_positions_is_refused_as_in_training(tmp_path, said):
+    made = seq_cls(tmp_path / "source")
+    positions = json.loads((made.folder / "config.json").read_text())["max_position_embeddings"]
+    words = said(made.folder, "--max-seq-len", positions + 1)
+    assert f"--max-seq-len {positions + 1} is above the {positions} positions of this model. Use at most" in words
+
+
 def test_a_missing_head_is_refused_with_what_was_found(tmp_path, said):
     words = said(write_base_model(tmp_path / "base"))
     assert "no head, so every reward is lost: a base model is not a reward model." in words

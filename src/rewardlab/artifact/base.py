@@ -66,6 +66,15 @@ def _positions(config: Any) -> int | None:
     return positions
 
 
+def require_positions(config: Any, length: int) -> None:
+    """Raise ConfigError if a length limit is above the number of positions that a model's configuration states."""
+    positions = _positions(config)
+    if positions is not None and length > positions:
+        raise ConfigError(
+            f"--max-seq-len {length} is above the {positions} positions of this model. Use at most {positions}."
+        )
+
+
 def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: str | None = None) -> Base:
     """Find the model and build its renderer.
 
@@ -82,12 +91,7 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     disk_class = disk_class_of(config)
     if folder is not None:
         require_same_sizes(folder, config, disk_class)
-    positions = _positions(config)
-    if positions is not None and rendering.length_limit > positions:
-        raise ConfigError(
-            f"--max-seq-len {rendering.max_seq_len} is above the {positions} positions of this model. Use at most "
-            f"{positions}."
-        )
+    require_positions(config, rendering.length_limit)
     # A reward model that is trained further keeps the treatment of control tokens in messages that it was trained with.
     if rendering.special_tokens_in_text == "auto" and (Path(path) / SPEC_FILE).is_file():
         rendering = replace(rendering, special_tokens_in_text=read_spec(Path(path)).renderer.special_tokens_in_text)

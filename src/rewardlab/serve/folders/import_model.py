@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.artifact.base import settle_length
+from rewardlab.artifact.base import require_positions, settle_length
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.convert import as_reward_model
@@ -65,7 +65,9 @@ def import_model(
     found = recognise(source, settings)
     logger.info("%s: %s head %s, %s", source, found.kind, found.head, _arithmetic(found))
     end_known = found.kind == "seq-cls" and settings.layout != "ms-swift"
-    renderer = foreign_renderer(source, settings, max_seq_len=_length(source, settings), end_known=end_known)
+    length = _length(source, settings)
+    require_positions(found.config, length)
+    renderer = foreign_renderer(source, settings, max_seq_len=length, end_known=end_known)
     choose_pad(renderer, found.config.get_text_config().vocab_size)
     sequences = [token_ids for _, _, token_ids in render_canaries(renderer)]
     own = own_scores(found, sequences)
