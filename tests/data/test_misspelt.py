@@ -11,11 +11,13 @@ import pytest
 
 from conftest import make_tokenizer
 from loading import load, pair, write
+from parsing import read
 from rewardlab.core.errors import DataError
 from rewardlab.data.formats import meant_column
 from rewardlab.data.formats.known import nearest
 from rewardlab.data.prepare import load_data
 from rewardlab.data.reading import log_source
+from rewardlab.data.rows import UnusableRowError
 from rewardlab.data.templates import build_renderer
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -64,6 +66,24 @@ def test_plain_texts_whose_prompt_column_is_misspelt_are_told_so(tmp_path: Path)
     rows = [{"Prompt": "Why?", "chosen": "a", "rejected": "b"}]
     with pytest.raises(DataError, match=r"no_prompt: 1 .*is the column 'Prompt' the 'prompt'\?"):
         load(write(tmp_path / "a.jsonl", rows))
+
+
+@pytest.mark.parametrize("name", ["question", "input", "messages"])
+@pytest.mark.parametrize("template", ["auto", "concat"])
+def test_plain_texts_whose_prompt_has_another_name_are_told_the_flag(name: str, template: str) -> None:
+    row = {name: "Why?", "chosen": "a", "rejected": "b"}
+    with pytest.raises(UnusableRowError, match=f"'{name}' the 'prompt'. If so, use --prompt-column {name}"):
+        read(row, chat_template=template)
+    with pytest.raises(UnusableRowError, match=f"missing_field: no text in 'prompt', .* use --prompt-column {name}"):
+        read({"prompt": None, **row}, chat_template=template)
+    assert read(row, prompt_column=name).preference.prompt[0].content == "Why?"
+
+
+def test_what_labels_and_prompts_of_other_kinds_need_is_told(tmp_path: Path) -> None:
+    pair = {"prompt": "Why?", "chosen": "a", "rejected": "b"}
+    for row, flag in ((pair | {"label": True}, "--map-label"), ({"chosen": "a", "rejected": "b"}, "--prompt-column")):
+        with pytest.raises(DataError, match=rf"none of the 1 rows can be used:\n  \w+: 1 .*; {flag} "):
+            load(write(tmp_path / "a.jsonl", [row]))
 
 
 @pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])

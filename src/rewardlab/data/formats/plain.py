@@ -28,6 +28,8 @@ from rewardlab.data.rows import (
 
 Replies = tuple[Conversation, Conversation]
 COLUMNS = ("prompt", "chosen", "rejected")
+PROMPT_NAMES = ("question", "query", "input", "instruction", "problem", "context", "messages")
+"""What others call the column of the prompt."""
 LONG_FORM_TEXTS = ("response", "completion", "text", "content")
 """Columns in which long-form data keeps a reply. The first that is present is used."""
 
@@ -74,7 +76,15 @@ def read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
 def _implicit_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
     if is_message(row["chosen"]) and is_message(row["rejected"]) and not is_absent(row.get("messages")):
         return _explicit_sides({**row, "prompt": row["messages"]}, rules)
-    prompt, sides = _parted_sides(row, rules)
+    try:
+        prompt, sides = _parted_sides(row, rules)
+    except UnusableRowError as unusable:
+        near = [name for name in row if resembling(name, COLUMNS, row) == "prompt"]
+        near += [name for name in PROMPT_NAMES if not is_absent(row.get(name))]
+        if unusable.cause != "no_prompt" or not near:
+            raise
+        hint = f"is the column {near[0]!r} the 'prompt'? If so, use --prompt-column {near[0]}"
+        raise UnusableRowError("no_prompt", f"{unusable.detail}; {hint}") from None
     return with_system(prompt, row), sides
 
 
@@ -87,13 +97,7 @@ def _parted_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
         prompt = read_prompt(text, bare=True)
         return prompt, (read_reply(rest[0], prompt), read_reply(rest[1], prompt))
     if len(texts) == 2:
-        try:
-            chosen, rejected = (parse_transcript(text) for text in texts)
-        except UnusableRowError as unusable:
-            near = [name for name in row if resembling(name, COLUMNS, row) == "prompt"]
-            if unusable.cause != "no_prompt" or not near:
-                raise
-            raise UnusableRowError("no_prompt", f"{unusable.detail}; is the column {near[0]!r} the 'prompt'?") from None
+        chosen, rejected = (parse_transcript(text) for text in texts)
     else:
         chosen, rejected = (read_conversation(side) for side in sides)
     return part(chosen, rejected)
