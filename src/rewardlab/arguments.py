@@ -88,7 +88,7 @@ class ExportArguments:
     """With `--adapter`: also write the base model as a sequence classifier with a head of zeros, into `base/`; vLLM
     wants that to serve adapters on."""
     overwrite: bool = False
-    """Replace what is there."""
+    """Replace the reward model that is there; a run or any other folder stays."""
 
     def __post_init__(self) -> None:
         require(
@@ -138,7 +138,7 @@ class ImportArguments:
     in_place: bool = False
     """Put the new folder in the place of the source, which is renamed to NAME.original."""
     overwrite: bool = False
-    """Replace what is there."""
+    """Replace the reward model that is there; a run or any other folder stays."""
     foreign: ImportConfig = ImportConfig()
 
     def __post_init__(self) -> None:

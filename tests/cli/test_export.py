@@ -117,9 +117,23 @@ def test_what_is_there_is_replaced_only_when_asked_for(tmp_path, folder, capsys,
         == f"--output-dir {out}: it exists and is not empty. Name another folder, or replace it with --overwrite.\n"
     )
     assert (out / "precious").read_text() == "mine"
+    said = refusal(capsys, "export", str(folder), "--output-dir", str(out), "--overwrite")
+    assert f"--output-dir {out}: it holds files that are not a reward model's" in said
+    assert (out / "precious").read_text() == "mine"
+    said = refusal(capsys, "export", str(folder), "--output-dir", str(out / "precious"), "--overwrite")
+    assert "it is there and is not a folder" in said
+    shutil.copytree(folder, out, dirs_exist_ok=True)
     main(["export", str(folder), "--output-dir", str(out), "--overwrite"])
     assert not (out / "precious").exists()
     assert load(out, precision="bf16").beta == 1.5
+
+
+def test_a_run_is_never_replaced(tmp_path, folder, capsys):
+    run = Path(shutil.copytree(folder, tmp_path / "run" / "best")).parent
+    (run / "manifest.json").write_text(json.dumps({"config_hash": "0", "provenance": {}}))
+    said = refusal(capsys, "export", str(folder), "--output-dir", str(run), "--overwrite")
+    assert f"--output-dir {run}: it holds a run, with files of its own" in said
+    assert verify(run / "best").num_files > 0
 
 
 @pytest.mark.parametrize("place", [".", "inside", ".."])
@@ -153,8 +167,8 @@ def test_an_export_that_does_not_verify_leaves_what_was_there(tmp_path, folder, 
     with pytest.raises(ArtifactError, match="no memory for it"):
         export_module.export(folder, out, dtype="bfloat16")
     assert [path.name for path in tmp_path.iterdir()] == ["rm"]
-    out.mkdir()
+    shutil.copytree(folder, out)
     (out / "mine").touch()
     with pytest.raises(ArtifactError, match="no memory for it"):
         export_module.export(folder, out, dtype="bfloat16", overwrite=True)
-    assert [path.name for path in out.iterdir()] == ["mine"]
+    assert {path.name for path in out.iterdir()} == {"mine", *(path.name for path in folder.iterdir())}

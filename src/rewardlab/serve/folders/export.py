@@ -10,7 +10,9 @@ from rewardlab.artifact.save import Exported, save_reward_model, saved_dtype, ve
 from rewardlab.artifact.shards import ONE, FileForm
 from rewardlab.core.config import require
 from rewardlab.core.files import provenance, replacing_folder
-from rewardlab.core.spec import RewardSpec, read_spec
+from rewardlab.core.run_folder import holds_run
+from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
+from rewardlab.model.files import ADAPTER_CONFIG
 
 logger = logging.getLogger("rewardlab")
 
@@ -23,7 +25,7 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
     from.
 
     Raises ArtifactError if `source` fails verification, or if its weights do not fit the range of `dtype`; ConfigError
-    if `target` exists and is not to be overwritten, or if one folder contains the other. `target` appears, or replaces
+    if `target` exists and may not be replaced, or if one folder contains the other. `target` appears, or replaces
     what was there, only when it is complete and verified.
     """
     require_apart(source, target, overwrite=overwrite)
@@ -62,13 +64,31 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
 
 
 def require_apart(source: Path, target: Path, *, overwrite: bool) -> None:
-    """Raise ConfigError if one folder contains the other, or if `target` holds files and is not to be overwritten."""
+    """Raise ConfigError if one folder contains the other, or if `target` may not be written.
+
+    Without `overwrite` it may be written if it is not there or empty; with it, also if it holds a reward model or
+    exported adapters, and no run.
+    """
     own, other = source.resolve(), target.resolve()
     require(
         own != other and own not in other.parents and other not in own.parents,
         f"--output-dir {target}: it is {source}, or one of the two contains the other. Name another folder.",
     )
     require(
-        overwrite or not target.exists() or (target.is_dir() and not any(target.iterdir())),
+        target.is_dir() or not (target.exists() or target.is_symlink()),
+        f"--output-dir {target}: it is there and is not a folder. Name another place.",
+    )
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    require(
+        overwrite,
         f"--output-dir {target}: it exists and is not empty. Name another folder, or replace it with --overwrite.",
+    )
+    require(
+        not holds_run(target), f"--output-dir {target}: it holds a run, with files of its own. Name another folder."
+    )
+    require(
+        any((target / name).is_file() for name in (SPEC_FILE, ADAPTER_CONFIG)),
+        f"--output-dir {target}: it holds files that are not a reward model's, and --overwrite replaces nothing else. "
+        f"Name another folder, or empty this one.",
     )
