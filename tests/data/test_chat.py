@@ -256,6 +256,37 @@ def test_rows_that_the_template_refuses_are_counted_with_its_words():
     assert report.dropped_ids["template_refuses"][0].startswith("b: ")
 
 
+@pytest.mark.parametrize(
+    ("own_limit", "remedy"),
+    [
+        (False, r"Change these .*, or choose another --chat-template, or allow it with --max-drop-fraction 0\.667\.$"),
+        (True, r"\. Change these conversations or leave them out, or allow it with --max-drop-fraction 0\.667\.$"),
+    ],
+)
+def test_what_the_template_refuses_is_not_blamed_on_the_length(own_limit, remedy):
+    rows = [pair("q", "yes", "no", id=f"{n}", system="Be brief." if n else None) for n in range(3)]
+    with pytest.raises(DataError, match=r"t: 2 of 3 preferences cannot be used \(template_refuses: 2 .*" + remedy):
+        tokenize(rows, renderer_for(GEMMA), max_drop_fraction=0.5, name="t", own_limit=own_limit)
+
+
+def test_the_cause_of_most_rows_decides_what_to_do():
+    long = pair("q", "no " * 200, "no", id="long")
+    refused = pair("q", "yes", "no", id="refused", system="Be brief.")
+    with pytest.raises(DataError, match=r"cannot be used with --max-seq-len 128 .*\. Raise --max-seq-len\.$"):
+        tokenize([refused, long, long], renderer_for(GEMMA), max_drop_fraction=0.5, name="t")
+    with pytest.raises(DataError, match=r"cannot be used \(.*or choose another --chat-template\.$"):
+        tokenize([refused, long, refused], renderer_for(GEMMA), max_drop_fraction=0.5, name="t")
+    dropping = renderer_for(GEMMA, truncation="drop")
+    # Rows that are left out because the user asked for it are not what is wrong.
+    with pytest.raises(DataError, match=r"cannot be used \(.*or choose another --chat-template, or allow it"):
+        tokenize([pair("q", "a", "b"), refused, long, long], dropping, max_drop_fraction=0.1, name="t")
+
+
+def test_replies_that_are_the_same_tokens_are_to_be_left_out():
+    with pytest.raises(DataError, match=r"cannot be used \(identical_tokens: 1 .*\. Leave them out: to the model"):
+        tokenize([pair("q", "yes", "yes ")], renderer_for(GEMMA), max_drop_fraction=0.5, name="t")
+
+
 def test_replies_that_do_not_fit_leave_their_siblings():
     renderer = renderer_for(CHATML, max_length=40)
     three = Preference(

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,16 @@ from rewardlab.data.store import LEFT_OUT, LeftOut, TokenStore, encode
 logger = logging.getLogger("rewardlab")
 CHUNK = 256
 """Preferences that are rendered together."""
+
+
+_CHANGE: Final = "Change these conversations or leave them out"
+_LEAVE_OUT: Final = "Leave them out: to the model their replies are the same"
+REMEDIES: Final[Mapping[str, tuple[str, str]]] = {
+    "template_refuses": (_CHANGE, f"{_CHANGE}, or choose another --chat-template"),
+    "ends_in_padding": (_CHANGE, f"{_CHANGE}, or choose a --chat-template that ends each turn"),
+    "identical_tokens": (_LEAVE_OUT, _LEAVE_OUT),
+}
+"""Cause that no length limit is to blame for -> what to do with the template of a model, and where it can be chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +160,21 @@ def require_enough(
     # Rounded up, so that a user who follows the advice is not refused again.
     share = math.ceil(1000 * num_dropped / report.preferences) / 1000
     allow = "" if not report.kept else f", or allow it with --max-drop-fraction {share:.3f}"
-    limit, remedy = f"--max-seq-len {max_length}", "Raise --max-seq-len"
-    if own_limit:
-        limit, remedy = f"the model's limit of {max_length} tokens", "Leave them out, or train with more --max-seq-len"
-    if not own_limit and PROMPT_TOO_LONG in report.dropped:
-        remedy += ", cut prompts instead of replies with --truncation prompt-left"
+    limit, remedy = _advice(report, max_length, own_limit=own_limit)
     raise DataError(
-        f"{name}: {num_dropped} of {report.preferences} preferences cannot be used with {limit} ({causes}). "
-        f"{remedy}{allow}."
+        f"{name}: {num_dropped} of {report.preferences} preferences cannot be used{limit} ({causes}). {remedy}{allow}."
     )
+
+
+def _advice(report: TokenReport, max_length: int, *, own_limit: bool) -> tuple[str, str]:
+    """Return (the limit, if it is why most rows were dropped, as the end of a clause; what to do about them)."""
+    # Rows that the user asked to leave out are the reason only where nothing else is.
+    counts = {cause: count for cause, count in report.dropped.items() if not report.kept or cause != OVERLONG}
+    main = max(counts, key=counts.__getitem__)
+    if main in REMEDIES:
+        own, other = REMEDIES[main]
+        return "", own if own_limit else other
+    if own_limit:
+        return f" with the model's limit of {max_length} tokens", "Leave them out, or train with more --max-seq-len"
+    cut = ", cut prompts instead of replies with --truncation prompt-left" if PROMPT_TOO_LONG in counts else ""
+    return f" with --max-seq-len {max_length}", f"Raise --max-seq-len{cut}"
