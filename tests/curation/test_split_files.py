@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,15 +110,32 @@ def test_the_seed_decides_and_each_split_gets_its_share(tmp_path: Path) -> None:
     assert all(22 < list(first.values()).count(side) < 78 for side in ("validation", "test"))
 
 
-def test_a_group_larger_than_a_split_goes_where_there_is_room_and_is_told(
+def test_a_group_goes_where_its_first_turn_goes_however_large_it_and_the_data_are(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    large = [pair(0) | {"chosen": f"x {k}"} for k in range(30)]
-    path = write(tmp_path / "in.jsonl", [*large, *(pair(k) for k in range(1, 271))])
-    for seed in range(6):
-        sides = sides_of(run(tmp_path, path, output=str(seed), seed=seed, near="none"))
-        assert {sides[f"in.jsonl:{k}"] for k in range(1, 31)} == {"train"}
-    assert "1 of 271 groups have more rows than the smallest split is to have, 15" in log.text
+    single = [pair(k) for k in range(60)]
+    grouped = [pair(k) | {"chosen": f"x {k} {n}"} for k in range(60, 70) for n in range(10)]
+    more = [pair(k) for k in range(100, 160)]
+    how: dict[str, Any] = {"fractions": ["train=0.95", "test=0.05"], "near": "none"}
+    for seed in (0, 3):
+        before = sides_of(run(tmp_path, write(tmp_path / "in.jsonl", [*single, *grouped]), output=f"a{seed}",
+                              seed=seed, **how))  # fmt: skip
+        after = sides_of(run(tmp_path, write(tmp_path / "in.jsonl", [*single, *grouped, *more]), output=f"b{seed}",
+                             seed=seed, **how))  # fmt: skip
+        assert {name: after[name] for name in before} == before
+    large = [f"in.jsonl:{61 + 10 * k}" for k in range(10)]
+    assert {before[name] for name in large} == {"train", "test"}, "the last seed has a large group in the small split"
+    assert re.search("split: test gets .* since only whole groups are moved; its largest has 10 rows", log.text)
+
+
+def test_a_huge_group_in_a_small_split_is_an_error_and_no_move(tmp_path: Path) -> None:
+    large = [pair(0) | {"chosen": f"x {k}"} for k in range(90)]
+    path = write(tmp_path / "in.jsonl", [*large, *(pair(k) for k in range(1, 211))])
+    how: dict[str, Any] = {"near": "none", "fractions": ["train=0.8", "test=0.2"]}
+    assert sides_of(run(tmp_path, path, seed=0, **how))["in.jsonl:1"] == "train"
+    said = "90 of 300 rows belong together and go to the split test, for which 60 were wanted. Try another seed"
+    with pytest.raises(DataError, match=said):
+        run(tmp_path, path, output="other", seed=5, **how)
 
 
 def test_a_group_that_fits_nowhere_and_a_split_without_rows_are_errors(tmp_path: Path) -> None:

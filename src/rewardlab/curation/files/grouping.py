@@ -2,7 +2,8 @@
 
 A group consists of rows that must stay together: rows of one root (see `data.splits`), and rows whose prompts are near
 duplicates. The smallest hash of the group's first turns, together with the seed, decides its split. So neither the
-order of the rows nor other groups matter, and rows that are added later move only the groups that they join.
+order of the rows, nor other groups, nor any number of rows matter, and rows that are added later move only groups
+that they change.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from rewardlab.data.splits import Keys, Texts, find_roots
 logger = logging.getLogger("rewardlab")
 FAR: Final = 0.25
 """A warning is logged if a split's number of rows differs from the wanted one by more than this fraction."""
+HUGE: Final = 0.25
+"""A group of more than this fraction of all rows is refused in a split that is to have fewer rows than the group."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,10 +136,9 @@ def _near_rows(seen: Seen, near: float | str) -> Numbers:
 
 
 def assign(found: Groups, shares: Mapping[str, float], seed: int) -> Numbers:
-    """Return [P] the index of each row's split.
+    """Return [P] the index of each row's split. A hash of the seed and of its group's smallest first turn chooses it.
 
-    A hash of the seed and of the group's smallest first turn chooses its split among those that are large enough for
-    it. Raises DataError for a group that fits into no split, and if a split gets no row.
+    Raises DataError for a group that fits into no split, for a huge one in a small split, and if a split gets no row.
     """
     num_rows = len(found.groups_P)
     wanted_S = np.array(list(shares.values())) * num_rows
@@ -149,26 +151,30 @@ def assign(found: Groups, shares: Mapping[str, float], seed: int) -> Numbers:
             f"{largest} of {num_rows} rows belong together, which is more than any split may have. Choose fractions of "
             f"which one has room for them{_looser(found)}."
         )
-    # Size of a group -> the splits that have room for it; their shares are then laid out on a line from 0 to 1.
-    room = {size: np.flatnonzero(wanted_S >= size) for size in np.unique(sizes_G).tolist()}
-    splits_G = np.empty(len(sizes_G), dtype=np.int64)
-    for group, (size, first) in enumerate(zip(sizes_G.tolist(), firsts_G.tolist(), strict=True)):
-        places = room[size]
-        ends = np.cumsum(wanted_S[places]) / wanted_S[places].sum()
-        splits_G[group] = places[min(int(np.searchsorted(ends, _point(seed, first), side="right")), len(places) - 1)]
+    # The shares of the splits, laid out on a line from 0 to 1.
+    ends = np.cumsum(wanted_S) / wanted_S.sum()
+    points_G = [_point(seed, first) for first in firsts_G.tolist()]
+    splits_G = np.minimum(np.searchsorted(ends, points_G, side="right"), len(shares) - 1)
+    largest_S = np.zeros(len(shares), dtype=np.int64)
+    np.maximum.at(largest_S, splits_G, sizes_G)
+    _require_room(largest_S, num_rows, shares, found, seed)
     splits_P = splits_G[found.groups_P]
-    _require_filled(splits_P, shares, found, seed)
-    moved = int((sizes_G > wanted_S.min()).sum())
-    if moved:
-        logger.warning(
-            "split: %d of %d groups have more rows than the smallest split is to have, %.0f, and went to larger ones; "
-            "the largest has %d rows",
-            moved,
-            len(sizes_G),
-            wanted_S.min(),
-            largest,
-        )
+    _require_filled(splits_P, largest_S, shares, found, seed)
     return splits_P
+
+
+def _require_room(largest_S: Numbers, num_rows: int, shares: Mapping[str, float], found: Groups, seed: int) -> None:
+    """Raise DataError if a huge group goes to a split that is to have fewer rows.
+
+    It is not put elsewhere, since it would move from there once more rows make room for it.
+    """
+    for (name, share), largest in zip(shares.items(), largest_S.tolist(), strict=True):
+        if largest > max(share, HUGE) * num_rows:
+            raise DataError(
+                f"{largest} of {num_rows} rows belong together and go to the split {name}, for which "
+                f"{share * num_rows:.0f} were wanted. Try another seed than --seed {seed}, or give it a larger "
+                f"fraction{_looser(found)}."
+            )
 
 
 def _point(seed: int, first_turn: int) -> float:
@@ -177,10 +183,13 @@ def _point(seed: int, first_turn: int) -> float:
     return int.from_bytes(digest[:7], "big") / 2**56
 
 
-def _require_filled(splits_P: Numbers, shares: Mapping[str, float], found: Groups, seed: int) -> None:
+def _require_filled(
+    splits_P: Numbers, largest_S: Numbers, shares: Mapping[str, float], found: Groups, seed: int
+) -> None:
     """Raise DataError if a split has no rows; log a warning if it has far more or fewer than wanted."""
     counts_S = np.bincount(splits_P, minlength=len(shares))
-    for (name, share), count in zip(shares.items(), counts_S.tolist(), strict=True):
+    rows = zip(shares.items(), counts_S.tolist(), largest_S.tolist(), strict=True)
+    for (name, share), count, largest in rows:
         wanted = share * len(splits_P)
         if not count:
             groups = len(np.unique(found.groups_P))
@@ -189,8 +198,8 @@ def _require_filled(splits_P: Numbers, shares: Mapping[str, float], found: Group
                 f"wanted. Give it a larger fraction, or try another seed than --seed {seed}{_looser(found)}."
             )
         if abs(count - wanted) > FAR * wanted:
-            line = "split: %s gets %d rows instead of %.0f, since only whole groups are moved"
-            logger.warning(line, name, count, wanted)
+            line = "split: %s gets %d rows instead of %.0f, since only whole groups are moved; its largest has %d rows"
+            logger.warning(line, name, count, wanted, largest)
 
 
 def _looser(found: Groups) -> str:
