@@ -195,9 +195,15 @@ def test_what_is_no_ensemble_is_refused(members, pairs_file, tmp_path, capsys):
     np.savez(tmp_path / "heads.npz", head=np.zeros(3), bootstrap=np.zeros((5, 3)))
     with pytest.raises(ArtifactError, match=r"heads of shape \(5, 3\), wanted two or more of width 32"):
         read_heads(tmp_path / "heads.npz", width=32)
-    (tmp_path / "heads.npz").write_bytes(b"no")
-    with pytest.raises(ArtifactError, match="cannot be read"):
-        read_heads(tmp_path / "heads.npz", width=32)
+
+
+@pytest.mark.parametrize("damage", [lambda _: b"no", lambda _: b"", lambda whole: whole[:100]])
+def test_damaged_heads_are_named(tmp_path, damage):
+    path = tmp_path / "heads.npz"
+    np.savez(path, head=np.zeros(32), bootstrap=np.zeros((5, 32)))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ArtifactError, match=r"heads.npz: damaged: the heads cannot be read .* Run `rewardlab probe`"):
+        read_heads(path, width=32)
 
 
 @pytest.mark.slow

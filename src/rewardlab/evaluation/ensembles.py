@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -203,14 +205,17 @@ def read_scaled_heads(path: Path, *, width: int) -> ScaledHeads:
 def _read(path: Path, name: str) -> np.ndarray:
     """Return an array from the file of heads, in float64. Raises ArtifactError if it is missing or cannot be read."""
     try:
-        with np.load(path, allow_pickle=False) as held:
+        # NumPy leaves a file that it opened itself open where the zip in it is cut off.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             return np.asarray(held[name], dtype=np.float64)
     except KeyError:
         raise ArtifactError(
             f"{path}: holds no `{name}`, so another version of rewardlab wrote it. Run `rewardlab probe` again."
         ) from None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: the heads cannot be read ({error}). Run `rewardlab probe` again.") from error
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ArtifactError(
+            f"{path}: damaged: the heads cannot be read ({error}). Run `rewardlab probe` again."
+        ) from error
 
 
 def _judged(config: EvalConfig, ensemble: Ensemble, members: Sequence[str], scaled_by: str) -> JudgedEnsemble:
