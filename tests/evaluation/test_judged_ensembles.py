@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,11 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError, ConfigError
-from rewardlab.core.spec import CalibrationSpec
+from rewardlab.core.spec import CalibrationSpec, read_spec
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.evaluation.ensembles import read_heads
+from rewardlab.evaluation.ensembles import canary_scores, read_heads
 from rewardlab.evaluation.models import judge_folders
 from rewardlab.serve.file_scoring.ensemble import score_ensemble
 
@@ -194,16 +195,28 @@ def test_what_is_no_ensemble_is_refused(members, pairs_file, tmp_path, capsys):
         judge_folders(config)
     np.savez(tmp_path / "heads.npz", head=np.zeros(3), bootstrap=np.zeros((5, 3)))
     with pytest.raises(ArtifactError, match=r"heads of shape \(5, 3\), wanted two or more of width 32"):
-        read_heads(tmp_path / "heads.npz", width=32)
+        read_heads(tmp_path / "heads.npz", width=32, spec=read_spec(members[0]))
 
 
 @pytest.mark.parametrize("damage", [lambda _: b"no", lambda _: b"", lambda whole: whole[:100]])
-def test_damaged_heads_are_named(tmp_path, damage):
+def test_damaged_heads_are_named(members, tmp_path, damage):
     path = tmp_path / "heads.npz"
     np.savez(path, head=np.zeros(32), bootstrap=np.zeros((5, 32)))
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ArtifactError, match=r"heads.npz: damaged: the heads cannot be read .* Run `rewardlab probe`"):
-        read_heads(path, width=32)
+        read_heads(path, width=32, spec=read_spec(members[0]))
+
+
+def test_heads_of_another_model_of_the_same_width_are_refused(members, tmp_path):
+    path, own = tmp_path / "heads.npz", read_spec(members[0])
+    np.savez(path, head=np.zeros(32), bootstrap=np.zeros((5, 32)), canaries=canary_scores(own))
+    calibrated = replace(own, temperature=2.0, digests={}, files={})
+    assert read_heads(path, width=32, spec=calibrated).shape == (5, 32)
+    with pytest.raises(ArtifactError, match="its heads belong to another model, whose canaries have other scores"):
+        read_heads(path, width=32, spec=read_spec(members[1]))
+    rounded = [replace(canary, score=canary.score + 0.01) for canary in own.canaries]
+    export = replace(own, canaries=rounded, max_rounding_error=0.01, exported_from={"folder": "x"})
+    assert read_heads(path, width=32, spec=export).shape == (5, 32)
 
 
 @pytest.mark.slow

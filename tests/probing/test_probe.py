@@ -20,6 +20,7 @@ from rewardlab.artifact.load import load
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelError
 from rewardlab.core.files import read_jsonl
+from rewardlab.core.spec import read_spec
 from rewardlab.core.types import ScoreRow
 from rewardlab.probing.config import ProbeConfig
 from rewardlab.probing.run import probe
@@ -166,6 +167,7 @@ def test_a_probe_is_a_reward_model_that_knows_what_it_was_fitted_to(base_model, 
     assert names == {"best", "evals", "config.json", "manifest.json", "probe.json", "heads.npz", ".lock"}
     heads = np.load(tmp_path / "run" / "heads.npz")
     assert heads["bootstrap"].shape == (50, 32)
+    assert heads["canaries"].tolist() == [canary.score for canary in read_spec(result.model).canaries]
     assert heads["layer"] == result.chosen.layer
     trained = [json.loads(line) for line in pairs_file.read_text().splitlines()]
     turns = [[{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[name]}]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,10 @@ ENSEMBLE: Final = "ensemble"
 ENSEMBLE_FILE: Final = "ensemble.json"
 HEADS: Final = "heads.npz"
 """File of a probe's run folder with its head and the bootstrap heads."""
+CANARIES: Final = "canaries"
+"""Name, in that file, of the scores of the canaries of the model that the heads belong to."""
+CLOSE: Final = 1e-6
+"""How far those scores may be from the model's, in units of max(1, |score|), for rounding by exports apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +146,7 @@ def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
     model = SavedModel(config.replace(model=folder, models=(), ensemble=()))
     groups, _, _ = read_groups(config, model)
     scorer = model.scorer()
-    heads_BW = read_heads(path, width=scorer.model.head.in_features)
+    heads_BW = read_heads(path, width=scorer.model.head.in_features, spec=model.spec)
     states = compute_groups(
         scorer.model,
         groups,
@@ -162,8 +167,12 @@ def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
     )
 
 
-def read_heads(path: Path, *, width: int) -> np.ndarray:
-    """Return [B, W] the bootstrap heads of a probe. Raises ArtifactError if the file does not hold at least two."""
+def read_heads(path: Path, *, width: int, spec: RewardSpec) -> np.ndarray:
+    """Return [B, W] the bootstrap heads of the probe with this spec.
+
+    Raises ArtifactError if the file does not hold at least two, or if it belongs to another model.
+    """
+    _require_same_model(path, spec)
     heads = _read(path, "bootstrap")
     if heads.ndim != 2 or heads.shape[1] != width or len(heads) < 2:
         raise ArtifactError(
@@ -171,6 +180,30 @@ def read_heads(path: Path, *, width: int) -> np.ndarray:
             f"model, with --bootstrap above 1?"
         )
     return heads
+
+
+def canary_scores(spec: RewardSpec) -> np.ndarray:
+    """Return the scores of a model's canaries, by which a file of heads tells that it belongs to the model: storing a
+    calibration changes the hash of every file, and these stay."""
+    return np.array([canary.score for canary in spec.canaries], dtype=np.float64)
+
+
+def _require_same_model(path: Path, spec: RewardSpec) -> None:
+    """Raise ArtifactError if the file of heads was written beside another model.
+
+    The canaries of an export may differ by its rounding. Files of earlier versions hold no canaries, and pass.
+    """
+    with _opened(path) as held:
+        if CANARIES not in held:
+            return
+        saved = np.asarray(held[CANARIES], dtype=np.float64)
+    now = canary_scores(spec)
+    allowed = spec.max_rounding_error if spec.exported_from is not None else 0.0
+    if saved.shape != now.shape or not np.all(np.abs(saved - now) <= (allowed + CLOSE) * np.maximum(1, np.abs(saved))):
+        raise ArtifactError(
+            f"{path}: its heads belong to another model, whose canaries have other scores. Name the model that was "
+            f"saved with them, or run `rewardlab probe` again."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,12 +223,12 @@ class ScaledHeads:
         return scores
 
 
-def read_scaled_heads(path: Path, *, width: int) -> ScaledHeads:
+def read_scaled_heads(path: Path, *, width: int, spec: RewardSpec) -> ScaledHeads:
     """Return the bootstrap heads of a probe with their scale.
 
     Raises ArtifactError as `read_heads` does, and for a file of an earlier version, which holds no scale.
     """
-    heads_BW = read_heads(path, width=width)
+    heads_BW = read_heads(path, width=width, spec=spec)
     centre_W, std = _read(path, "centre"), _read(path, "std")
     if centre_W.shape != (width,) or not float(std) > 0:
         raise ArtifactError(f"{path}: the scale of its heads is damaged. Run `rewardlab probe` again.")
@@ -204,14 +237,21 @@ def read_scaled_heads(path: Path, *, width: int) -> ScaledHeads:
 
 def _read(path: Path, name: str) -> np.ndarray:
     """Return an array from the file of heads, in float64. Raises ArtifactError if it is missing or cannot be read."""
+    with _opened(path) as held:
+        if name not in held:
+            raise ArtifactError(
+                f"{path}: holds no `{name}`, so another version of rewardlab wrote it. Run `rewardlab probe` again."
+            )
+        return np.asarray(held[name], dtype=np.float64)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yield the arrays in the file of heads. Raises ArtifactError if they cannot be read."""
     try:
         # NumPy leaves a file that it opened itself open where the zip in it is cut off.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            return np.asarray(held[name], dtype=np.float64)
-    except KeyError:
-        raise ArtifactError(
-            f"{path}: holds no `{name}`, so another version of rewardlab wrote it. Run `rewardlab probe` again."
-        ) from None
+            yield held
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ArtifactError(
             f"{path}: damaged: the heads cannot be read ({error}). Run `rewardlab probe` again."

@@ -105,7 +105,7 @@ def _of_models(rows: Mapping[str, Sequence[ScoreRow]], folders: Sequence[str]) -
 def _of_heads(model: SavedModel, data: SuiteData, rows: Sequence[ScoreRow]) -> Scaled:
     """Return the scores of a probe's bootstrap heads, with one pass through the backbone for all of them."""
     scorer = model.scorer()
-    heads = read_scaled_heads(require_heads(str(model.path)), width=scorer.model.head.in_features)
+    heads = read_scaled_heads(require_heads(str(model.path)), width=scorer.model.head.in_features, spec=model.spec)
     states = compute_groups(
         scorer.model,
         tokenise(data, model.renderer).groups,

@@ -26,11 +26,13 @@ from rewardlab.core.config import config_hash, require_kind, to_mapping
 from rewardlab.core.errors import ArtifactError, DataError, RewardlabError
 from rewardlab.core.files import cache_folder, jsonable, provenance, write_json, write_jsonl
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
+from rewardlab.core.spec import read_spec
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups, roots_of
 from rewardlab.data.prepare import Prepared, load_data, token_groups
 from rewardlab.data.weights import without_weights
 from rewardlab.evaluation.baselines import fit_baselines
+from rewardlab.evaluation.ensembles import HEADS, canary_scores
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, write_evaluation
 from rewardlab.evaluation.precision import judge_precisions, write_card
 from rewardlab.model.layers import cut_off, resolve_layers
@@ -253,12 +255,13 @@ def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) 
     verify_in_clean_process(folder)
     logger.info("saved %s and verified it in a clean process", folder)
     np.savez(
-        config.run.output_dir / "heads.npz",
+        config.run.output_dir / HEADS,
         head=head_W,
         bootstrap=fitted.heads.bootstrap_WB.T,
         layer=layer,
         centre=fitted.centre_W,
         std=fitted.scores["training"].std(ddof=1),
+        canaries=canary_scores(read_spec(folder)),
     )
     return folder
 

@@ -111,7 +111,7 @@ class LocalModel:
         """Return the bootstrap heads for states of this width, None if the head scores. Raises ArtifactError."""
         from rewardlab.evaluation.ensembles import read_scaled_heads
 
-        return None if self.heads is None else read_scaled_heads(self._heads_file, width=width)
+        return None if self.heads is None else read_scaled_heads(self._heads_file, width=width, spec=self.spec())
 
     @property
     def _heads_file(self) -> Path:
