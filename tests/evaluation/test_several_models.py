@@ -140,6 +140,8 @@ def test_models_are_named_by_the_parts_that_tell_them_apart(folders, names):
 
 
 def test_a_model_that_is_named_twice_is_refused():
+    with pytest.raises(ConfigError, match="b/: the model is named twice. Name it once"):
+        EvalConfig.of(ensemble=("a", "b", "b/"), dataset="pairs.jsonl")
     with pytest.raises(ConfigError, match="the model is named twice"):
         EvalConfig.of(models=("a", "a"), dataset=("d",))
 

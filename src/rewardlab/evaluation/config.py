@@ -85,7 +85,7 @@ class EvalRunConfig:
         require_between(self, micro_token_budget=BUDGETS)
         require_between(self, ensemble_penalty=(0, 1000))
         named = (*((self.model,) if self.model else ()), *self.models)
-        twice = [folder for some in (named, self.ensemble) for folder in dict.fromkeys(some) if some.count(folder) > 1]
+        twice = [folder for some in (named, self.ensemble) for folder in _named_again(some)]
         require(self.suite_data is None or bool(self.suite), "--suite-data names the files of a --suite. Name it too.")
         require(not twice, f"{' '.join(twice)}: the model is named twice. Name it once.")
 
@@ -98,6 +98,12 @@ class EvalRunConfig:
         """Return the names of what is read, which nothing that is written may replace."""
         gold = () if self.gold is None else (str(self.gold), str(self.gold / "eval.scores.jsonl"))
         return (*data.dataset, *gold)
+
+
+def _named_again(folders: tuple[str, ...]) -> list[str]:
+    """Return the names whose folder an earlier name stands for already, also by a link or another spelling."""
+    places = [Path(folder).resolve() for folder in folders]
+    return [folder for number, folder in enumerate(folders) if places[number] in places[:number]]
 
 
 @composed
