@@ -56,6 +56,18 @@ def test_a_process_killed_right_after_the_first_change_of_names_leaves_a_whole_f
     assert (target / "weights").read_text() == "newer"
 
 
+def test_behind_a_link_the_folder_that_it_leads_to_is_replaced(tmp_path):
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "disk" / "model")
+    with replacing_folder(link) as temporary:
+        assert temporary.parent == tmp_path / "disk", "nothing is written on the disk of the link"
+        (temporary / "weights").write_text("new")
+    assert link.is_symlink()
+    assert (tmp_path / "disk" / "model" / "weights").read_text() == "new"
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["model"]
+
+
 @pytest.mark.parametrize("swaps", [True, False])
 def test_a_folder_is_replaced_and_nothing_else_is_left(tmp_path, monkeypatch, swaps):
     if not swaps:

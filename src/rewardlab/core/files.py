@@ -308,10 +308,14 @@ def fsync_folder(folder: Path) -> None:
 def replacing_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error.
 
+    A link stays, and the folder that it leads to is replaced.
+
     On any error the previous `target` stays as it was and the temporary folder is removed. Where Linux can swap two
     names, a whole `target` exists at every moment, whenever the process is killed. Elsewhere the previous one is
     moved aside before the rename, and a kill between the two steps leaves it as `.NAME.old-…`.
     """
+    if target.is_symlink():
+        target = target.resolve()
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     previous = target.with_name(f".{target.name}.old-{os.getpid()}")
     remove(temporary)
