@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,13 @@ from safetensors.torch import load_file, save_file
 from command_line import refusal
 from conftest import CHATML, make_tokenizer, write_base_model
 from foreign_models import ENDED, edit_config, linear_head, seq_cls, trl_value_head, value_head_file
+from rewardlab.artifact.foreign.config import ImportConfig
+from rewardlab.artifact.foreign.layouts import recognise
 from rewardlab.cli import main
+from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import read_spec
+from rewardlab.data.config import RenderingConfig
+from rewardlab.data.templates import build_renderer
 from rewardlab.serve.folders import import_model as importing
 from rewardlab.serve.verifying.folder import verify
 
@@ -335,6 +341,15 @@ def test_rounding_that_moves_scores_is_refused(tmp_path, said, capsys):
     change_weights(made.folder, lambda weights: weights.update({n: w.bfloat16() for n, w in weights.items()}))
     main(["import", str(made.folder), "--output-dir", str(tmp_path / "half"), "--dtype", "bfloat16"])
     assert read_spec(tmp_path / "half").save_dtype == "bfloat16"
+
+
+def test_a_large_constant_hides_no_difference_of_scores(tmp_path):
+    made = recognise(value_head_file(tmp_path / "source").folder, ImportConfig())
+    found, renderer = replace(made, bias=1000.0), build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=128))
+    own = [float(torch.tensor(1000.0) + torch.tensor(score)) for score in (0.123, -0.7)]
+    assert importing._require_parity(found, renderer, own, [0.123, -0.7], "float32") <= importing.PARITY
+    with pytest.raises(ArtifactError, match="canary 1 scores 999.29.* as imported"):
+        importing._require_parity(found, renderer, own, [0.123, -0.704], "float32")
 
 
 def answering(monkeypatch, *answers: str) -> list[str]:

@@ -30,7 +30,10 @@ from rewardlab.serve.folders.export import require_apart
 
 logger = logging.getLogger("rewardlab")
 PARITY: Final = 1e-5
-"""Largest distance in float32 between the source's own score and the imported one, in units of max(1, |score|)."""
+"""Largest distance in float32 between the source's own score and the imported one, in units of max(1, |score|), of
+the score without the constant that the source adds."""
+FLOAT32_STEP: Final = 2.0**-23
+"""Relative distance of neighbouring float32 numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +44,7 @@ class Imported:
     source: ForeignModel
     distance: float
     """Largest distance on the canaries between the source's own scores and the new folder's plus the constant, in
-    units of max(1, |score|)."""
+    units of max(1, |score|) and beyond what float32 loses by the constant."""
     end: str | None
     """Text of the token at which the score is read; None if renderings end in any token."""
 
@@ -201,8 +204,12 @@ def _require_parity(
 
     Raises ArtifactError if it is above PARITY, with what is known to cause that.
     """
+    # The unit is the score without the constant, which may be so large that it would hide any difference. Only what
+    # float32 loses when the source adds the constant is let pass.
+    lost = 2 * FLOAT32_STEP * max(abs(found.bias), abs(found.mean)) / found.std
     distances = [
-        abs(score + found.constant - wanted) / max(1.0, abs(wanted)) for score, wanted in zip(new, own, strict=True)
+        max(0.0, abs(score + found.constant - wanted) - lost) / max(1.0, abs(wanted - found.constant))
+        for score, wanted in zip(new, own, strict=True)
     ]
     distance = max(distances)
     if distance <= PARITY:
