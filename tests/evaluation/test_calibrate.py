@@ -103,6 +103,9 @@ def test_no_prompt_both_fits_and_judges(saved, noisy, tmp_path):
 
 def test_a_stored_calibration_leaves_scores_and_canaries_and_passes_verification(copy, noisy, tmp_path):
     (copy / "notes.txt").write_text("mine")
+    (copy / "empty").mkdir()
+    for name, place in {"gone": "nowhere", "same": "notes.txt", "data": str(noisy.parent)}.items():
+        (copy / name).symlink_to(place)
     raw = load(copy).score_replies("How?", ["So.", "no"])
     before = read_spec(copy)
     result = calibrate(config_for(copy, noisy, tmp_path / "out", store=True))
@@ -111,6 +114,12 @@ def test_a_stored_calibration_leaves_scores_and_canaries_and_passes_verification
     assert spec.canaries == before.canaries
     assert set(spec.files) == set(before.files), "what others put there is no part of the model"
     assert (copy / "notes.txt").read_text() == "mine"
+    assert (copy / "empty").is_dir()
+    assert [str((copy / name).readlink()) for name in ("gone", "same", "data")] == [
+        "nowhere",
+        "notes.txt",
+        str(noisy.parent),
+    ]
     assert spec.temperature == result.scaling.temperature != 1
     assert spec.affine == result.scaling.affine
     assert spec.calibration is not None

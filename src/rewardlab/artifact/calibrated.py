@@ -22,8 +22,8 @@ def store_calibration(
 
     Weights, tokens and canaries, and so every raw score, stay as they are; only the digest of the spec in config.json
     and in the weights' metadata changes. A copy is written beside the folder and verified in a clean process, and then
-    takes the folder's name: an error or a kill leaves the folder as it was. Files that were not saved with the model
-    are kept.
+    takes the folder's name: an error or a kill leaves the folder as it was. Files, links and folders that were not
+    saved with the model are kept as they are.
 
     Raises ArtifactError if the folder does not pass verification or is of a version without a seal; OSError if the disk
     has no room for the copy.
@@ -44,12 +44,16 @@ def store_calibration(
         # Copy other files only after sealing, so that they do not become part of the model.
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
-            if name not in spec.files and name not in (SPEC_FILE, LOCK) and not path.is_dir():
-                _copy(folder, place, name)
+            if name in (SPEC_FILE, LOCK) or (place / name).exists():
+                continue
+            if path.is_dir() and not path.is_symlink():
+                (place / name).mkdir()
+            else:
+                _copy(folder, place, name, follow_links=False)
         verify_in_clean_process(place)
     return new
 
 
-def _copy(source: Path, target: Path, name: str) -> None:
+def _copy(source: Path, target: Path, name: str, *, follow_links: bool = True) -> None:
     (target / name).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source / name, target / name, follow_symlinks=True)
+    shutil.copy2(source / name, target / name, follow_symlinks=follow_links)

@@ -296,7 +296,9 @@ def sha256_json(value: object) -> str:
 
 def fsync_folder(folder: Path) -> None:
     """Flush every file below `folder`, and the folder itself, to the disk."""
-    for path in (*sorted(folder.rglob("*")), folder):
+    # A link is part of its folder, and what it leads to was not written here, and may not be there.
+    inside = (path for path in sorted(folder.rglob("*")) if not path.is_symlink())
+    for path in (*inside, folder):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
