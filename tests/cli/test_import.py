@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForSequenceClassification
 
 from command_line import refusal
 from conftest import CHATML, make_tokenizer, write_base_model
@@ -159,6 +160,34 @@ def test_a_mean_and_std_of_which_nothing_is_said_are_not_guessed(tmp_path, said,
     assert not {"mean", "std", "normalize_reward", "value_head_prefix"} & left.keys(), "or it would be done twice"
     edit_config(made.folder, std=0.0)
     assert "scores cannot be normalised by mean 0.5 and std 0" in said(made.folder, "--normalize-reward", "yes")
+
+
+@pytest.mark.parametrize("statistics", [{"mean": None}, {"std": None}, {"std": "2.0"}])
+def test_a_normalisation_without_both_numbers_is_not_made_up(tmp_path, said, statistics):
+    made = linear_head(tmp_path / "source", statistics=(0.5, 2.0), normalize=True)
+    edit_config(made.folder, **statistics)
+    assert "says normalize_reward, and mean and std are not both numbers" in said(made.folder)
+
+
+def test_heads_and_configurations_of_strange_form_are_named(tmp_path, said):
+    made = value_head_file(tmp_path / "source")
+    for shape in ([32], []):
+        save_file({"v_head.summary.weight": torch.ones(shape)}, made.folder / "value_head.safetensors")
+        assert f"v_head.summary.weight has shape {shape}, wanted [1, width" in said(made.folder)
+    (made.folder / "value_head.safetensors").unlink()
+    torch.save({0: torch.ones(1, 32)}, made.folder / "value_head.bin")
+    assert "value_head.bin: it is not a table of weights by name" in said(made.folder)
+    edit_config(made.folder, architectures=[1])
+    assert "has architectures [1], wanted names of classes" in said(made.folder)
+
+
+def test_an_encoder_is_told_that_its_kind_is_not_supported(tmp_path, said):
+    made = seq_cls(tmp_path / "source")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=512, max_position_embeddings=64, num_labels=1, **sizes)
+    BertForSequenceClassification(config).save_pretrained(made.folder)
+    words = said(made.folder)
+    assert "BertForSequenceClassification has no head called `score`. Encoders, and models whose head" in words
 
 
 def test_a_classifier_whose_scores_are_said_to_be_normalised_is_not_read_without(tmp_path, said, capsys):

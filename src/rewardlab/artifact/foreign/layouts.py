@@ -25,6 +25,7 @@ import torch
 from rewardlab.artifact.foreign.config import ImportConfig, Layout
 from rewardlab.artifact.foreign.weights import Entry, entries_in, entries_of, read_weight
 from rewardlab.core.errors import ArtifactError, ModelError
+from rewardlab.core.files import is_number
 from rewardlab.model.files import ADAPTER_CONFIG, require_same_sizes, told, transformers_names
 from rewardlab.model.load import SEQUENCE_CLASSIFIER, disk_class_of, read_config
 
@@ -117,9 +118,7 @@ def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
             f"{folder}: it holds adapters, not a whole model. Merge them into their base model, head included, in the "
             f"project that trained them (`merge_and_unload` of PEFT), and import the result."
         )
-    config = read_config(str(folder))
-    if getattr(config, "quantization_config", None) is not None:
-        raise ArtifactError(f"{folder}: its weights are quantised. Import the model that it was quantised from.")
+    config = _config_of(folder)
     disk_class = disk_class_of(config)
     entries = entries_of(folder)
     require_same_sizes(folder, config, disk_class)
@@ -147,6 +146,18 @@ def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
     return model
 
 
+def _config_of(folder: Path) -> Any:
+    """Return the configuration. Raises ArtifactError for quantised weights and for classes that are not named."""
+    config = read_config(str(folder))
+    if not all(isinstance(name, str) for name in config.architectures or []):
+        raise ArtifactError(
+            f"{folder}: config.json has architectures {config.architectures!r}, wanted names of classes. Correct it."
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise ArtifactError(f"{folder}: its weights are quantised. Import the model that it was quantised from.")
+    return config
+
+
 def _beside_backbone(
     folder: Path, config: Any, disk_class: Any, entries: Mapping[str, Entry]
 ) -> tuple[dict[str, float], dict[str, tuple[str, Entry]]]:
@@ -155,6 +166,11 @@ def _beside_backbone(
     with told(str(folder), "no model can be built from config.json"), torch.device("meta"):
         classifier = disk_class._from_config(config)
     wanted = classifier.state_dict()
+    if f"{SCORE}.weight" not in wanted:
+        raise ArtifactError(
+            f"{folder}: {disk_class.__name__} has no head called `{SCORE}`. Encoders, and models whose head is called "
+            f"`classifier`, are not supported: only causal models with one linear layer at the last token are."
+        )
     try:
         named = transformers_names(classifier, wanted)
     except ImportError:  # this version of transformers keeps its renaming rules elsewhere
@@ -224,6 +240,9 @@ def _in_own_file(file: Path) -> _Found:
     if len(parts) != len(entries) or "weight" not in parts:
         found = ", ".join(sorted(entries)) or "nothing"
         raise ArtifactError(f"{file}: expected {V_HEAD}.weight and perhaps {V_HEAD}.bias, found {found}.")
+    key, entry = parts["weight"]
+    if len(entry.shape) != 2:
+        raise ArtifactError(f"{file}: {key} has shape {list(entry.shape)}, wanted [1, width of the hidden states].")
     return _Found(kind="value-head", name=V_HEAD, entries=parts)
 
 
@@ -294,11 +313,17 @@ def _statistics(
 ) -> tuple[float, float]:
     """Return the mean and std by which the source normalises its score; 0 and 1 if it does not."""
     own = {name: getattr(config, name, None) for name in STATISTICS}
-    values = {**{name: float(value) for name, value in own.items() if isinstance(value, int | float)}, **in_weights}
+    values = {**{name: float(value) for name, value in own.items() if is_number(value)}, **in_weights}
     mean, std = values.get("mean", 0.0), values.get("std", 1.0)
     if normalize == "yes" and values.keys() != set(STATISTICS):
         raise ArtifactError(f"{folder}: --normalize-reward yes: neither its configuration nor its weights hold both.")
     said = getattr(config, "normalize_reward", None)
+    if normalize == "auto" and said is True and values.keys() != set(STATISTICS):
+        raise ArtifactError(
+            f"{folder}: its configuration says normalize_reward, and mean and std are not both numbers, in it (mean "
+            f"{own['mean']!r}, std {own['std']!r}) or in its weights. Write them into config.json, or say "
+            f"--normalize-reward no."
+        )
     if kind != "linear-head" and normalize != "no" and (normalize == "yes" or (said is True and (mean, std) != (0, 1))):
         asked = "--normalize-reward yes" if normalize == "yes" else "its configuration says normalize_reward"
         raise ArtifactError(

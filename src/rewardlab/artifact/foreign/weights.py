@@ -86,6 +86,8 @@ def _read_pickle(file: Path) -> Mapping[str, Tensor]:
         ) from error
     except Exception as error:  # torch raises errors of many types for a damaged file
         raise DAMAGED_BASE.of(f"{file}: damaged, or cut off ({type(error).__name__}).") from error
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
         raise DAMAGED_BASE.of(f"{file}: it is not a table of weights by name.")
     return content
