@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_pairs_have_a_correlation_and_no_regret_and_several_models_a_row_each(mo
     assert found["eval_gold_spearman"]["n"] == 20
     assert "eval_gold_regret" not in found
     again = tmp_path / "again"
-    again.symlink_to(model)
+    shutil.copytree(model, again)
     capsys.readouterr()
     out = tmp_path / "two"
     main(["eval", str(model), str(again), "--dataset", str(data), "--output-dir", str(out), "--gold", str(data)])
