@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rewardlab.analysis.stats import difference
-from rewardlab.core.files import remove
+from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import saved_step, saved_steps
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.types import TokenGroup
@@ -266,7 +266,9 @@ class RewardJudge:
             return
         logger.warning(
             "RESUME: best/ is %s, so there is none until another model beats %s %.4f%s",
-            "missing" if found is None else f"of the {'later' if found > step else 'other'} step {found}",
+            "missing"
+            if found is None
+            else f"of the {'later' if found > step else 'other'} step {found} and is removed",
             self.config.run.early_stopping_metric,
             self.selection.bar,
             "" if chosen is None else f" of step {chosen}, whose model was not kept",
