@@ -13,20 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from artifacts import save
-from conftest import CHATML, make_model, make_tokenizer
+from conftest import make_model
 from rewardlab.analysis.faults import FAULTS, name_fault
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
-from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype, verify_in_clean_process
+from rewardlab.artifact.save import saved_dtype, verify_in_clean_process
 from rewardlab.artifact.seal import METADATA
 from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
-from rewardlab.core.types import Message
-from rewardlab.data.config import RenderingConfig
-from rewardlab.data.templates import build_renderer
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import load_reward_model
 from rewardlab.serve.verifying.folder import verify
@@ -369,72 +366,6 @@ def test_a_canary_without_a_finite_live_score_is_told_and_left_out_of_the_compar
     with pytest.raises(ArtifactError, match="no finite score for any canary. Train with --precision bf16 or fp32"):
         save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_pad_is_a_token_that_never_ends_a_rendering():
-    chatml = build_renderer(make_tokenizer(CHATML), RenderingConfig())
-    chosen = choose_pad(chatml, 384)
-    assert chosen != chatml.tokenizer.pad_token_id, "that one ends every turn"
-    assert chosen not in chatml.token_ids((Message("user", "Hi"), Message("assistant", "yes")))
-    plain = build_renderer(make_tokenizer(None), RenderingConfig())
-    assert plain.tokenizer.pad_token_id == plain.spec.final_token_id, "pad = EOS, the trap"
-    assert choose_pad(plain, 384) not in (plain.spec.final_token_id, None)
-    assert choose_pad(plain, 384) < len(plain.tokenizer), "an existing token: nothing is resized"
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_pad_equal_to_eos_does_not_move_the_score_in_plain_transformers(tmp_path, family):
-    _, renderer, spec = save(tmp_path / "rm", family, template=None)
-    assert renderer.tokenizer.pad_token_id == spec.renderer.final_token_id
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "rm")
-    batch = tokenizer.pad({"input_ids": [c.token_ids for c in spec.canaries]}, return_tensors="pt")
-    with torch.no_grad():
-        scores = model(**batch).logits[:, 0].tolist()
-    assert scores == pytest.approx([canary.score for canary in spec.canaries], abs=2e-5)
-
-
-def test_a_tokenizer_that_pads_left_is_saved_to_pad_right(tmp_path):
-    """GPT-2 counts positions from the beginning of the row, so padding there would be another score."""
-    config = GPT2Config(vocab_size=384, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
-    make_tokenizer().save_pretrained(tmp_path / "base")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base", padding_side="left")
-    spec = save_reward_model(
-        tmp_path / "rm",
-        make_model(config=config),
-        build_renderer(tokenizer, RenderingConfig(max_seq_len=256)),
-        beta=1.0,
-        save_dtype=torch.float32,
-        provenance={},
-    )
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
-    saved = AutoTokenizer.from_pretrained(tmp_path / "rm")
-    wanted = [canary.score for canary in spec.canaries]
-
-    def scores() -> list[float]:
-        batch = saved.pad({"input_ids": [canary.token_ids for canary in spec.canaries]}, return_tensors="pt")
-        with torch.no_grad():
-            return model(**batch).logits[:, 0].tolist()
-
-    assert scores() == pytest.approx(wanted, abs=2e-5)
-    saved.padding_side = "left"
-    assert max(abs(a - b) for a, b in zip(scores(), wanted, strict=True)) > 1e-2, "it would have shown"
-
-
-def test_no_possible_pad_refuses_the_save(tmp_path):
-    renderer = build_renderer(make_tokenizer(None), RenderingConfig())
-    only = renderer.tokenizer.eos_token
-
-    class OneSpecialToken:
-        all_special_tokens = (only,)
-        pad_token_id = unk_token_id = eos_token_id = renderer.tokenizer.eos_token_id
-
-        def get_vocab(self):
-            return {only: self.eos_token_id, "word": 7}
-
-    renderer.tokenizer = OneSpecialToken()
-    with pytest.raises(ArtifactError, match="no token can serve as padding"):
-        choose_pad(renderer, 384)
 
 
 def test_the_saved_dtype_is_that_of_the_trained_weights_unless_told_otherwise():

@@ -14,7 +14,7 @@ from conftest import write_pairs
 from rewardlab import cli
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
-from rewardlab.core import files
+from rewardlab.core import folders
 from rewardlab.training.loop.trainer import Trainer
 
 
@@ -96,7 +96,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
         raise PermissionError(errno.EACCES, "Permission denied", str(where["dir"]))
 
     # Root may write anywhere, so the system is played here.
-    monkeypatch.setattr(files.tempfile, "TemporaryFile", denied)
+    monkeypatch.setattr(folders.tempfile, "TemporaryFile", denied)
     place = tmp_path / "place"
     arguments = {
         "train": [*flags, "--dataset", pairs_file, "--output-dir", place],

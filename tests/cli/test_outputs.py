@@ -13,7 +13,7 @@ import pytest
 from command_line import refusal, short_run, tiny_reward_model, write_rows
 from conftest import write_pairs
 from rewardlab.cli import main
-from rewardlab.core.files import remove
+from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import clear_folder
 from rewardlab.evaluation import evaluate as evaluate_module
 

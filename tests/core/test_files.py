@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from rewardlab.core import files
+from rewardlab.core import files, folders
 from rewardlab.core.errors import DataError, naming_for_rust
-from rewardlab.core.files import append_text, is_number, read_json, replacing_folder, write_text
+from rewardlab.core.files import append_text, is_number, read_json, write_text
+from rewardlab.core.folders import replacing_folder
 
 KILLED = """
 import os, sys
 from pathlib import Path
-from rewardlab.core import files
+from rewardlab.core import folders
 
 def then_die(real):
     def act(*arguments):
@@ -26,9 +27,9 @@ def then_die(real):
     return act
 
 Path.rename = then_die(Path.rename)
-if hasattr(files, "_exchange"):
-    files._exchange = then_die(files._exchange)
-with files.replacing_folder(Path(sys.argv[1])) as folder:
+if hasattr(folders, "_exchange"):
+    folders._exchange = then_die(folders._exchange)
+with folders.replacing_folder(Path(sys.argv[1])) as folder:
     (folder / "weights").write_text("new")
 """
 
@@ -41,7 +42,7 @@ def write(folder: Path, text: str) -> None:
 def can_exchange(folder: Path) -> bool:
     for name in "ab":
         (folder / name).mkdir()
-    return files._exchange(folder / "a", folder / "b")
+    return folders._exchange(folder / "a", folder / "b")
 
 
 def test_a_process_killed_right_after_the_first_change_of_names_leaves_a_whole_folder(tmp_path):
@@ -71,7 +72,7 @@ def test_behind_a_link_the_folder_that_it_leads_to_is_replaced(tmp_path):
 @pytest.mark.parametrize("swaps", [True, False])
 def test_a_folder_is_replaced_and_nothing_else_is_left(tmp_path, monkeypatch, swaps):
     if not swaps:
-        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+        monkeypatch.setattr(folders, "_exchange", lambda *_: False)
     target = tmp_path / "best"
     for text in ("old", "new", "newer"):
         write(target, text)
@@ -84,7 +85,7 @@ def test_a_folder_is_replaced_and_nothing_else_is_left(tmp_path, monkeypatch, sw
 
 
 def test_without_swapping_a_rename_that_fails_brings_the_old_folder_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    monkeypatch.setattr(folders, "_exchange", lambda *_: False)
     target = tmp_path / "best"
     write(target, "old")
     real = Path.rename

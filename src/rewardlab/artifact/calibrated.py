@@ -10,7 +10,8 @@ from rewardlab.artifact.load import require_files
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.artifact.seal import seal
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import replacing_folder, write_json
+from rewardlab.core.files import write_json
+from rewardlab.core.folders import replacing_folder
 from rewardlab.core.lock import LOCK
 from rewardlab.core.spec import SPEC_FILE, UNPROTECTED, CalibrationSpec, RewardSpec, read_spec
 

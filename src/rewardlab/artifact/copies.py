@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 from rewardlab.artifact.load import require_files
-from rewardlab.core.files import replacing_folder, write_json
+from rewardlab.core.files import write_json
+from rewardlab.core.folders import replacing_folder
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 
 

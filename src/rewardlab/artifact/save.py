@@ -31,7 +31,8 @@ from rewardlab.artifact.seal import METADATA, seal
 from rewardlab.artifact.shards import BIAS, ONE, FileForm, write_files, zero_bias
 from rewardlab.artifact.weights import digest, write_weights
 from rewardlab.core.errors import ArtifactError, naming_for_rust
-from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
+from rewardlab.core.files import read_json, sha256_file, write_json
+from rewardlab.core.folders import replacing_folder
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, Canary, RewardSpec
 from rewardlab.core.terminal import quoted
 from rewardlab.data.chat import Renderer

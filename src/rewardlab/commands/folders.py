@@ -16,7 +16,8 @@ from rewardlab.arguments import (
 from rewardlab.commands.parsing import parse_command
 from rewardlab.console import answer_to, say
 from rewardlab.core.errors import ConfigError, EndpointError
-from rewardlab.core.files import require_writable_folder, write_json
+from rewardlab.core.files import write_json
+from rewardlab.core.folders import require_writable_folder
 
 
 def verify(arguments: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from rewardlab.commands.parsing import parse_command
 from rewardlab.console import complain, print_report, say
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import RewardlabError, words_of
-from rewardlab.core.files import require_writable_folder
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.run_folder import claim_evaluation
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
 

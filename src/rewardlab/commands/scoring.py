@@ -12,7 +12,7 @@ from rewardlab.arguments import (
 from rewardlab.commands.parsing import parse_command
 from rewardlab.console import say
 from rewardlab.core.errors import RunInterrupted
-from rewardlab.core.files import require_writable_folder
+from rewardlab.core.folders import require_writable_folder
 
 SHARED_BY_SCORE = (
     "precision",

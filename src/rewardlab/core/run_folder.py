@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final, get_args
 
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
-from rewardlab.core.files import UTF8, read_json, remove, require_writable_folder, sha256_text
+from rewardlab.core.files import UTF8, read_json, sha256_text
+from rewardlab.core.folders import remove, require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.other_names import SAME_THING
 from rewardlab.core.spec import SPEC_FILE, part_digests, read_spec

@@ -21,7 +21,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rewardlab.core.errors import RewardlabError
-from rewardlab.core.files import remove, replacing_folder, sha256_file, sha256_json, sha256_text
+from rewardlab.core.files import sha256_file, sha256_json, sha256_text
+from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import MAPPED_COLUMNS
 from rewardlab.data.finding import Source

@@ -12,7 +12,8 @@ from rewardlab.analysis.ceiling import Ceiling, of_groups
 from rewardlab.artifact.base import require_inputs
 from rewardlab.core.config import config_hash, read_settings, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import provenance, read_json, remove, sha256_file, sha256_json, write_json, write_text
+from rewardlab.core.files import provenance, read_json, sha256_file, sha256_json, write_json, write_text
+from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import only_writer
 from rewardlab.data.readers import fingerprint
 from rewardlab.diagnosing.arms import Arms

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import require_writable_folder, sha256_file
+from rewardlab.core.files import sha256_file
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.experiments.study import Study
 
 SUMS: Final = "SHA256SUMS"

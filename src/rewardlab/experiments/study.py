@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import provenance, require_writable_folder, sha256_file, write_text
+from rewardlab.core.files import provenance, sha256_file, write_text
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.data.weights import local_path
 from rewardlab.experiments.config import Seen

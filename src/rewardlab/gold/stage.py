@@ -22,13 +22,12 @@ from rewardlab.core.files import (
     provenance,
     read_json,
     read_summed_json,
-    remove,
-    require_writable_folder,
     sha256_file,
     to_json,
     write_json,
     write_summed_json,
 )
+from rewardlab.core.folders import remove, require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.core.terminal import short
 from rewardlab.gold.kept_results import FILE as KEPT_FILE

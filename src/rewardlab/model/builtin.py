@@ -24,7 +24,8 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 
 from rewardlab.core.errors import ModelError
-from rewardlab.core.files import cache_folder, read_json, replacing_folder, sha256_file, write_json
+from rewardlab.core.files import cache_folder, read_json, sha256_file, write_json
+from rewardlab.core.folders import replacing_folder
 from rewardlab.core.types import Log
 from rewardlab.model.config import BUILTIN_NAMES, SMOLLM2, misspelt_builtin
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import DataError, ModelError
-from rewardlab.core.files import read_summed_json, remove
+from rewardlab.core.files import read_summed_json
+from rewardlab.core.folders import remove
 from rewardlab.core.types import TokenGroup
 from rewardlab.model.reward import RewardModel
 from rewardlab.probing.states import (

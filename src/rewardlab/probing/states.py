@@ -26,7 +26,8 @@ import numpy.typing as npt
 import torch
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import read_summed_json, remove, sha256_file, write_summed_json
+from rewardlab.core.files import read_summed_json, sha256_file, write_summed_json
+from rewardlab.core.folders import remove
 from rewardlab.core.types import IntArray, TokenGroup
 from rewardlab.data.groups import num_replies
 from rewardlab.model.layers import layer_states

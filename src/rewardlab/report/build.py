@@ -14,7 +14,8 @@ from rewardlab.analysis.mistakes import WorstMistakes, worst_mistakes
 from rewardlab.analysis.reliability import NUM_DRAWS
 from rewardlab.analysis.slices import TURNS
 from rewardlab.core.errors import ConfigError, RewardlabError
-from rewardlab.core.files import UTF8, require_writable_folder, write_text
+from rewardlab.core.files import UTF8, write_text
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.run_folder import MISTAKES, holds_run, judged_together
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.types import Estimate, ScoreRow

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json, require_writable_folder, write_json, write_text
+from rewardlab.core.files import read_json, write_json, write_text
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.report.document import Document
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page

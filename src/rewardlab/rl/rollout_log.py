@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import append_text, parse_line, require_no_pipe, require_writable_folder
+from rewardlab.core.files import append_text, parse_line, require_no_pipe
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.schema import Refusal, typed
 from rewardlab.core.terminal import brief
 from rewardlab.core.types import Conversation, Message, prompt_key

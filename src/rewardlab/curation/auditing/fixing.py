@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import require_writable_folder, write_json
+from rewardlab.core.files import write_json
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.curation.auditing.across import FAMILIES
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.auditing.facts import ROW_CHECKS, Mask

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rewardlab.core.files import replacing_folder, write_json
+from rewardlab.core.files import write_json
+from rewardlab.core.folders import replacing_folder
 from rewardlab.curation.files.config import SplitConfig
 from rewardlab.curation.files.converting import lines_again
 from rewardlab.curation.files.grouping import Groups, assign, find_groups, joined, look, take, taken

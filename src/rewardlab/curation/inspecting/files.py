@@ -11,7 +11,8 @@ from rewardlab.analysis.inspection import Inspection
 from rewardlab.analysis.json_form import encode
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import provenance, read_json, require_writable_folder, write_json, write_text
+from rewardlab.core.files import provenance, read_json, write_json, write_text
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.curation.inspecting.config import InspectConfig, InspectionConfig
 from rewardlab.data.rows import CAUSES
 from rewardlab.report.inspection_page import MARK, inspection_page

@@ -13,7 +13,8 @@ from rewardlab.analysis.json_form import encode
 from rewardlab.core.bars import bar
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import provenance, remove, replacing_folder, sha256_file, write_json
+from rewardlab.core.files import provenance, sha256_file, write_json
+from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.core.lock import only_process
 from rewardlab.curation.files.writing import MANIFEST, require_output_folder
 from rewardlab.gold.building.config import BuildConfig

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_summed_json, require_writable_folder, sha256_file, write_summed_json
+from rewardlab.core.files import read_summed_json, sha256_file, write_summed_json
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.gold.files.parts import parts_of

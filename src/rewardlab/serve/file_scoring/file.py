@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from rewardlab.analysis.ensembles import Combination
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import remove, sha256_file
+from rewardlab.core.files import sha256_file
+from rewardlab.core.folders import remove
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import CUT_MIDDLE, REFUSING, RendererSpec, read_spec
 from rewardlab.data.readers import require_rows

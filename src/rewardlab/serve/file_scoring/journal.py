@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import SUM, append_text, read_summed_json, remove, sha256_json, to_json, write_summed_json
+from rewardlab.core.files import SUM, append_text, read_summed_json, sha256_json, to_json, write_summed_json
+from rewardlab.core.folders import remove
 from rewardlab.core.lock import LOCK
 
 logger = logging.getLogger("rewardlab")

@@ -14,7 +14,8 @@ from rewardlab.analysis.faults import largest_distance
 from rewardlab.artifact.config import older_rope
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ArtifactError, ModelError
-from rewardlab.core.files import read_json, replacing_folder, write_json
+from rewardlab.core.files import read_json, write_json
+from rewardlab.core.folders import replacing_folder
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, SCORE_TOLERANCE, RewardSpec, read_spec
 from rewardlab.model.builtin import resolve_model_name

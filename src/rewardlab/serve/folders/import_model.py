@@ -20,7 +20,8 @@ from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype, 
 from rewardlab.artifact.seal import seal
 from rewardlab.core.config import require
 from rewardlab.core.errors import ArtifactError, ConfigError, RewardlabError
-from rewardlab.core.files import provenance, remove, replacing_folder, sha256_file, write_json
+from rewardlab.core.files import provenance, sha256_file, write_json
+from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.core.signals import raised_at_once
 from rewardlab.core.spec import SPEC_FILE, RewardSpec
 from rewardlab.data.chat import Renderer

@@ -24,15 +24,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from rewardlab.core.errors import NO_ROOM, ArtifactError
-from rewardlab.core.files import (
-    read_json,
-    read_summed_json,
-    remove,
-    replacing_folder,
-    sha256_file,
-    write_summed_json,
-    write_text,
-)
+from rewardlab.core.files import read_json, read_summed_json, sha256_file, write_summed_json, write_text
+from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.core.run_folder import CHECKPOINTS, saved_steps
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.training.checkpoints.distcp import METADATA, open_distcp

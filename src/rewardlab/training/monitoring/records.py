@@ -28,7 +28,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rewardlab.analysis.metrics import current_columns
-from rewardlab.core.files import append_text, finite_or_none, remove, to_json, write_json, write_text
+from rewardlab.core.files import append_text, finite_or_none, to_json, write_json, write_text
+from rewardlab.core.folders import remove
 from rewardlab.core.types import Estimate
 
 COLUMNS = (
