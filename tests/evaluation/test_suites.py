@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_a_suite_ends_with_a_precision_card_on_its_own_pairs(saved, tmp_path, ca
 
 
 def test_several_models_on_a_suite_have_a_verdict_each(saved, tmp_path, capsys):
-    (tmp_path / "other").symlink_to(saved)
+    shutil.copytree(saved, tmp_path / "other")
     WRITERS["hhh"](tmp_path / "data", 12)
     line = ["eval", str(saved), str(tmp_path / "other"), "--suite", "hhh", "--suite-data", str(tmp_path / "data")]
     main([*line, "--output-dir", str(tmp_path / "out")])
