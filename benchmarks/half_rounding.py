@@ -1,8 +1,10 @@
-"""Training in bf16 beside float32: weights rounded stochastically once a step, and to the nearest, as autocast does.
+"""Training in bf16 or fp16 beside float32: weights rounded stochastically once a step, and to the nearest.
 
     scripts/bench half_rounding --lr 5e-6 2e-5 --seeds 3 --trl-seeds 1 --drift
+    scripts/bench half_rounding --device cuda --half fp16 --drift --exports float16
     scripts/bench half_rounding --folders runs/probe0/best runs/probe1/best    # saved models, one a seed: drift alone
 
+Rounding to the nearest is what autocast does.
 Every arm of a seed starts from the same weights and head and sees the same rows in the same order, at a constant rate.
 The trained float32 weights are then judged in float32 on the same test pairs, so differences between arms are paired.
 """
@@ -39,18 +41,12 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 CPU = torch.device("cpu")
 EXACT = "float32"
 LIVE = "live"
-SHADOW = "bf16, stochastic"
-NEAREST = "bf16, nearest"
 FOLDERS = "folders"
 TRL = "TRL, bf16"
-ARMS: Mapping[str, Mapping[str, str]] = {
-    EXACT: {"precision": "fp32"},
-    SHADOW: {"precision": "bf16", "half_rounding": "stochastic"},
-    NEAREST: {"precision": "bf16", "half_rounding": "nearest"},
-}
+ROUNDINGS = ("stochastic", "nearest")
 KINDS: Mapping[str, Mapping[str, bool]] = {"full": {}, "lora": {"lora": True}, "head": {"train_head_only": True}}
 SHORT: Mapping[str, str] = {"bfloat16": "bf16", "float16": "fp16"}
-EXPORTS = ["bfloat16"]
+DTYPES: Mapping[str, str] = {short: dtype for dtype, short in SHORT.items()}
 METRICS = ("accuracy", "NLL", "margin")
 TOO_FEW = 10
 """Prompts below which a mean has no interval that takes the prompt for its unit."""
@@ -89,12 +85,31 @@ class Rows:
     test: Sequence[TokenGroup]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Machinery:
+    """Where models are trained and judged, in which half precision, and the dtypes that they are exported to."""
+
+    device: torch.device
+    half: str
+    exports: Sequence[str]
+
+    def arm(self, rounding: str) -> str:
+        """The name of the arm that computes in half precision."""
+        return f"{self.half}, {rounding}"
+
+    def arms(self) -> dict[str, Mapping[str, str]]:
+        """The settings of each arm of ours."""
+        return {EXACT: {"precision": "fp32"}} | {
+            self.arm(rounding): {"precision": self.half, "half_rounding": rounding} for rounding in ROUNDINGS
+        }
+
+
 def train_arm(
-    rows: Rows, settings: Mapping[str, object], steps: int, *, work: Path | None, exports: Sequence[str]
+    rows: Rows, settings: Mapping[str, object], steps: int, *, work: Path | None, machinery: Machinery
 ) -> Trained:
-    """One run. With a folder to `work` in, the model is saved there, exported to `exports`, and served by several."""
+    """One run. With a folder to `work` in, the model is saved there, exported, and served by several."""
     config = ours.settings(rows.folder, settings)
-    trainer = ours.build_trainer(config, rows.train, sharing=True, device=CPU)
+    trainer = ours.build_trainer(config, rows.train, sharing=True, device=machinery.device)
     step = ours.step_of(trainer)
     losses = [float(step()["loss"]) for _ in range(steps)]
     others = {LIVE: columns(judge(trainer.model, rows.test, config))}
@@ -102,15 +117,15 @@ def train_arm(
         save_reward_model(
             work / "saved", trainer.model, rows.renderer, beta=1.0, save_dtype=torch.float32, provenance={}
         )
-        others |= serve(work / "saved", rows, config, work=work, exports=exports)
+        others |= serve(work / "saved", rows, config, work=work, machinery=machinery)
     exact = columns(judge(in_float32(trainer), rows.test, config))
     return Trained(losses=losses, exact=exact, others=others)
 
 
-def read_folder(folder: Path, rows: Rows, work: Path, exports: Sequence[str]) -> Trained:
+def read_folder(folder: Path, rows: Rows, work: Path, machinery: Machinery) -> Trained:
     """A model that was saved elsewhere, such as the head of `rewardlab probe`, served by several."""
     config = ours.settings(rows.folder, {})
-    others = serve(folder, rows, config, work=work, exports=exports)
+    others = serve(folder, rows, config, work=work, machinery=machinery)
     return Trained(losses=[], exact=others["the folder in fp32"], others=others)
 
 
@@ -136,37 +151,43 @@ def in_float32(trainer: RewardTrainer) -> RewardModel:
 
 
 def serve(
-    saved: Path, rows: Rows, config: RewardTrainerConfig, *, work: Path, exports: Sequence[str]
+    saved: Path, rows: Rows, config: RewardTrainerConfig, *, work: Path, machinery: Machinery
 ) -> dict[str, Columns]:
     """The test pairs by a saved folder: reloaded in both precisions, and in plain transformers, exported and as it is.
 
-    `exports` are names of dtypes, each of which transformers computes in; the exported folders go into `work`.
+    From a GPU also on the CPU. transformers computes in the dtype of the export; the exported folders go into `work`.
     """
+    places = {f"the folder in {precision}": (precision, machinery.device) for precision in ("fp32", machinery.half)}
+    if machinery.device != CPU:
+        places["the folder in fp32 on the CPU"] = "fp32", CPU
     found = {
-        f"the folder in {precision}": columns(judge(load(saved, precision=precision).model, rows.test, config))
-        for precision in ("fp32", "bf16")
+        name: columns(judge(load(saved, precision=precision, device=device).model, rows.test, config))
+        for name, (precision, device) in places.items()
     }
     served = {}
-    for dtype in exports:
+    for dtype in machinery.exports:
         export(saved, work / dtype, dtype=dtype)
         served[f"exported, transformers in {SHORT[dtype]}"] = work / dtype, getattr(torch, dtype)
-    served["not exported, transformers in bf16"] = saved, torch.bfloat16
+    served[f"not exported, transformers in {machinery.half}"] = saved, getattr(torch, DTYPES[machinery.half])
     for name, (folder, arithmetic) in served.items():
         classifier = AutoModelForSequenceClassification.from_pretrained(folder, dtype=arithmetic).eval()
+        classifier.to(machinery.device)
         scores = []
         for group in rows.test:
             batch = peers.pad_rows([group.conversation(n) for n in (0, 1)], classifier.config.pad_token_id)
             with torch.no_grad():
-                scores.append(peers.scores(classifier, batch, half=False).numpy())
+                scores.append(peers.scores(classifier, batch, half=False).cpu().numpy())
         found[name] = columns(score_rows(rows.test, scores))
     return found
 
 
 def train_trl(rows: Rows, settings: Mapping[str, object], steps: int, work: Path) -> Trained:
-    """TRL's RewardTrainer with `bf16=True`, from our weights and head, on our rows in our order."""
+    """TRL's RewardTrainer with `bf16=True` on the CPU, from our weights and head, on our rows in our order."""
     import parity_trl
 
-    nearest = {**settings, **ARMS[NEAREST]}
+    exactly: Mapping[str, str] = {"precision": "fp32"}
+    autocast: Mapping[str, str] = {"precision": "bf16", "half_rounding": "nearest"}
+    nearest = {**settings, **autocast}
     config = ours.settings(rows.folder, nearest)
     trainer = parity_trl.build_trl(
         rows.folder,
@@ -184,8 +205,8 @@ def train_trl(rows: Rows, settings: Mapping[str, object], steps: int, work: Path
     del trainer, model
     plain = {"lora": False, "train_head_only": False}
     judged = {}
-    for name, arm in (("exact", EXACT), (LIVE, NEAREST)):
-        config = ours.settings(str(work / "trl"), {**settings, **plain, **ARMS[arm]})
+    for name, arm in (("exact", exactly), (LIVE, autocast)):
+        config = ours.settings(str(work / "trl"), {**settings, **plain, **arm})
         judged[name] = columns(judge(ours.build_model(config, sharing=True, device=CPU), rows.test, config))
     return Trained(losses=losses, exact=judged["exact"], others={LIVE: judged[LIVE]})
 
@@ -225,8 +246,9 @@ def units_of(columns: Columns) -> list[str] | None:
     return prompts if len(set(prompts)) >= TOO_FEW else None
 
 
-def arms_table(arms: Mapping[str, Sequence[Trained]]) -> str:
+def arms_table(arms: Mapping[str, Sequence[Trained]], half: str) -> str:
     """One line an arm."""
+    shadow, nearest = (arms[f"{half}, {rounding}"] for rounding in ROUNDINGS)
     lines = []
     for name, runs in arms.items():
         if not runs:
@@ -238,8 +260,8 @@ def arms_table(arms: Mapping[str, Sequence[Trained]]) -> str:
         loss = np.mean([np.mean(run.losses[-5:]) for run in runs])
         live = " ".join(f"{distance(run.others[LIVE], run.exact).margins:.1%}" for run in runs)
         lines.append([name, len(runs), f"{loss:.3f}", *cells, live])
-    apart = (cell for metric in METRICS for cell in ("", difference(arms[SHADOW], arms[NEAREST], metric)))
-    lines.append([f"{SHADOW} – nearest", len(arms[SHADOW]), "", *apart, ""])
+    apart = (cell for metric in METRICS for cell in ("", difference(shadow, nearest, metric)))
+    lines.append([f"{half}, stochastic – nearest", len(shadow), "", *apart, ""])
     head = ["arm", "seeds", "loss, last 5 steps"]
     return results.table([*head, *(cell for metric in METRICS for cell in (metric, "difference")), "live"], lines)
 
@@ -271,21 +293,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trl-seeds", type=int, default=0, help="of which TRL trains so many too")
     parser.add_argument("--drift", action="store_true", help="save and export the models trained in bf16, and compare")
     parser.add_argument(
-        "--exports", nargs="+", default=EXPORTS, choices=list(SHORT), help="dtypes that they are exported to"
+        "--exports", nargs="+", choices=list(SHORT), help="dtypes that they are exported to; by default that of --half"
     )
     parser.add_argument("--kind", default="full", choices=list(KINDS))
     parser.add_argument(
         "--folders", type=Path, nargs="+", default=[], help="reward-model folders whose drift is measured; none trains"
     )
+    parser.add_argument("--half", default="bf16", choices=list(DTYPES), help="the half precision that is trained in")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=2)
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     if options.test_data == options.data:
         parser.error(f"--test-data {options.test_data}: its first rows are trained on. Leave it out for later ones")
-    if options.exports != EXPORTS and not (options.drift or options.folders):
+    if options.exports and not (options.drift or options.folders):
         parser.error("--exports needs --drift or --folders: nothing is exported without")
+    options.exports = options.exports or [DTYPES[options.half]]
     if len(set(options.exports)) < len(options.exports):
         parser.error("--exports names a dtype twice")
+    if options.trl_seeds and (options.half, options.device) != ("bf16", "cpu"):
+        parser.error("--trl-seeds: TRL is trained in bf16 on the CPU alone. Leave out --half and --device, or it")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU here")
     ours.quiet()
     torch.set_num_threads(options.threads)
     load_before = machine.load_average()
@@ -295,6 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = workload.model_folder(model, Path(work), layers=options.layers)
         rows = read_rows(folder, options)
         tag = f"{rows.name}.{options.kind}" + (f".{options.layers}-layers" if options.layers else "")
+        tag += "".join(f".{given}" for given, usual in ((options.half, "bf16"), (options.device, "cpu")) if given != usual)
         if options.folders:
             tag, options.lr = f"{rows.name}.folders", [0.0]
         for lr in options.lr:
@@ -305,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 page=page_of(found, rows.name, options),
                 data=record_of(found),
                 options=options,
-                device=CPU,
+                device=torch.device(options.device),
                 load=(load_before, machine.load_average()),
                 say=lr == options.lr[-1],
             )
@@ -329,13 +359,20 @@ def judge_folders(rows: Rows, options: argparse.Namespace) -> dict[str, list[Tra
     found = []
     for folder in options.folders:
         with tempfile.TemporaryDirectory() as place:
-            found.append(read_folder(folder, rows, Path(place), options.exports))
+            found.append(read_folder(folder, rows, Path(place), machinery_of(options)))
     return {FOLDERS: found}
+
+
+def machinery_of(options: argparse.Namespace) -> Machinery:
+    """What the flags say of devices and precisions."""
+    return Machinery(device=torch.device(options.device), half=options.half, exports=options.exports)
 
 
 def run_rate(rows: Rows, lr: float, options: argparse.Namespace, work: Path) -> dict[str, list[Trained]]:
     """Every arm and seed at one learning rate."""
-    arms: dict[str, list[Trained]] = {name: [] for name in (*ARMS, TRL)}
+    machinery = machinery_of(options)
+    own = machinery.arms()
+    arms: dict[str, list[Trained]] = {name: [] for name in (*own, TRL)}
     for seed in range(options.seeds):
         fixed = {
             "lr": lr,
@@ -347,14 +384,13 @@ def run_rate(rows: Rows, lr: float, options: argparse.Namespace, work: Path) -> 
             "label_smoothing": 0.0,
             **KINDS[options.kind],
         }
-        for name in (*ARMS, *([TRL] if seed < options.trl_seeds else [])):
+        for name in (*own, *([TRL] if seed < options.trl_seeds else [])):
             with tempfile.TemporaryDirectory(dir=work) as place:
                 if name == TRL:
                     trained = train_trl(rows, fixed, options.steps, Path(place))
                 else:
-                    saved = Path(place) if options.drift and name == SHADOW else None
-                    settings = fixed | ARMS[name]
-                    trained = train_arm(rows, settings, options.steps, work=saved, exports=options.exports)
+                    saved = Path(place) if options.drift and name == machinery.arm("stochastic") else None
+                    trained = train_arm(rows, fixed | own[name], options.steps, work=saved, machinery=machinery)
             arms[name].append(trained)
             print(f"lr {lr:g}, seed {seed}, {name}: loss {np.mean(trained.losses[-5:]):.3f}", flush=True)
     return arms
@@ -418,11 +454,12 @@ def page_of(
         f"prompts and seeds)"
     )
     for lr, arms in found.items():
-        tables += [f"## lr {lr:g}", "", arms_table(arms)]
+        tables += [f"## lr {lr:g}", "", arms_table(arms, options.half)]
         if options.drift:
-            tables += [f"The models of `{SHADOW}`, by who computes them:", "", drift_table(arms[SHADOW])]
+            shadow = machinery_of(options).arm("stochastic")
+            tables += [f"The models of `{shadow}`, by who computes them:", "", drift_table(arms[shadow])]
     return [
-        f"# bf16 that learns like float32: {what}, {data}",
+        f"# {options.half} that learns like float32: {what}, {data}",
         "",
         f"{Path(options.model).name}{depth}, {options.steps} steps of {options.batch_size} pairs at a constant rate; "
         f"judged in float32 on {options.test_pairs} {judged_on}. Differences are from float32, in the last row between "

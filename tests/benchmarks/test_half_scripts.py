@@ -33,29 +33,32 @@ def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("exported_here")
 @pytest.mark.parametrize(
-    ("kind", "given"),
+    ("kind", "given", "half"),
     [
-        ("full", ["1e-3"]),
-        ("full", ["1e-3", "1e-2"]),
-        ("lora", ["1e-3"]),
+        ("full", ["1e-3"], "bf16"),
+        ("full", ["1e-3", "1e-2"], "bf16"),
+        ("lora", ["1e-3"], "bf16"),
+        ("lora", ["1e-3"], "fp16"),
     ],
-    ids=["full", "two rates", "lora"],
+    ids=["full", "two rates", "lora", "float16"],
 )
-def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kind, given):
+def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kind, given, half):
+    trl_seeds = int(HAS_TRL and half == "bf16")
     size = ["--model", "tiny-llama", "--steps", "2", "--batch-size", "4", "--test-pairs", "12", "--threads", "1"]
-    arms = ["--kind", kind, "--seeds", "2", "--lr", *given, "--drift", "--trl-seeds", str(int(HAS_TRL))]
+    arms = ["--kind", kind, "--seeds", "2", "--lr", *given, "--drift", "--trl-seeds", str(trl_seeds), "--half", half]
     exports = ["--exports", "bfloat16", "float16"]
     assert half_rounding.main([*size, *arms, *exports, "--results", str(tmp_path)]) == 0
     page = page_in(tmp_path)
     (path,) = tmp_path.glob("*.json")
     record = json.loads(path.read_text(encoding="utf-8"))
     rates = record["rates"]
+    names = half_rounding.EXACT, f"{half}, stochastic", f"{half}, nearest"
     assert list(map(float, rates)) == list(map(float, given))
     for arms in rates.values():
         assert {name: len(runs) for name, runs in arms.items()} == {
-            **dict.fromkeys(half_rounding.ARMS, 2), half_rounding.TRL: int(HAS_TRL)
+            **dict.fromkeys(names, 2), half_rounding.TRL: trl_seeds
         }  # fmt: skip
-        exact, shadow = arms[half_rounding.EXACT], arms[half_rounding.SHADOW]
+        exact, shadow = arms[half_rounding.EXACT], arms[f"{half}, stochastic"]
         assert exact[0]["losses"] != exact[1]["losses"], "other rows, another head"
         for mine, other in zip(exact, shadow, strict=True):
             assert other["losses"][0] == pytest.approx(mine["losses"][0], rel=0.05)
@@ -69,9 +72,9 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
             assert 0 < 2 * fine < coarse < 0.2
         for trl in arms[half_rounding.TRL]:
             assert trl["losses"][0] == pytest.approx(exact[0]["losses"][0], rel=0.05), "the same start and rows"
-    assert page.count("| not exported, transformers in bf16 |") == len(given)
+    assert page.count(f"| not exported, transformers in {half} |") == len(given)
     # The difference of the two roundings, again, from what the record keeps of each pair.
-    shadow, nearest = ([run["margins"] for run in arms[name]] for name in (half_rounding.SHADOW, half_rounding.NEAREST))
+    shadow, nearest = ([run["margins"] for run in arms[name]] for name in names[1:])
     apart = stats.mean(np.mean(np.subtract(shadow, nearest), axis=0), record["pairs"]["prompt"])
     (row,) = (line for line in page.split(f"## lr {float(given[-1]):g}")[1].splitlines() if "– nearest |" in line)
     assert f"| {apart.value:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}] |  |" in row
@@ -83,9 +86,10 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
     [
         (["--exports", "float16"], "--exports needs --drift or --folders"),
         (["--drift", "--exports", "float16", "float16"], "--exports names a dtype twice"),
+        (["--half", "fp16", "--trl-seeds", "1"], "TRL is trained in bf16 on the CPU alone"),
     ],
 )
-def test_exports_that_nobody_would_see_are_refused_before_anything_is_trained(capsys, given, told):
+def test_flags_that_cannot_be_followed_are_refused_before_anything_is_trained(capsys, given, told):
     with pytest.raises(SystemExit) as stop:
         half_rounding.main(["--model", "tiny-llama", *given])
     assert stop.value.code == 2
