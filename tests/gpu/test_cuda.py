@@ -6,7 +6,9 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from conftest import make_groups, make_model, make_tokenizer, set_layout
@@ -22,6 +24,8 @@ from rewardlab.model.compute import (
     trial,
 )
 from rewardlab.model.config import ComputeConfig
+from rewardlab.model.half import HalfWeights
+from rewardlab.model.lora_sums import product_and
 from rewardlab.model.selftest import leak
 from rewardlab.training.loop.losses import preference_loss, total_weight
 from rewardlab.training.loop.reward_trainer import reward_trainer
@@ -116,6 +120,29 @@ def test_siblings_stay_invisible(backend, dtype):
     model.compute_dtype = dtype
     model.attention_backend = backend
     assert leak(model) <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("with_copies", [True, False], ids=["copies", "autocast"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_what_an_adapter_adds_is_seen_however_little_it_is(dtype, biased, with_copies):
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=biased, device=CUDA)
+    layer.weight.data = torch.randn(64, 64, device=CUDA).to(dtype).float() / 8
+    input = torch.randn(400, 64, device=CUDA).to(dtype)
+    update = (torch.randn(400, 64, device=CUDA) * torch.finfo(dtype).eps / 100).to(dtype)
+    without = F.linear(input.double(), layer.weight.double(), layer.bias.double() if biased else None)
+    module = nn.Sequential(layer)
+    if with_copies:
+        HalfWeights(module, "backbone", dtype, "nearest").refresh()
+    with torch.autocast("cuda", dtype=dtype):
+        found = product_and(update, input, layer)
+    assert found.dtype is dtype
+    # The slope of the change on the addition, beside that of rounding alone: 1 if all of it is seen.
+    change = found.double() - without.to(dtype).double()
+    assert float((change * update).sum() / update.double().square().sum()) == pytest.approx(1, abs=0.35)
+    assert (found.double() - (without + update)).abs().max() <= 0.6 * torch.finfo(dtype).eps * without.abs().max()
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 DEVICE = torch.device("cuda", 0)
-PRODUCTS = ("mm", "addmm")
-"""What F.linear becomes."""
+PRODUCTS = {"mm": 0, "addmm": 1, "rewardlab::summed_product": 0}
+"""What F.linear becomes, with what an adapter adds too, and which of its arguments is the left factor."""
 INDEXED = ("index", "index_put", "index_put_", "_unsafe_index")
 PINNED = "pinned_here"
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -79,7 +79,7 @@ class FakeCuda(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         self.calls[name] += 1
         if name in PRODUCTS:
-            left, right = args[-2:]
+            left, right = args[PRODUCTS[name] :][:2]
             assert left.dtype == right.dtype
             self.products[left.dtype, 1 in (*left.shape, *right.shape)] += 1
         return self._noting_waits(name, func, tensors, args, kwargs)

@@ -178,6 +178,19 @@ def test_ragged_kernels_are_called_once_a_layer_and_direction(device, backend):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "as where it is sharded"])
+def test_what_an_adapter_adds_is_not_left_to_cublas_which_rounds_before_it_adds(device, copies):
+    model = model_on(device, kind="lora")
+    if not copies:
+        model.half_weights.drop()
+        model.half_weights = None
+    batch = pack(GROUPS).to(DEVICE)
+    rewards = model(batch)
+    assert device.calls["rewardlab::summed_product"] == 7 * model.config.num_hidden_layers
+    run_backward(preference_loss(rewards, batch, LossConfig()))
+    require_gradients(model)
+
+
 def test_selective_checkpointing_keeps_products_and_attention_and_full_computes_them_again(device):
     calls = {}
     for mode in ("none", "selective", "full"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
@@ -64,6 +65,8 @@ def choose_compute(
 
     Raises ConfigError if a backend that the configuration names cannot be used here.
     """
+    if device.type == "cuda":
+        _ignore_warnings_of_cuda()
     attention, why = _choose_attention(config.attention_backend, text_config, device, dtype, train=train)
     linear, measured = _choose_linear(config.linear_backend, text_config, device, dtype)
     chosen: dict[str, Any] = {}
@@ -78,6 +81,14 @@ def choose_compute(
         + ("; layers compiled" if config.compile else "")
     )
     return {"attention_backend": attention, "linear_backend": linear, "allocator": allocator, **chosen}
+
+
+def _ignore_warnings_of_cuda() -> None:
+    """Hide two warnings of PyTorch, from now on: of a context that it then makes by itself, as it should, and of TF32,
+    which is left off because scores are to be exact in float32.
+    """
+    for message in ("Attempting to run cuBLAS, but there was no current CUDA context", "TensorFloat32 tensor cores"):
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
 def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: HalfRounding = "stochastic") -> None:
@@ -394,6 +405,7 @@ def _keep_matmuls() -> Any:
         torch.ops.aten.bmm.default,
         torch.ops.rewardlab.onednn_linear.default,
         torch.ops.rewardlab.widened_product.default,
+        torch.ops.rewardlab.summed_product.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rewardlab.model.autograd import first_order
 from rewardlab.model.config import HalfRounding
-from rewardlab.model.linear import OneDnnLinear, is_widened, widened_product
+from rewardlab.model.linear import OneDnnLinear, is_widened, summed_product, widened_product
 from rewardlab.model.rounding import name_seed, round_stochastically, round_weights
 
 AS_SAVED: Final = ()
@@ -84,6 +84,8 @@ class _Product(torch.autograd.Function):
             output = widened_product(narrow, half.t(), bias, update)
         elif update is None:
             output = F.linear(narrow, half, bias)
+        elif half.device.type == "cuda":
+            output = summed_product(narrow, half.t(), update, bias)
         else:
             output = torch.addmm(update, narrow, half.t())
             # Not in place: selective checkpointing keeps the product for the backward pass.
@@ -107,6 +109,19 @@ class _Product(torch.autograd.Function):
             gradient if needs_update else None,
             None,
         )
+
+
+def product(
+    input: Float[Tensor, "... in"],
+    weight: Float[Tensor, "out in"],
+    half: Float[Tensor, "out in"],
+    bias: Float[Tensor, " out"] | None,
+    update: Float[Tensor, "... out"] | None,
+) -> Float[Tensor, "... out"]:
+    """Compute `F.linear` by `half`, a half-precision copy of the weight, plus `update`; `weight` gets the gradient."""
+    function: Any = _Product
+    output: Tensor = function.apply(input, weight, half, bias, update, _CAST)
+    return output
 
 
 class _Copying(nn.Module):
@@ -136,9 +151,8 @@ class HalfLinear(_Copying, nn.Linear):
         self, input: Float[Tensor, "... in"], update: Float[Tensor, "... out"] | None = None
     ) -> Float[Tensor, "... out"]:
         """Compute with the copy; `update` is added before the sum is rounded to its dtype."""
-        product: Any = _Product
-        output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias, update, _CAST)
-        return output
+        assert self.half_weight is not None
+        return product(input, self.weight, self.half_weight, self.bias, update)
 
 
 class HalfConv1D(_Copying, Conv1D):  # type: ignore[misc]  # transformers has no types for it
@@ -160,9 +174,7 @@ class HalfConv1D(_Copying, Conv1D):  # type: ignore[misc]  # transformers has no
     ) -> Float[Tensor, "... out"]:
         """Compute as `HalfLinear.by_copy` does."""
         assert self.half_weight is not None
-        product: Any = _Product
-        output: Tensor = product.apply(input, self.weight.t(), self.half_weight.t(), self.bias, update, _CAST)
-        return output
+        return product(input, self.weight.t(), self.half_weight.t(), self.bias, update)
 
 
 COPYING: Final[dict[type[nn.Module], type[_Copying]]] = {

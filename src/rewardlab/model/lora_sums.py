@@ -3,7 +3,8 @@
 PEFT adds it afterwards. By then the layer's output lies on the grid of half precision, and an addition of less than
 half a step between its values is rounded away: the forward pass of a young adapter hardly sees it, although the same
 update merged into the weights would be seen. Summed inside the product, which accumulates in float32, it is rounded
-once, together with the rest: the product begins with the addition instead of with zero.
+once, together with the rest: the product begins with the addition instead of with zero. On a GPU, where it cannot, the
+product is given out in float32 and rounded after the addition.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from rewardlab.model.half import COPYING, HalfConv1D, HalfLinear
+from rewardlab.model.half import COPYING, HalfConv1D, HalfLinear, product
 
 SUMMED: Final = (*COPYING, *COPYING.values())
 """Layers whose product can begin with an addition: exactly these classes, as others may compute in their own way."""
@@ -45,12 +46,15 @@ def product_and(
 ) -> Float[Tensor, "... out"]:
     """Return the layer's output plus `update`, summed in float32 and rounded once to half precision.
 
-    A bias is added afterwards, as one more sum in half precision.
+    On the CPU a bias is added afterwards, as one more sum in half precision.
     """
     if isinstance(layer, HalfLinear | HalfConv1D) and layer.half_weight is not None:
         return layer.by_copy(input, update)
     # A sharded layer, or one without a copy: autocast rounds what it multiplies.
     weight = layer.weight if isinstance(layer, Conv1D) else layer.weight.t()
+    if input.device.type == "cuda":
+        half = weight.t().to(torch.get_autocast_dtype("cuda"))
+        return product(input, weight.t(), half, layer.bias, update)
     flat = torch.addmm(update.reshape(-1, update.shape[-1]), input.reshape(-1, input.shape[-1]), weight)
     if layer.bias is not None:
         flat = flat + layer.bias.to(flat.dtype)
