@@ -276,8 +276,8 @@ def drift_table(runs: Sequence[Trained]) -> str:
     return results.table(["computed by", *head], lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run every arm for every rate and seed; the result is written again after each rate."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--layers", type=int, default=None, help="the first ones alone")
@@ -315,6 +315,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--trl-seeds: TRL is trained in bf16 on the CPU alone. Leave out --half and --device, or it")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: there is no GPU here")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run every arm for every rate and seed; the result is written again after each rate."""
+    options = parse(arguments)
     ours.quiet()
     torch.set_num_threads(options.threads)
     load_before = machine.load_average()
@@ -324,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = workload.model_folder(model, Path(work), layers=options.layers)
         rows = read_rows(folder, options)
         tag = f"{rows.name}.{options.kind}" + (f".{options.layers}-layers" if options.layers else "")
-        tag += "".join(f".{given}" for given, usual in ((options.half, "bf16"), (options.device, "cpu")) if given != usual)
+        tag += ("" if options.half == "bf16" else f".{options.half}") + ("" if options.device == "cpu" else ".cuda")
         if options.folders:
             tag, options.lr = f"{rows.name}.folders", [0.0]
         for lr in options.lr:

@@ -178,6 +178,17 @@ def test_ragged_kernels_are_called_once_a_layer_and_direction(device, backend):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_copies_of_all_layers_are_rounded_by_as_many_kernels_as_those_of_one(device, kind):
+    model = model_on(device, kind=kind)
+    model.half_weights.refresh((1,))
+    rounded = sum(count for name, count in device.calls.items() if name.startswith(("bitwise", "mul", "where")))
+    layers = sum(layer.half_weight is not layer.weight for _, layer, _ in model.half_weights._layers)
+    assert layers >= 14
+    assert 5 <= rounded < 25
+    assert device.waits == []
+
+
 @pytest.mark.parametrize("copies", [True, False], ids=["copies", "as where it is sharded"])
 def test_what_an_adapter_adds_is_not_left_to_cublas_which_rounds_before_it_adds(device, copies):
     model = model_on(device, kind="lora")

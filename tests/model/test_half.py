@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from conftest import make_groups, make_model
 from rewardlab.batch import pack
-from rewardlab.model import linear
+from rewardlab.model import half, linear
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.half import AS_SAVED, HalfConv1D, HalfLinear, HalfWeights, _Cast, line_about_others
@@ -82,8 +82,8 @@ def test_copies_to_the_nearest_give_the_bits_of_casts_in_every_micro_batch(famil
 
 
 def test_copies_are_made_once_a_step_and_again_when_a_weight_has_changed(monkeypatch):
-    made, copied = [], HalfWeights._copy
-    monkeypatch.setattr(HalfWeights, "_copy", lambda *given: made.append(1) or copied(*given))
+    made, rounded = [], half.round_together
+    monkeypatch.setattr(half, "round_together", lambda parts, dtype: made.extend(parts) or rounded(parts, dtype))
     model = half_model().train()
     apply_compute(model, PLAIN)
     count = sum(type(layer) is HalfLinear for layer in model.modules())
@@ -99,6 +99,24 @@ def test_copies_are_made_once_a_step_and_again_when_a_weight_has_changed(monkeyp
         next(p for name, p in model.named_parameters() if name.endswith("q_proj.weight")).mul_(2.0)
     step_of(model)
     assert len(made) == 2 * count + 1, "only what has changed"
+
+
+def test_copies_that_could_not_be_rounded_are_made_again(monkeypatch):
+    model = half_model()
+    apply_compute(model, PLAIN)
+    model.half_weights.refresh((1,))
+    right = [layer.half_weight.clone() for _, layer, _ in model.half_weights._layers]
+
+    def out_of_memory(parts, dtype):
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(half, "round_together", out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            model.half_weights.refresh((2,))
+    model.half_weights.refresh((2,))
+    moved = [layer.half_weight for _, layer, _ in model.half_weights._layers]
+    assert not any(torch.equal(one, other) for one, other in zip(moved, right, strict=True))
 
 
 def test_layers_that_take_one_tensor_share_its_cast_until_it_is_written_to_or_gone():

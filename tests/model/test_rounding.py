@@ -8,7 +8,15 @@ import math
 import pytest
 import torch
 
-from rewardlab.model.rounding import AT_A_TIME, _draws, name_seed, round_stochastically, round_weights
+from rewardlab.model.rounding import (
+    AT_A_TIME,
+    Part,
+    _draws,
+    name_seed,
+    round_stochastically,
+    round_together,
+    round_weights,
+)
 
 CPU = torch.device("cpu")
 HALVES = [torch.bfloat16, torch.float16]
@@ -106,6 +114,36 @@ def test_parts_of_a_tensor_are_rounded_as_the_whole(dtype):
         round_stochastically(values[start:stop], dtype, (3,), start=start) for start, stop in itertools.pairwise(ends)
     ]
     assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("limit", [1, 40, 1 << 18])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_several_tensors_together_get_the_bits_of_each_alone(dtype, limit, monkeypatch):
+    monkeypatch.setattr("rewardlab.model.rounding.AT_A_TIME", limit)
+    values = weights()
+    shapes, starts = [(8, 4), (3, 5), (0, 7), (1, 1), (2, 64), (5,)], [0, 3, 2, 0, 4097, 6]
+    parts, alone = [], []
+    for number, (shape, start) in enumerate(zip(shapes, starts, strict=True)):
+        tensor = values[number * 200 :][: math.prod(shape)].view(shape)
+        alone.append(round_stochastically(tensor, dtype, (number, 7), start=start))
+        parts.append(Part(tensor, (number, 7), torch.full(shape, math.nan, dtype=dtype), start))
+    round_together(parts, dtype)
+    for part, expected in zip(parts, alone, strict=True):
+        assert torch.equal(part.out, expected)
+    # In place too, as the shards of a model are.
+    own = [Part(part.tensor.clone(), part.seed, part.tensor.clone(), part.start) for part in parts]
+    round_together([part._replace(tensor=part.out) for part in own], dtype)
+    for part, expected in zip(own, alone, strict=True):
+        assert torch.equal(part.out, expected.float())
+
+
+def test_a_number_that_is_none_keeps_to_itself_among_several(monkeypatch):
+    monkeypatch.setattr("rewardlab.model.rounding.AT_A_TIME", 1 << 18)
+    values = [torch.tensor([math.nan, 1.001]), torch.tensor([math.inf, 2.003, -1e-3])]
+    parts = [Part(tensor, (3,), torch.zeros_like(tensor, dtype=torch.bfloat16)) for tensor in values]
+    round_together(parts, torch.bfloat16)
+    assert parts[0].out.isnan().tolist() == [True, False]
+    assert parts[1].out.isinf().tolist() == [True, False, False]
 
 
 def test_draws_are_even_and_independent_of_place_and_key():

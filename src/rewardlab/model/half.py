@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -22,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from rewardlab.model.autograd import first_order
 from rewardlab.model.config import HalfRounding
 from rewardlab.model.linear import OneDnnLinear, is_widened, summed_product, widened_product
-from rewardlab.model.rounding import name_seed, round_stochastically, round_weights
+from rewardlab.model.rounding import Part, name_seed, round_together, round_weights
 
 AS_SAVED: Final = ()
 """The draw used for a model that is evaluated or saved: that of `round_weights`, which rounds weights for a file. So a
@@ -207,14 +208,31 @@ class HalfWeights:
         counter, so changes that bypass it (`weight.data.mul_(2)`) are missed. Weights made in inference mode have no
         counter, so their copies are made every time.
         """
+        stale: list[tuple[Any, tuple[object, ...]]] = []
+        drawn: list[Part] = []
         for name, layer, _ in self._layers:
             weight = layer.weight
             version = None if weight.is_inference() else weight._version
             made_of = (version, weight.untyped_storage()._cdata, draw)
             if version is not None and layer.made_of == made_of and layer.half_weight is not None:
                 continue
-            layer.half_weight = self._copy(weight.detach(), layer.half_weight, name, draw)
-            layer.made_of = made_of
+            stale.append((layer, made_of))
+            if weight.dtype is self.dtype:
+                layer.half_weight = weight.detach()
+                continue
+            if layer.half_weight is None:
+                layer.half_weight = torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
+            drawn.append(Part(weight.detach(), (*draw, *name_seed(name)), layer.half_weight))
+        self._round(drawn)
+        for layer, now_made_of in stale:  # only now: rounding may run out of memory, and the step be tried again
+            layer.made_of = now_made_of
+
+    def _round(self, parts: Sequence[Part]) -> None:
+        if self.rounding == "stochastic":
+            round_together(parts, self.dtype)
+            return
+        for part in parts:
+            part.out.copy_(part.tensor)
 
     def restore(self) -> None:
         """Do nothing, because the weights themselves were never rounded; as `RoundedParts.restore`."""
@@ -230,14 +248,6 @@ class HalfWeights:
             layer.half_weight, layer.made_of = None, ()
             layer.__class__ = kind
         self._layers = []
-
-    def _copy(self, weight: Tensor, earlier: Tensor | None, name: str, draw: tuple[int, ...]) -> Tensor:
-        if weight.dtype is self.dtype:
-            return weight
-        out = torch.empty_like(weight, dtype=self.dtype) if earlier is None else earlier
-        if self.rounding == "nearest":
-            return out.copy_(weight)
-        return round_stochastically(weight, self.dtype, (*draw, *name_seed(name)), out=out)
 
 
 def line_about_others(module: nn.Module) -> str:
@@ -294,14 +304,15 @@ class RoundedParts:
         if self._draw == draw:
             return
         self.restore()
+        parts: list[Part] = []
         for name, weight in self._weights:
             assert isinstance(weight, DTensor)
             part, width = weight.to_local(), weight.shape[1]
             self._kept.append((part, part.clone()))
             # The draws are counted over the whole weight, so those of a shard begin at its first row.
             start = rows_of(weight).start * width
-            seed = (*draw, *name_seed(name))
-            round_stochastically(part, self.dtype, seed, out=part, start=start)
+            parts.append(Part(part, (*draw, *name_seed(name)), part, start))
+        round_together(parts, self.dtype)
         self._draw = draw
 
     @torch.no_grad()

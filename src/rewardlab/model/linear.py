@@ -129,7 +129,6 @@ def _(left: Tensor, right: Tensor, bias: Tensor | None = None, update: Tensor | 
 torch.library.define("rewardlab::summed_product", "(Tensor left, Tensor right, Tensor update, Tensor? bias) -> Tensor")
 
 
-@torch.library.impl("rewardlab::summed_product", "CUDA")
 def _summed_on_cuda(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | None) -> Tensor:
     wide = torch.mm(left, right, out_dtype=torch.float32)
     if bias is not None:
@@ -137,9 +136,12 @@ def _summed_on_cuda(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | 
     return torch.add(wide, update, out=torch.empty_like(wide, dtype=left.dtype))  # adds and rounds in one pass
 
 
-@torch.library.register_fake("rewardlab::summed_product")
-def _(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | None) -> Tensor:
+def _shape_of_sum(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | None) -> Tensor:
     return left.new_empty(left.shape[0], right.shape[1])
+
+
+torch.library.impl("rewardlab::summed_product", "CUDA", _summed_on_cuda)
+torch.library.register_fake("rewardlab::summed_product", _shape_of_sum)
 
 
 def summed_product(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | None) -> Tensor:

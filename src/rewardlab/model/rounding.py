@@ -10,8 +10,8 @@ implementation, error analysis and applications").
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 
 AT_A_TIME: Final = 1 << 18
 """Weights rounded at a time on the CPU: few enough for the processor's caches, and enough for all of its cores."""
+TOGETHER: Final = 1 << 24
+"""Weights of several tensors rounded at a time on a GPU, in about half a gigabyte of its memory for the moment."""
 PLACES: Final = 4
 """How many draws of 16 bits one 64-bit number of the generator holds."""
 GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -57,15 +59,90 @@ def round_stochastically(
         raise ValueError(f"dtype {dtype}: stochastic rounding is to bfloat16 or float16.")
     out = torch.empty(tensor.shape, dtype=dtype, device=tensor.device) if out is None else out
     source, target = tensor.detach().reshape(-1), out.view(-1)
-    # Each format has draws of its own. With the same draws a weight that is rounded to one format and then to the other
-    # would be moved in the same direction twice, and small updates would be multiplied.
-    key = int(np.random.SeedSequence((*seed, BITS_DROPPED[dtype])).generate_state(1, np.uint64)[0])
+    key = _key(seed, dtype)
     at_a_time = AT_A_TIME if tensor.device.type == "cpu" else max(1, len(source))
     for place in range(0, len(source), at_a_time):
         part = source[place : place + at_a_time].to(torch.float32)
         noise = _draws(start + place, len(part), key, tensor.device)
         _round_into(target[place : place + at_a_time], part, noise, dtype)
     return out
+
+
+class Part(NamedTuple):
+    """A tensor to round, or a part of a larger one, with the arguments of `round_stochastically`."""
+
+    tensor: Tensor
+    seed: Sequence[int]
+    out: Tensor
+    start: int = 0
+
+
+def round_together(parts: Sequence[Part], dtype: torch.dtype) -> None:
+    """Round float tensors of one device, each into its `out`, to the bits that `round_stochastically` gives it.
+
+    Alone a tensor takes some thirty operations, however small it is. On a GPU it is their number that costs time.
+    """
+    for portion in _portions(parts):
+        if len(portion) == 1:
+            (only,) = portion
+            round_stochastically(only.tensor, dtype, only.seed, out=only.out, start=only.start)
+        else:
+            _round_portion(portion, dtype)
+
+
+def _portions(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Divide into runs of tensors of no more weights than are rounded at a time; a larger tensor is one by itself."""
+    portion: list[Part] = []
+    size = 0
+    for part in parts:
+        limit = AT_A_TIME if part.tensor.device.type == "cpu" else TOGETHER
+        count = part.tensor.numel()
+        if portion and size + count > limit:
+            yield portion
+            portion, size = [], 0
+        portion.append(part)
+        size += count
+    if portion:
+        yield portion
+
+
+def _round_portion(parts: Sequence[Part], dtype: torch.dtype) -> None:
+    """Round the tensors one after another in memory, each with zeros around it up to whole numbers of the generator."""
+    device = parts[0].tensor.device
+    zeros = torch.zeros(PLACES, device=device)
+    pieces: list[Tensor] = []
+    starts, places = [], []  # of each tensor's values among all, and of its numbers of the generator
+    end = 0
+    for part in parts:
+        count, skipped = part.tensor.numel(), part.start % PLACES
+        after = -(skipped + count) % PLACES
+        pieces += [zeros[:skipped], part.tensor.detach().reshape(-1).to(torch.float32), zeros[:after]]
+        places.append(end // PLACES)
+        starts.append(end + skipped)
+        end += skipped + count + after
+    bits = torch.arange(end // PLACES, device=device)
+    torch._foreach_add_(
+        [bits[place:stop] for place, stop in zip(places, [*places[1:], len(bits)], strict=True)],
+        [signed(_key(part.seed, dtype) + part.start // PLACES - at) for part, at in zip(parts, places, strict=True)],
+    )
+    target = torch.empty(end, dtype=dtype, device=device)
+    _round_into(target, torch.cat(pieces), _mix(bits).to(torch.int32).bitwise_and_(0xFFFF), dtype)
+    torch._foreach_copy_(
+        [part.out for part in parts],
+        [
+            target[start : start + part.tensor.numel()].view(part.tensor.shape)
+            for part, start in zip(parts, starts, strict=True)
+        ],
+    )
+
+
+def _key(seed: Sequence[int], dtype: torch.dtype) -> int:
+    """Return the state of SplitMix64 that a seed begins with.
+
+    Each format has draws of its own. With the same draws a weight that is rounded to one format and then to the other
+    would be moved in the same direction twice, and small updates would be multiplied.
+    """
+    return int(np.random.SeedSequence((*seed, BITS_DROPPED[dtype])).generate_state(1, np.uint64)[0])
 
 
 def _draws(start: int, count: int, key: int, device: torch.device) -> Tensor:
@@ -75,8 +152,13 @@ def _draws(start: int, count: int, key: int, device: torch.device) -> Tensor:
     on the place alone, so any part can be drawn without the rest. Products in int64 wrap around, as SplitMix64 wants.
     """
     first, skipped = divmod(start, PLACES)
-    bits = torch.arange(first, first - (-(skipped + count) // PLACES), device=device)
-    bits.add_(signed(key)).mul_(signed(GOLDEN))
+    bits = torch.arange(first, first - (-(skipped + count) // PLACES), device=device).add_(signed(key))
+    return _mix(bits)[skipped : skipped + count].to(torch.int32).bitwise_and_(0xFFFF)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Turn counters of SplitMix64 with its state added, as int64, into its numbers, in place; PLACES int16 of each."""
+    bits.mul_(signed(GOLDEN))
     shifted = torch.empty_like(bits)
     for shift, factor in (*MIX, (LAST_SHIFT, None)):
         # PyTorch shifts int64 with the sign. The mask clears its copies, which makes this the unsigned shift of
@@ -85,7 +167,7 @@ def _draws(start: int, count: int, key: int, device: torch.device) -> Tensor:
         bits.bitwise_xor_(shifted.bitwise_and_((1 << (64 - shift)) - 1))
         if factor is not None:
             bits.mul_(signed(factor))
-    return bits.view(torch.int16)[skipped : skipped + count].to(torch.int32).bitwise_and_(0xFFFF)
+    return bits.view(torch.int16)
 
 
 def signed(number: int) -> int:
