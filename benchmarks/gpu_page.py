@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,10 +41,22 @@ def collect(results: Path, output: Path) -> list[str]:
     for path, _ in found.values():
         title, *rest = path.read_text(encoding="utf-8").rstrip().splitlines()
         link = Path(*[".."] * len(output.parent.relative_to(results.parents[1]).parts), *path.parts[-3:])
-        lines += [f"#{title}", *rest, "", f"[{path.name}]({link.as_posix()})", ""]
+        lines += [
+            f"#{title}",
+            *itertools.chain.from_iterable(map(wrap, rest)),
+            "",
+            f"[{path.name}]({link.as_posix()})",
+            "",
+        ]
     if missing := [name for name in PARTS if name not in found]:
         lines += [f"Not measured: {', '.join(f'`{name}.py`' for name in missing)}.", ""]
     return lines
+
+
+def wrap(line: str) -> list[str]:
+    """The lines of a paragraph, item or heading, as wide as pages have them; of a table the line as it is."""
+    indent = "  " if line.startswith("- ") else ""
+    return [line] if line.startswith("|") or not line else textwrap.wrap(line, 116, subsequent_indent=indent)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

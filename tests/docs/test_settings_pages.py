@@ -41,6 +41,7 @@ OF_SCRIPTS = {
     "--responses",
     "--rewards",
     "--nproc-per-node",
+    "--per-device",
     "--before",
     "--slow",
     "--soak",
