@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorDeviceMismatchError
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.nn.attention.flex_attention import flex_attention
 
 from conftest import make_groups, make_model
@@ -31,6 +32,8 @@ from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 
+# PyTorch 2.11 has no error of its own for this.
+FakeTensorDeviceMismatchError = getattr(fake_tensor, "FakeTensorDeviceMismatchError", RuntimeError)
 IN_HALF = ["segments", "mask", "varlen", "flash"]
 IN_FLOAT32 = ["segments", "mask"]
 CASES = [

@@ -120,7 +120,8 @@ def test_every_adapted_layer_is_quantised_and_head_and_what_else_trains_is_float
     assert whole == {"head.weight", "backbone.layers.1.self_attn.o_proj.weight", *norms}
     assert {parameter.dtype for parameter in trained.values()} == {torch.float32}
     wanted = torch.bfloat16 if precision == "bf16" else torch.float32
-    assert model.backbone.norm.weight.dtype == model.backbone.embed_tokens.weight.dtype == wanted
+    assert model.backbone.embed_tokens.weight.dtype == wanted
+    assert model.backbone.norm.weight.dtype == torch.float32
 
 
 @installed
@@ -174,8 +175,11 @@ def test_a_base_that_is_another_one_is_not_merged_into(wide_base):
 
 @installed
 @pytest.mark.usefixtures("verified_here")
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    # Not int8 in fp16: on the CPU alone bitsandbytes has no product of integers, and one in float16 overflows.
+    [("nf4", "bf16"), ("nf4", "fp16"), ("nf4", "fp32"), ("int8", "bf16"), ("int8", "fp32")],
+)
 def test_a_run_from_data_to_a_verified_folder(wide_base, pairs_file, tmp_path, monkeypatch, kind, precision):
     monkeypatch.setattr(quantization_module, "require_bitsandbytes", lambda *_: None)
     config = RewardTrainerConfig.of(
