@@ -7,6 +7,7 @@ lay out or read a conversation differently from the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -144,20 +145,25 @@ def _make_equal(values: FloatArray, parts: Sequence[TokenGroup]) -> None:
 def score_rows(groups: Sequence[TokenGroup], scores: Sequence[npt.NDArray[np.floating]]) -> list[ScoreRow]:
     """Return one row for each reply, in order; `scores` has an array [K] for each group.
 
-    A row has the comparisons in which its reply comes first, so that every comparison is in exactly one row.
+    A row has the comparisons in which its reply comes first, so that every comparison is in exactly one row. Replies
+    have their numbers in the data, so that models which lost other replies to a limit of length are told apart.
     """
     return [
         ScoreRow(
             preference_id=group.preference_id,
             source=group.source,
             prompt_key=group.prompt_key,
-            reply=reply,
+            reply=group.numbers[reply],
             score=float(rewards[reply]),
             num_tokens=group.lengths[reply],
             prompt_tokens=group.prompt_tokens[reply],
             truncated_tokens=group.truncated_tokens[reply],
             truncated_reply_tokens=group.truncated_reply_tokens[reply],
-            comparisons=tuple(c for c in group.comparisons if c.first == reply),
+            comparisons=tuple(
+                replace(c, first=group.numbers[reply], second=group.numbers[c.second])
+                for c in group.comparisons
+                if c.first == reply
+            ),
         )
         for group, rewards in zip(groups, scores, strict=True)
         for reply in range(group.num_replies)

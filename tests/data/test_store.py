@@ -58,6 +58,7 @@ def outcomes(count: int, seed: int = 0) -> tuple[list[Preference], list[Outcome]
                 truncated_tokens=tuple(int(n) for n in draw.integers(0, 3, num_replies)),
                 comparisons=preference.comparisons[: int(draw.integers(1, len(preference.comparisons) + 1))],
                 ranking=tuple(int(n) for n in draw.permutation(num_replies)) if draw.random() < 0.5 else None,
+                numbers=tuple(sorted(map(int, draw.choice(9, num_replies, replace=False)))),
             )
         )
     return preferences, found
@@ -85,6 +86,7 @@ def plain(group: TokenGroup) -> tuple[object, ...]:
         group.truncated_tokens,
         group.comparisons,
         group.ranking,
+        group.numbers,
     )
 
 

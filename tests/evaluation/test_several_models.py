@@ -27,7 +27,7 @@ from rewardlab.evaluation import saved as saved_module
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder
 from rewardlab.evaluation.models import judge_folders, names_of
-from rewardlab.evaluation.records import TURNS, kept_replies, slices_of
+from rewardlab.evaluation.records import TURNS, slices_of
 from rewardlab.report.evaluations import read_columns
 from rewardlab.report.folder import read_folder
 
@@ -242,12 +242,6 @@ def test_a_label_below_one_half_prefers_the_second_and_ties_are_no_mistakes():
     assert [(margin_of(one), one.preference_id) for one in worst.comparisons] == [(-2.0, "1"), (-1.0, "0")]
     first = worst_mistakes(rows, most=1)
     assert (first.comparisons, first.num_wrong) == (worst.comparisons[:1], 2)
-
-
-def test_replies_above_the_limit_do_not_shift_the_texts_of_others(renderer):
-    replies = tuple((Message("assistant", text),) for text in ("short", "long " * 100, "also short"))
-    preference = Preference(id="a", source="s", prompt=(Message("user", "How?"),), replies=replies, comparisons=())
-    assert kept_replies(preference, renderer) == [0, 2]
 
 
 def originals(values: list[object], column: str = "kind") -> list[Original]:

@@ -79,7 +79,8 @@ def seq_cls(folder: Path, *, family: str = "llama", template: str | None = CHATM
     torch.manual_seed(0)
     config = CONFIGS[family]()
     config.eos_token_id, config.pad_token_id, config.num_labels = 2, PAD, labels
-    model = AutoModelForSequenceClassification.from_config(config).eval()
+    # Eager, since earlier versions of transformers drop the soft cap of Gemma 2 in SDPA.
+    model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").eval()
     torch.nn.init.normal_(model.score.weight, std=0.3)
     model.save_pretrained(folder)
     with_tokenizer(folder, template)

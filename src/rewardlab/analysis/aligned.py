@@ -239,7 +239,8 @@ def _judged(sets: Sequence[ScoreSet], by_key: Sequence[Mapping[ReplyKey, ScoreRo
             raise DataError(
                 f"{own.name} and {name} judge the replies to {short(other.preference_id)!r} differently "
                 f"({(ours - theirs).total() + (theirs - ours).total():,} comparisons differ in replies or label). "
-                f"Evaluate both on one file."
+                f"Evaluate both on one file; if they were, replies that are too long for one of them have no scores "
+                f"there, and the models cannot be compared on these data."
             )
         # Preferences that only this set judges are judged too; models that lack them are counted later, as missing.
         found = name, known + [pair for pair in pairs if (pair.source, pair.preference_id) not in there]

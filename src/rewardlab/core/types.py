@@ -110,10 +110,16 @@ class TokenGroup:
     """Replies in whose conversation a message contains a control token as text."""
     truncated_reply_tokens: tuple[int, ...] = ()
     """For each reply, the number of its own tokens that were cut from its middle; zeros where none is given."""
+    numbers: tuple[int, ...] = ()
+    """For each reply, its number in the row of the data, which its score is filed under; 0 to K − 1 where none is
+    given. Replies that do not fit the limit of length have no place here, and their numbers are left out. Comparisons
+    and ranking count the replies that are here."""
 
     def __post_init__(self) -> None:
         if not self.truncated_reply_tokens:
             object.__setattr__(self, "truncated_reply_tokens", (0,) * len(self.suffixes))
+        if not self.numbers:
+            object.__setattr__(self, "numbers", tuple(range(len(self.suffixes))))
 
     @property
     def num_replies(self) -> int:

@@ -55,7 +55,7 @@ def build_group(
 def lay_out(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup:
     """Return the group of the rendered replies: shared tokens once, and a suffix of at least one token for each reply.
 
-    If some replies could not be rendered, the others are renumbered, also in comparisons and ranking.
+    If some replies could not be rendered, comparisons and ranking count the others; `numbers` says which these are.
     """
     kept = sorted(rendered)
     number = {index: position for position, index in enumerate(kept)}
@@ -75,6 +75,7 @@ def lay_out(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGr
         num_typed=sum(rendered[index].num_typed > 0 for index in kept),
         comparisons=tuple(replace(c, first=number[c.first], second=number[c.second]) for c in preference.comparisons),
         ranking=tuple(number[index] for index in ranking if index in number) if ranking is not None else None,
+        numbers=tuple(kept),
     )
 
 

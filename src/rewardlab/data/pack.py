@@ -176,6 +176,7 @@ def part_of(group: TokenGroup, piece: Piece) -> TokenGroup:
         prompt_tokens=group.prompt_tokens[kept],
         truncated_tokens=group.truncated_tokens[kept],
         truncated_reply_tokens=group.truncated_reply_tokens[kept],
+        numbers=group.numbers[kept],
         comparisons=(),
         ranking=None,
     )

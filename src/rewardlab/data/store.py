@@ -26,7 +26,7 @@ from rewardlab.core.files import HASH_CHUNK_BYTES, read_summed_json, write_summe
 from rewardlab.core.types import Comparison, Preference, TokenGroup
 from rewardlab.data.splits import Texts
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Version of the format, raised when the columns or the content of `store.json` change."""
 MANIFEST: Final = "store.json"
 LEFT_OUT: Final = (
@@ -75,6 +75,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "truncated_tokens": "<i4",
     "truncated_reply_tokens": "<i4",
     "rank": "<i4",
+    "number": "<i4",
     # [C]
     "first": "<i4",
     "second": "<i4",
@@ -170,6 +171,7 @@ def _add_group(lists: dict[str, Any], group: TokenGroup) -> None:
     lists["prompt_tokens"] += group.prompt_tokens
     lists["truncated_tokens"] += group.truncated_tokens
     lists["truncated_reply_tokens"] += group.truncated_reply_tokens
+    lists["number"] += group.numbers
     # Every group has K entries in `rank`, ranked or not, so that `reply_end` serves for this column too.
     ranking = group.ranking if group.ranking is not None else (-1,) * group.num_replies
     assert len(ranking) == group.num_replies, "a ranking is of all replies"
@@ -266,6 +268,7 @@ class TokenStore:
             num_typed=int(columns["num_typed"][index]),
             comparisons=self._comparisons(index, by_prompt=by_prompt),
             ranking=tuple(columns["rank"][replies].tolist()) if columns["ranked"][index] else None,
+            numbers=tuple(columns["number"][replies].tolist()),
         )
 
     def place(self, index: int) -> str:

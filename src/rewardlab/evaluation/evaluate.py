@@ -269,7 +269,7 @@ def _evaluate_folder(
     write_evaluation(run.output_dir, "eval", result)
     worst = worst_mistakes(result.rows, most=NUM_MISTAKES).comparisons
     wanted = {(joined.source, joined.preference_id) for joined in worst}
-    write_mistakes(run.output_dir, "eval", worst, originals_of(config, model, wanted), model.renderer)
+    write_mistakes(run.output_dir, "eval", worst, originals_of(config, model, wanted))
     write_slices(run.output_dir, "eval", slices)
     if gold is not None:
         write_gold(run.output_dir, "eval", gold, result.rows)

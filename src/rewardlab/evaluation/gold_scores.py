@@ -57,16 +57,25 @@ def read_gold(path: Path, groups: Sequence[TokenGroup]) -> dict[ReplyKey, float]
             same_file = name == file.path.name or (only and file.scores.by_place)
             same_prompt = held is not None and held.prompt_key == group.prompt_key
             held = held if same_file or same_prompt else None
-        if held is None or held.scores.keys() != set(range(group.num_replies)):
+        if held is None or not _has_all(held.scores, group):
             continue
         if held.prompt_key not in (None, group.prompt_key):
             continue
-        for reply, score in held.scores.items():
-            if math.isfinite(score):
+        for reply in group.numbers:
+            if math.isfinite(score := held.scores[reply]):
                 found[group.source, group.preference_id, reply] = score
     if not found:
         raise DataError(_why_none(path, file, groups))
     return found
+
+
+def _has_all(scores: Mapping[int, float], group: TokenGroup) -> bool:
+    """Return whether there is a score for each reply of the group, and, as far as the group tells, for no others.
+
+    A group without some of its replies, by their numbers, may have scores for these too.
+    """
+    lost_some = group.numbers != tuple(range(group.num_replies))
+    return scores.keys() >= set(group.numbers) and (lost_some or len(scores) == group.num_replies)
 
 
 def _by_key(file: ScoreFile) -> dict[RowKey, _Preference]:

@@ -78,7 +78,7 @@ def judge_perturbations(
     num_rows: dict[Key, int] = {}
     for row in rows:
         num_rows[row.source, row.preference_id] = num_rows.get((row.source, row.preference_id), 0) + 1
-    # Replies above the length limit have no rows, and the others are renumbered: such preferences cannot be compared.
+    # Replies above the length limit have no rows, so not all that is judged of such preferences can be compared.
     whole = [one for one in preferences if num_rows.get((one.source, one.id)) == len(one.replies)]
     effects = {
         name: _effect(name, perturbation, model, rows, whole, cut=len(preferences) - len(whole), seed=seed)

@@ -9,11 +9,10 @@ from typing import Final
 from rewardlab.analysis.mistakes import margin_of, sides_of
 from rewardlab.analysis.slices import BUILT_IN, TURNS
 from rewardlab.core.config import did_you_mean
-from rewardlab.core.errors import ConfigError, RenderError
+from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import finite_or_none, write_jsonl
 from rewardlab.core.run_folder import MISTAKES, SLICES
 from rewardlab.core.types import Conversation, Preference, ScoredComparison, ScoreRow
-from rewardlab.data.chat import Renderer, ReplyTooLong
 from rewardlab.data.originals import Key, Original
 
 NUM_MISTAKES: Final = 50
@@ -22,44 +21,28 @@ MAX_SHOWN: Final = 80
 """Most characters of a text that names a slice."""
 
 
-def kept_replies(preference: Preference, renderer: Renderer) -> list[int]:
-    """Return the indices of the replies that fit the length limit: the numbering of its score rows."""
-    kept = []
-    for number, reply in enumerate(preference.replies):
-        try:
-            renderer.render(preference.prompt, reply)
-        except ReplyTooLong:
-            continue
-        except RenderError:
-            pass
-        kept.append(number)
-    return kept
-
-
 def write_mistakes(
     folder: Path,
     name: str,
     worst: Sequence[ScoredComparison],
     originals: Iterable[Original],
-    renderer: Renderer,
 ) -> None:
     """Write `<name>.mistakes.jsonl`: comparisons with prompt, replies and scores, in the order of `worst`.
 
     A comparison whose row is no longer among the `originals` is written without texts.
     """
     texts = {original.key: original.preference for original in originals}
-    write_jsonl(folder / f"{name}.{MISTAKES}", (_mistake(one, texts, renderer) for one in worst))
+    write_jsonl(folder / f"{name}.{MISTAKES}", (_mistake(one, texts) for one in worst))
 
 
-def _mistake(joined: ScoredComparison, texts: Mapping[Key, Preference], renderer: Renderer) -> dict[str, object]:
+def _mistake(joined: ScoredComparison, texts: Mapping[Key, Preference]) -> dict[str, object]:
     preferred, other = sides_of(joined)
     preference = texts.get((joined.source, joined.preference_id))
-    kept = [] if preference is None else kept_replies(preference, renderer)
 
     def side(row: ScoreRow) -> dict[str, object]:
         messages: Conversation | None = None
-        if preference is not None and row.reply < len(kept):
-            messages = preference.replies[kept[row.reply]]
+        if preference is not None and row.reply < len(preference.replies):
+            messages = preference.replies[row.reply]
         return {
             "reply": row.reply,
             "score": finite_or_none(row.score),

@@ -225,6 +225,7 @@ def digest_of_groups(groups: Iterable[TokenGroup]) -> str:
             group.prompt_tokens,
             group.truncated_tokens,
             group.truncated_reply_tokens,
+            group.numbers,
             [astuple(comparison) for comparison in group.comparisons],
             [len(group.shared), *map(len, group.suffixes)],
         ]

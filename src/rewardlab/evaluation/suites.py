@@ -197,11 +197,7 @@ def _judge(
     """Judge one suite by the scores of each group, and write `suite.<name>.scores.jsonl` and `suite.<name>.json`."""
     by_item = scores_of_items(data.items, tokenised, [own.astype(np.float64) for own in scores])
     result = judge_suite(data.suite, data.items, by_item, seed=seed, left_out=sum(data.left_out.values()))
-    rows = [
-        replace(row, reply=replies[row.reply], comparisons=_renumbered(row, replies))
-        for group, replies, own in zip(tokenised.groups, tokenised.replies, scores, strict=True)
-        for row in score_rows([group], [own])
-    ]
+    rows = score_rows(tokenised.groups, scores)
     not_finite = sum(not math.isfinite(row.score) for row in rows)
     evaluation = SuiteEvaluation(
         result=result,
@@ -213,11 +209,6 @@ def _judge(
     )
     write_suite(folder, data, evaluation, rows)
     return evaluation
-
-
-def _renumbered(row: ScoreRow, replies: Sequence[int]) -> tuple[Comparison, ...]:
-    """Return the comparisons of a row with the reply numbers of the suite."""
-    return tuple(replace(c, first=replies[c.first], second=replies[c.second]) for c in row.comparisons)
 
 
 def write_suite(folder: Path, data: SuiteData, evaluation: SuiteEvaluation, rows: Sequence[ScoreRow]) -> None:

@@ -7,7 +7,6 @@ the same prompt: a file that has changed since gives no texts, and never those o
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -71,7 +70,9 @@ class _Search:
 
     def __init__(self, rows: Sequence[ScoreRow], wanted: Iterable[Key]) -> None:
         self.prompts: dict[Key, str] = {(row.source, row.preference_id): row.prompt_key for row in rows}
-        self.num_replies = Counter((row.source, row.preference_id) for row in rows)
+        self.replies: dict[Key, list[int]] = {}
+        for row in rows:
+            self.replies.setdefault((row.source, row.preference_id), []).append(row.reply)
         self.missing = {key for key in wanted if key in self.prompts}
         self.found: dict[Key, Preference] = {}
         self.truths: dict[Key, float] = {}
@@ -103,14 +104,23 @@ class _Search:
                 self.turns[key] = original.num_turns
                 if key not in self.missing:
                     continue
-                if len(original.preference.replies) == self.num_replies[key]:
+                if _are_replies_of(self.replies[key], original.preference):
                     self.found[key] = original.preference
                 else:
-                    # Score rows number only the replies that were scored, so a lost one shifts all later numbers.
                     self.problems.append(f"{key[1]}: some of its replies were not scored, so it is unknown which were.")
         except (RewardlabError, OSError) as error:
             self.problems.append(str(error))
         self.missing -= self.found.keys()
+
+
+def _are_replies_of(numbers: Sequence[int], preference: Preference) -> bool:
+    """Return whether the numbers of score rows are those of the replies in the data.
+
+    Rows of earlier versions number only the replies that were scored, so where some are lost, numbers without a
+    gap may be theirs.
+    """
+    count, highest = len(preference.replies), max(numbers)
+    return len(numbers) == count or len(numbers) <= highest < count
 
 
 def _named(config: Mapping[str, Any], name: str) -> Iterator[tuple[Sequence[str], str]]:

@@ -144,5 +144,6 @@ def _only(group: TokenGroup, reply: int) -> TokenGroup:
         prompt_tokens=(group.prompt_tokens[reply],),
         truncated_tokens=(0,),
         truncated_reply_tokens=(0,),
+        numbers=(),
         comparisons=(),
     )

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from rewardlab.artifact.foreign.layouts import ForeignModel
 from rewardlab.core.types import IntArray
+from rewardlab.model.attention import padded_implementation
 from rewardlab.model.files import told
 
 
@@ -42,7 +43,9 @@ def own_scores(source: ForeignModel, sequences: Sequence[IntArray]) -> list[floa
 
 def _loaded(source: ForeignModel) -> Any:
     """Load the source in the class in which its own project computes it."""
-    options: dict[str, Any] = {"dtype": torch.float32}
+    # Earlier versions of transformers take SDPA for Gemma 2, which drops the soft cap of its attention.
+    attention = padded_implementation(source.config.get_text_config())
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": attention}
     if source.key_mapping is not None:
         options["key_mapping"] = source.key_mapping
     if source.kind == "seq-cls":

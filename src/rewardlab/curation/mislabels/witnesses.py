@@ -208,20 +208,7 @@ def _scored_by(config: MislabelsConfig, folder: Path, data: ReadData, pairs: Pai
     )
     groups = _groups(config, model.renderer, own_limit=True)
     scores = model.scores(groups, progress=f"scores by {folder}")
-    # A group that lost a reply numbers its other replies anew: leave its scores out, so that the witness is silent.
-    whole = replies_count(pairs)
-    kept = [
-        number
-        for number, group in enumerate(groups)
-        if whole.get((group.source, group.preference_id)) == group.num_replies
-    ]
-    rows = score_rows([groups[number] for number in kept], [scores[number] for number in kept])
-    return of_scores(ScoreSet(name=str(folder), rows=rows), pairs, data)
-
-
-def replies_count(pairs: Pairs) -> dict[tuple[str, str], int]:
-    """Return source and id -> number of replies."""
-    return {(one.source, one.id): len(one.replies) for one in pairs.preferences}
+    return of_scores(ScoreSet(name=str(folder), rows=score_rows(groups, scores)), pairs, data)
 
 
 def _tell_trained_on(folder: Path, data: ReadData) -> None:

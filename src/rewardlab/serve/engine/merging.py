@@ -120,4 +120,5 @@ def _one_group(cluster: _Cluster) -> TokenGroup:
         prompt_tokens=tuple(number for group in groups for number in group.prompt_tokens),
         truncated_tokens=tuple(number for group in groups for number in group.truncated_tokens),
         truncated_reply_tokens=tuple(number for group in groups for number in group.truncated_reply_tokens),
+        numbers=(),
     )

@@ -18,6 +18,7 @@ from rewardlab.core.files import read_json, write_json
 from rewardlab.core.folders import replacing_folder
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, SCORE_TOLERANCE, RewardSpec, read_spec
+from rewardlab.model.attention import padded_implementation
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.files import ADAPTER_CONFIG, told
 from rewardlab.model.load import disk_class_of, read_config
@@ -145,7 +146,9 @@ def _classifier(source: Path, base: str, *, final: int | None) -> Any:
     config.num_labels = 1
     text_config.pad_token_id = pad
     with told(base, "the adapters cannot be loaded on it"):
-        return disk_class_of(config).from_pretrained(base, config=config, dtype=torch.float32)
+        return disk_class_of(config).from_pretrained(
+            base, config=config, dtype=torch.float32, attn_implementation=padded_implementation(text_config)
+        )
 
 
 def _write_base(folder: Path, source: Path, classifier: Any) -> None:
