@@ -119,7 +119,7 @@ def test_parts_of_a_tensor_are_rounded_as_the_whole(dtype):
 @pytest.mark.parametrize("limit", [1, 40, 1 << 18])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_several_tensors_together_get_the_bits_of_each_alone(dtype, limit, monkeypatch):
-    monkeypatch.setattr("rewardlab.model.rounding.AT_A_TIME", limit)
+    monkeypatch.setattr("rewardlab.model.rounding.TOGETHER_ON_CPU", limit)
     values = weights()
     shapes, starts = [(8, 4), (3, 5), (0, 7), (1, 1), (2, 64), (5,)], [0, 3, 2, 0, 4097, 6]
     parts, alone = [], []
@@ -138,7 +138,7 @@ def test_several_tensors_together_get_the_bits_of_each_alone(dtype, limit, monke
 
 
 def test_a_number_that_is_none_keeps_to_itself_among_several(monkeypatch):
-    monkeypatch.setattr("rewardlab.model.rounding.AT_A_TIME", 1 << 18)
+    monkeypatch.setattr("rewardlab.model.rounding.TOGETHER_ON_CPU", 1 << 18)
     values = [torch.tensor([math.nan, 1.001]), torch.tensor([math.inf, 2.003, -1e-3])]
     parts = [Part(tensor, (3,), torch.zeros_like(tensor, dtype=torch.bfloat16)) for tensor in values]
     round_together(parts, torch.bfloat16)

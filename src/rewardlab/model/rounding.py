@@ -21,6 +21,8 @@ AT_A_TIME: Final = 1 << 18
 """Weights rounded at a time on the CPU: few enough for the processor's caches, and enough for all of its cores."""
 TOGETHER: Final = 1 << 24
 """Weights of several tensors rounded at a time on a GPU, in about half a gigabyte of its memory for the moment."""
+TOGETHER_ON_CPU: Final = 1 << 13
+"""The same on the CPU, where an operation costs less to start, and more memory would gain little."""
 PLACES: Final = 4
 """How many draws of 16 bits one 64-bit number of the generator holds."""
 GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -95,7 +97,7 @@ def _portions(parts: Sequence[Part]) -> Iterator[list[Part]]:
     portion: list[Part] = []
     size = 0
     for part in parts:
-        limit = AT_A_TIME if part.tensor.device.type == "cpu" else TOGETHER
+        limit = TOGETHER_ON_CPU if part.tensor.device.type == "cpu" else TOGETHER
         count = part.tensor.numel()
         if portion and size + count > limit:
             yield portion
