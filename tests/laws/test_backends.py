@@ -19,7 +19,7 @@ from conftest import arithmetic, make_groups, make_model, set_layout
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.model import attention_backends, compute
-from rewardlab.model.attention_backends import PromptLayout, Ragged
+from rewardlab.model.attention_backends import BACKENDS, PromptLayout, Ragged
 from rewardlab.model.compute import (
     apply_compute,
     checkpoint_activations,
@@ -72,6 +72,22 @@ def gradient_of(model, batch):
     model.zero_grad()
     (preference_loss(model(batch), batch, LOSS) / total_weight(batch)).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.float16])
+@pytest.mark.parametrize("backend", ["varlen", "flash"])
+def test_ragged_kernels_are_given_the_precision_of_the_pass_whatever_layers_gave(backend, given, monkeypatch):
+    taken = []
+    monkeypatch.setattr(
+        attention_backends,
+        f"{backend}_kernel",
+        lambda q, k, v, *_: taken.extend(tensor.dtype for tensor in (q, k, v)) or q,
+    )
+    layout = PromptLayout(((3, (2, 4)),), backend)
+    parts = [torch.randn(1, 2, layout.num_tokens, 8).to(given) for _ in range(3)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert BACKENDS[backend](*parts, layout, None, None).dtype is given
+    assert taken == [torch.bfloat16] * 3
 
 
 @pytest.mark.parametrize("backend", EVERYWHERE)

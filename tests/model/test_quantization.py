@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,6 +123,19 @@ def test_every_adapted_layer_is_quantised_and_head_and_what_else_trains_is_float
     wanted = torch.bfloat16 if precision == "bf16" else torch.float32
     assert model.backbone.embed_tokens.weight.dtype == wanted
     assert model.backbone.norm.weight.dtype == torch.float32
+
+
+@installed
+@pytest.mark.parametrize(("kind", "dora"), [("nf4", False), ("nf4", True), ("int8", False)])
+def test_in_half_precision_adapted_layers_give_what_kernels_take(wide_base, kind, dora, monkeypatch):
+    model = load_model(config_for(wide_base, quantization=kind, precision="bf16", dora=dora))
+    # PEFT asks this of CUDA, where autocast is on during such a run; DoRA's sums are float32 there.
+    monkeypatch.setattr("peft.tuners.lora.bnb.torch", SimpleNamespace(is_autocast_enabled=lambda: True))
+    given: set[torch.dtype] = set()
+    for path in adapted_layers(model):
+        model.get_submodule(path).register_forward_hook(lambda _layer, _inputs, output: given.add(output.dtype))
+    model(pack(make_groups(2, vocabulary=340)))
+    assert given == {torch.bfloat16}
 
 
 @installed

@@ -392,11 +392,13 @@ class _Gather(torch.autograd.Function):
 
 
 def _ragged_inputs(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries [T, H, D] and keys and values [U, _, D], all in the dtype of the values.
+    """Return queries [T, H, D] and keys and values [U, _, D], all in the dtype of autocast, or that of the values.
 
-    Norms and rotary embeddings may have cast queries and keys to float32; the kernels take one half-precision dtype.
+    Norms, rotary embeddings and adapters may have made float32 of them; the kernels take one half-precision dtype.
     """
-    q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
+    device = value.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    q, k, v = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     if ragged.gather_U is not None:
         gather: Any = _Gather
         k, v = gather.apply(k, ragged.gather_U), gather.apply(v, ragged.gather_U)

@@ -22,7 +22,7 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.dropout import ConversationDropout, Draws
 from rewardlab.model.frozen import is_held_half
-from rewardlab.model.quantization import far_from, is_quantized, weight_shape
+from rewardlab.model.quantization import far_from, is_quantized, round_sums, weight_shape
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
 from rewardlab.model.rounding import round_weights
 from rewardlab.model.sharded_weights import Weight, drop_gathered, whole_of
@@ -65,6 +65,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
         raise ModelError(
             f"--lora-target-modules {' '.join(targets)}: {error} Layers of this model: {', '.join(linear)}."
         ) from error
+    round_sums(backbone)
     for path in whole:
         backbone.get_submodule(path).requires_grad_(True)
     for parameter in backbone.parameters():

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.integrations import dequantize_bnb_weight
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
@@ -86,6 +87,21 @@ def prepare_quantized(backbone: nn.Module, kind: str, dtype: torch.dtype) -> Non
     for module in backbone.modules():
         if any(is_quantized(parameter) for parameter in module.parameters(recurse=False)):
             module.register_forward_pre_hook(narrow)
+
+
+def round_sums(backbone: nn.Module) -> None:
+    """Make quantised layers with adapters give what autocast computes in.
+
+    PEFT adds what DoRA computes in float32 and leaves the sum so. The kernels on a GPU take half precision alone.
+    """
+
+    def narrow(_layer: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        device = output.device.type
+        return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output
+
+    for module in backbone.modules():
+        if isinstance(module, BaseTunerLayer) and is_quantized(module.get_base_layer().weight):
+            module.register_forward_hook(narrow)
 
 
 def is_quantized(parameter: Tensor) -> bool:
