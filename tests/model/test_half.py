@@ -18,7 +18,7 @@ from rewardlab.batch import pack
 from rewardlab.model import half, linear
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
-from rewardlab.model.half import AS_SAVED, HalfConv1D, HalfLinear, HalfWeights, _Cast, line_about_others
+from rewardlab.model.half import AS_SAVED, Cast, HalfConv1D, HalfLinear, HalfWeights, line_about_others
 from rewardlab.model.layers import cut_off, decoder_layers
 from rewardlab.model.linear import use_onednn
 from rewardlab.model.lora import add_adapters
@@ -120,7 +120,7 @@ def test_copies_that_could_not_be_rounded_are_made_again(monkeypatch):
 
 
 def test_layers_that_take_one_tensor_share_its_cast_until_it_is_written_to_or_gone():
-    cast, given = _Cast(), torch.randn(3, 4)
+    cast, given = Cast(), torch.randn(3, 4)
     first = cast.of(given, torch.bfloat16)
     assert torch.equal(first, given.bfloat16())
     assert cast.of(given, torch.bfloat16) is first
@@ -143,8 +143,8 @@ def test_layers_that_take_one_tensor_share_its_cast_until_it_is_written_to_or_go
 def test_query_key_and_value_keep_one_cast_between_them_for_the_backward_pass(monkeypatch):
     model = half_model().train()
     apply_compute(model, PLAIN)
-    made, cast = [], _Cast.of
-    monkeypatch.setattr(_Cast, "of", lambda self, input, dtype: made.append(cast(self, input, dtype)) or made[-1])
+    made, cast = [], Cast.of
+    monkeypatch.setattr(Cast, "of", lambda self, input, dtype: made.append(cast(self, input, dtype)) or made[-1])
     step_of(model)
     passes, rest = divmod(len(made), 7)
     assert passes > 0

@@ -138,3 +138,43 @@ def test_runs_sum_before_rounding_unless_they_round_as_others_do(rounding: str, 
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
     assert layers
     assert {type(layer) for layer in layers} == {kind}
+
+
+def nodes(output: torch.Tensor) -> list[str]:
+    """The names of all nodes of a graph."""
+    found, left = set(), [output.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            left += [parent for parent, _ in node.next_functions]
+    return [type(node).__name__ for node in found]
+
+
+@pytest.mark.parametrize("kind", ["linear", "biased", "conv1d"])
+def test_a_layer_and_its_adapter_are_one_node_of_the_graph(kind: str) -> None:
+    module = adapted(kind)
+    sum_before_rounding(module)
+    HalfWeights(module, "backbone", torch.bfloat16, "nearest").refresh()
+    products = [name for name in nodes(computed(module)) if "Product" in name]
+    assert products == ["_AdaptedProductBackward"]
+
+
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_a_base_layer_that_trains_gets_its_gradient(part: str) -> None:
+    module = adapted("biased")
+    sum_before_rounding(module)
+    HalfWeights(module, "backbone", torch.bfloat16, "nearest").refresh()
+    parameter = getattr(module[0].base_layer, part).requires_grad_()
+    computed(module).sum().backward()
+    assert parameter.grad is not None
+    assert parameter.grad.abs().sum() > 0
+
+
+def test_with_dropout_the_adapter_sees_what_is_left_and_the_layer_sees_all() -> None:
+    module = adapted()
+    sum_before_rounding(module)
+    HalfWeights(module, "backbone", torch.bfloat16, "nearest").refresh()
+    module[0].lora_dropout["default"] = nn.Threshold(1e9, 0.0)  # leaves nothing
+    without = inputs().bfloat16() @ module[0].base_layer.half_weight.t()
+    assert torch.allclose(computed(module), without, rtol=2**-7, atol=2**-7)

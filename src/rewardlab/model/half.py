@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -30,7 +30,7 @@ AS_SAVED: Final = ()
 model scores in evaluation as it will from its folder."""
 
 
-class _Cast(threading.local):
+class Cast(threading.local):
     """The half-precision cast of the latest input, for the other layers that take it: query, key and value, or both
     halves of a gated layer. Layers that keep their input for the backward pass then keep one tensor between them.
     """
@@ -57,7 +57,38 @@ class _Cast(threading.local):
             self._input = self._narrow = None
 
 
-_CAST: Final = _Cast()
+CAST: Final = Cast()
+
+
+def half_product(
+    narrow: Float[Tensor, "N in"],
+    half: Float[Tensor, "out in"],
+    bias: Float[Tensor, " out"] | None = None,
+    update: Float[Tensor, "N out"] | None = None,
+) -> Float[Tensor, "N out"]:
+    """Compute `F.linear` of half-precision tensors as layers with a copy do, without a gradient.
+
+    `update` is added before the sum is rounded.
+    """
+    bias = None if bias is None else bias.to(half.dtype)
+    output: Tensor
+    if is_widened(half):
+        output = widened_product(narrow, half.t(), bias, update)
+    elif update is None:
+        output = F.linear(narrow, half, bias)
+    elif half.device.type == "cuda":
+        output = summed_product(narrow, half.t(), update, bias)
+    else:
+        output = torch.addmm(update, narrow, half.t())
+        # Not in place: selective checkpointing keeps the product for the backward pass.
+        output = output if bias is None else output + bias
+    return output
+
+
+def matrix_product(*, widened: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what multiplies two half-precision matrices in a backward pass."""
+    found: Callable[[Tensor, Tensor], Tensor] = widened_product if widened else torch.mm
+    return found
 
 
 class _Product(torch.autograd.Function):
@@ -68,7 +99,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None, update: Tensor | None, cast: _Cast
+        ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None, update: Tensor | None, cast: Cast
     ) -> Tensor:
         # Flattened to two dimensions: PyTorch would compute a batch of one with unusual strides as a batched product.
         narrow = cast.of(input, half.dtype).reshape(-1, input.shape[-1])
@@ -78,19 +109,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(narrow if needs_weight else None, half if needs_input else None)
         ctx.dtypes = input.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.widened = is_widened(half)
-        bias = None if bias is None else bias.to(half.dtype)
-        update = None if update is None else update.reshape(-1, update.shape[-1])
-        output: Tensor
-        if ctx.widened:
-            output = widened_product(narrow, half.t(), bias, update)
-        elif update is None:
-            output = F.linear(narrow, half, bias)
-        elif half.device.type == "cuda":
-            output = summed_product(narrow, half.t(), update, bias)
-        else:
-            output = torch.addmm(update, narrow, half.t())
-            # Not in place: selective checkpointing keeps the product for the backward pass.
-            output = output if bias is None else output + bias
+        output = half_product(narrow, half, bias, None if update is None else update.reshape(-1, update.shape[-1]))
         return output.view(*input.shape[:-1], output.shape[-1])
 
     @staticmethod
@@ -101,7 +120,7 @@ class _Product(torch.autograd.Function):
         input_dtype, weight_dtype, bias_dtype = ctx.dtypes
         needs_input, needs_weight, _, needs_bias, needs_update, _ = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
-        product: Any = widened_product if ctx.widened else torch.mm
+        product = matrix_product(widened=ctx.widened)
         return (
             product(flat, half).view(*gradient.shape[:-1], half.shape[1]).to(input_dtype) if needs_input else None,
             product(flat.t(), input).to(weight_dtype) if needs_weight else None,
@@ -121,7 +140,7 @@ def product(
 ) -> Float[Tensor, "... out"]:
     """Compute `F.linear` by `half`, a half-precision copy of the weight, plus `update`; `weight` gets the gradient."""
     function: Any = _Product
-    output: Tensor = function.apply(input, weight, half, bias, update, _CAST)
+    output: Tensor = function.apply(input, weight, half, bias, update, CAST)
     return output
 
 
