@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind, ttest_rel
 
-from rewardlab.rl.audit.changes import MIN_STEPS, Sample, divide
+from rewardlab.rl.audit.changes import Sample
+from rewardlab.rl.audit.windows import MIN_STEPS, divide
 
 
 def sample(step_N: np.ndarray, prompt_N: np.ndarray, values_N2: np.ndarray, windows: int = 2) -> Sample:

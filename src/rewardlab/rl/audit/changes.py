@@ -19,7 +19,7 @@ for the blocks and prompts there are (Satterthwaite 1946, Biometrics Bulletin 2,
 
 Legend: N rollouts, U units (prompts, or one unit of all replies), B blocks, H groups of prompts, P prompts.
 
-Windows, changes and their errors are one computation over the same sums, so they are in one file.
+Changes and their errors are one computation over the same sums, so they are in one file; windows.py makes the windows.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ from rewardlab.analysis.stats import MIN_CLUSTERS, too_few
 from rewardlab.core.types import Estimate
 from rewardlab.rl.audit.columns import IntArray
 from rewardlab.rl.audit.sums import jackknife, mean_change, or_whole, padded, ratio, sums_of, within, without_units
+from rewardlab.rl.audit.windows import MIN_STEPS, windows_of
 
-MIN_STEPS: Final = 4
-"""Fewest steps of a window. With fewer, little can be said about how much steps differ."""
 MOST_BLOCKS: Final = 6
 """Most blocks of a window. Longer blocks keep more of a drift in the error, and fewer make the quantile larger."""
 
@@ -111,27 +110,6 @@ class Pair:
     """Whether `wanted` is a share of what the first window predicts."""
     shortfall: Shift | None = None
     """Change of the evidence minus what is wanted for the change of the reward."""
-
-
-def divide(steps: Sequence[int] | IntArray, windows: int) -> list[IntArray]:
-    """Return the steps of each window, in equal numbers.
-
-    There are fewer windows than wanted if one of them would have fewer than `MIN_STEPS` steps, and none if there are
-    too few steps for two windows.
-    """
-    unique = np.unique(np.asarray(steps, dtype=np.int64))
-    number = min(windows, len(unique) // MIN_STEPS)
-    return list(np.array_split(unique, number)) if number >= 2 else []
-
-
-def windows_of(step_N: IntArray, windows: Sequence[IntArray]) -> IntArray:
-    """Return [N] the window of each step.
-
-    A step before the first window belongs to the first, and one after the last window to the last.
-    """
-    firsts = np.array([window[0] for window in windows])
-    found: IntArray = np.maximum(np.searchsorted(firsts, step_N, side="right") - 1, 0)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,9 @@ from rewardlab.analysis.intervals import FloatArray
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import UTF8, read_jsonl
 from rewardlab.core.terminal import brief
-from rewardlab.rl.audit.changes import Sample, Shift, missing, windows_of
+from rewardlab.rl.audit.changes import Sample, Shift, missing
 from rewardlab.rl.audit.columns import LARGEST, IntArray
+from rewardlab.rl.audit.windows import windows_of
 from rewardlab.rl.rollout_log import MOST
 
 NAME: Final = "held-out"

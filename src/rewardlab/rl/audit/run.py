@@ -17,11 +17,12 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Estimate
-from rewardlab.rl.audit.changes import MIN_STEPS, Pair, Sample, divide, missing
+from rewardlab.rl.audit.changes import Pair, Sample, missing
 from rewardlab.rl.audit.columns import REPETITION, Columns, IntArray, read_columns
 from rewardlab.rl.audit.config import AuditConfig
 from rewardlab.rl.audit.heldout import Suite, read_heldout
 from rewardlab.rl.audit.verdicts import Finding, Judged, Limits, judge
+from rewardlab.rl.audit.windows import MIN_STEPS, divide
 
 MOST_POINTS: Final = 40
 """Most points of a curve. Each is a group of adjacent steps."""
