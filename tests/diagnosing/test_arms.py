@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+from rewardlab.analysis.influence import share_by_influence
 from rewardlab.diagnosing.arms import Arm, Contrast, over_seeds, p_of_mean, share_of
 
 
@@ -60,6 +61,30 @@ def test_conversations_that_some_seeds_did_not_judge_weigh_by_those_that_did():
     assert arm.by_seed.tolist() == [0.5, 0.5]
     assert arm.num_judged == 3
     assert arm.influences() == pytest.approx({"0": 0.25, "1": -0.125, "2": -0.125})
+
+
+def test_an_arm_has_one_accuracy_though_its_seeds_judge_different_comparisons():
+    draw = np.random.default_rng(4)
+    right = (draw.random((5, 80)) < np.linspace(0.2, 0.9, 80)).astype(float)
+    for seed, row in enumerate(right):
+        row[draw.random(80) < 0.2 + 0.15 * seed] = np.nan
+    arm = arm_of(right, np.arange(80) // 2)
+    assert np.nanmean(np.nanmean(right, axis=0)) != pytest.approx(arm.mean, abs=0.001)
+    found = arm.over_conversations()
+    assert found.value == arm.over_seeds().value == arm.mean
+    assert found.low < arm.mean < found.high
+    assert found.n == 40
+    assert found.method.endswith("by conversation")
+
+
+def test_the_interval_over_conversations_is_the_same_by_outcomes_and_by_influences():
+    arm = drawn(0.7)
+    # A comparison that no seed judged leaves everything as it was.
+    more = arm_of(np.hstack([arm.right_SN, np.full((5, 1), np.nan)]), [*arm.clusters, "other"])
+    whole, apart = arm.over_conversations(), more.over_conversations()
+    assert (whole.value, whole.low, whole.high, whole.n) == (apart.value, apart.low, apart.high, apart.n)
+    by_influence = share_by_influence(arm.mean, 60 * arm._moved_N(), np.array(arm.clusters, dtype=int))
+    assert (by_influence.low, by_influence.high) == pytest.approx((whole.low, whole.high))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -11,6 +11,7 @@ import pytest
 
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.types import Message, prompt_key
 from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.diagnosing.run import diagnose
 
@@ -196,3 +197,42 @@ def test_intervals_on_test_data_are_by_conversation_too(tmp_path, base_model):
     )
     measured = {one.control: one for one in found.findings}["response_only"].measured
     assert [one.conversations.n for one in measured] == [12, 11]
+
+
+def test_intervals_of_training_runs_are_by_conversation_too(tmp_path, base_model, monkeypatch):
+    from rewardlab.diagnosing import runs
+
+    settings = tmp_path / "run.yaml"
+    settings.write_text("steps: 3\nlimit: 45\n")
+    config = DiagnoseConfig.of(
+        train=True,
+        train_config=settings,
+        model=str(base_model),
+        dataset=(str(write_turns(tmp_path / "pairs.jsonl", 20)),),
+        test_dataset=(str(write_turns(tmp_path / "test.jsonl", 11, offset=100)),),
+        output_dir=tmp_path / "found",
+        max_seq_len=256,
+        precision="fp32",
+    )
+
+    def judged(path, part):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        keys = [prompt_key([Message(**turn) for turn in row["prompt"]]) for row in rows]
+        return {f"{key} data row{n} 0 1 1": float(n % 5 > 0) for n, key in enumerate(keys) if n // 3 % 4 in part}
+
+    def outcomes(settings):
+        part = {settings.run.seed % 4, (settings.run.seed + 1) % 4}
+        found = judged(tmp_path / "pairs.jsonl", part)
+        return {
+            "kept": 1.0,
+            "selection": found,
+            "selection changed": found,
+            "test": judged(tmp_path / "test.jsonl", range(4)),
+        }
+
+    monkeypatch.setattr(runs, "_run", outcomes)
+    found = diagnose(config)
+    assert (found.facts["comparisons"], found.facts["conversations"]) == (60, 20)
+    measured = {one.control: one for one in found.findings}["response_only"].measured
+    assert [one.conversations.n for one in measured] == [20, 11]
+    assert found.full.value == found.full_conversations.value

@@ -112,6 +112,7 @@ def run_with(monkeypatch, tmp_path, outcome):
 
     monkeypatch.setattr(runs, "_run", done)
     monkeypatch.setattr(runs, "_rows_of", lambda folder: 100)
+    monkeypatch.setattr(runs, "_conversations", lambda *_: {"selection": {}})
     return runs.run_trained(configured(tmp_path), range(5), tmp_path / "runs")
 
 

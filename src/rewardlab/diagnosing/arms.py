@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student
 
 from rewardlab.analysis import stats
+from rewardlab.analysis.influence import share_by_influence
 from rewardlab.core.types import Estimate
 
 FloatArray = npt.NDArray[np.float64]
@@ -60,20 +61,34 @@ class Arm:
         return over_seeds(self.by_seed)
 
     def over_conversations(self) -> Estimate:
-        """Return the mean accuracy with an interval over conversations, of outcomes averaged over the seeds."""
-        judged_N: npt.NDArray[np.bool_] = np.isfinite(self.right_SN).sum(axis=0) > 0
-        means_N = np.nanmean(self.right_SN[:, judged_N], axis=0)
-        kept = [cluster for cluster, is_judged in zip(self.clusters, judged_N.tolist(), strict=True) if is_judged]
-        return stats.mean_share(np.clip(means_N, 0.0, 1.0), kept)
+        """Return the mean over seeds of their accuracies, as `mean` is, with an interval over conversations.
+
+        Seeds that judged the same comparisons give the interval of outcomes averaged over the seeds, others that of the
+        influences of comparisons, which in the first case are the same.
+        """
+        judged_SN = np.isfinite(self.right_SN)
+        judged_N = np.flatnonzero(judged_SN.any(axis=0))
+        kept = [self.clusters[n] for n in judged_N.tolist()]
+        if judged_SN[:, judged_N].all():
+            means_N = self.right_SN[:, judged_N].mean(axis=0)
+            found = stats.mean_share(np.clip(means_N, 0.0, 1.0), kept)
+        else:
+            moved_N = self._moved_N()[judged_N] * len(kept)
+            found = share_by_influence(self.mean, moved_N, np.unique(kept, return_inverse=True)[1])
+        return replace(found, method=found.method.replace("prompt", "conversation"))
+
+    def _moved_N(self) -> FloatArray:
+        """Return [N] by how much each comparison moves the mean."""
+        counts_S = np.isfinite(self.right_SN).sum(axis=1)
+        share_SN = (self.right_SN - self.by_seed[:, None]) / (counts_S[:, None] * len(self.right_SN))
+        moved_N: FloatArray = np.nansum(share_SN, axis=0)
+        return moved_N
 
     def influences(self) -> dict[str, float]:
         """Return conversation -> its influence: by how much it moves the mean."""
-        num_seeds = len(self.right_SN)
-        counts_S = np.isfinite(self.right_SN).sum(axis=1)
-        share_SN = (self.right_SN - self.by_seed[:, None]) / (counts_S[:, None] * num_seeds)
-        moved_N = np.nansum(share_SN, axis=0)
         names, index_N = np.unique(np.asarray(self.clusters, dtype=np.str_), return_inverse=True)
-        return dict(zip(names.tolist(), np.bincount(index_N, moved_N, minlength=len(names)).tolist(), strict=True))
+        moved_C = np.bincount(index_N, self._moved_N(), minlength=len(names))
+        return dict(zip(names.tolist(), moved_C.tolist(), strict=True))
 
 
 def over_seeds(values_S: FloatArray, *, lowest: float = 0.0, highest: float = 1.0) -> Estimate:

@@ -12,20 +12,24 @@ from typing import Any, Final
 
 import numpy as np
 
+from rewardlab.artifact.base import open_base, settle_length
 from rewardlab.artifact.load import load
 from rewardlab.core.config import from_mapping, read_settings, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, write_json
 from rewardlab.core.run_folder import MANIFEST
 from rewardlab.core.types import ScoreRow, join_comparisons
-from rewardlab.data.dataset_names import all_named
+from rewardlab.data.dataset_names import all_named, first_rows_of
 from rewardlab.data.finding import Source
 from rewardlab.data.prepare import load_data, token_groups
+from rewardlab.data.reading import read_named
+from rewardlab.data.splits import Texts, find_roots
 from rewardlab.diagnosing.arms import Arm
 from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.conventions import settle_reading
 
 logger = logging.getLogger("rewardlab")
 DONE: Final = "control.json"
@@ -78,10 +82,12 @@ def run_trained(
                     found.setdefault(control, []).append(right)
     if "random_subset" in not_run:
         not_run.setdefault("length_matched", not_run["random_subset"])
-    arms = _arms(outcomes, len(seeds))
+    of_prompts = _conversations(config, seeds, folder)
+    arms = _arms(outcomes, len(seeds), of_prompts["selection"])
     if "full" not in arms:
         raise DataError("--train: of some seed nothing but ties was held out, so there is no accuracy. Name more data.")
-    return arms, _arms(elsewhere, len(seeds)), {"runs": str(folder), "not_run": not_run}
+    test = _arms(elsewhere, len(seeds), of_prompts.get("test", {}))
+    return arms, test, {"runs": str(folder), "not_run": not_run}
 
 
 def _require_enough(done: Mapping[str, Any], settings: RewardTrainerConfig) -> None:
@@ -220,13 +226,56 @@ def _right(result: EvalResult) -> Iterator[tuple[str, float]]:
             yield f"{name} {seen[name]}", float(np.heaviside(ahead if label > 0.5 else -ahead, 0.5))
 
 
-def _arms(found: Mapping[str, Sequence[Mapping[str, float]]], num_seeds: int) -> dict[str, Arm]:
-    """Return the arms of the controls that every seed has, with a column for each comparison that any seed judged."""
+def _conversations(config: DiagnoseConfig, seeds: Sequence[int], folder: Path) -> dict[str, dict[str, str]]:
+    """Return `selection` and `test` -> prompt key -> its conversation, which has one name over all seeds.
+
+    They are told apart as for heads, by `find_roots`, in the data that the seeds read together: with a limit each seed
+    draws other rows. A control keeps the prompt keys of the rows, so the data are read without one.
+    """
+    found: dict[str, list[Texts]] = {}
+    for seed in seeds:
+        settings = _settings(config, "full", seed, folder, 1.0)
+        assert settings is not None
+        if settings.run.compat != "none":
+            settings = settle_reading(settings, first_rows_of(settings.data))
+        settings = settings.replace(max_seq_len=settle_length(settings.model, settings.data.rendering))
+        read = read_named(
+            all_named(settings.data),
+            settings.data.reading,
+            open_base(settings.model, settings.data.rendering).renderer,
+            seed=seed,
+            kwise_loss=settings.loss.kwise_loss,
+            bare=settings.data.rendering.joins_texts,
+        )
+        # Without evaluation data of their own, runs hold out a part of the training data.
+        held = {"selection": read.parts.get("eval", read.parts["train"]), "test": read.parts.get("test")}
+        for name, part in held.items():
+            if part is not None:
+                found.setdefault(name, []).append(part.texts())
+    joined = {name: Texts.join(parts) for name, parts in found.items()}
+    return {
+        name: {
+            f"{key:016x}": str(root)
+            for key, root in zip(texts.prompts_P.tolist(), find_roots(texts)[0].tolist(), strict=True)
+        }
+        for name, texts in joined.items()
+    }
+
+
+def _arms(
+    found: Mapping[str, Sequence[Mapping[str, float]]], num_seeds: int, of_prompts: Mapping[str, str]
+) -> dict[str, Arm]:
+    """Return the arms of the controls that every seed has, with a column for each comparison that any seed judged.
+
+    `of_prompts` are prompt key -> conversation; a prompt without one stands for itself.
+    """
     arms = {}
     for name, outcomes in found.items():
         if len(outcomes) < num_seeds or not all(outcomes):
             continue
         columns = sorted({column for one in outcomes for column in one})
         right = [[one.get(column, np.nan) for column in columns] for one in outcomes]
-        arms[name] = Arm(right_SN=np.array(right), clusters=tuple(column.split(" ")[0] for column in columns))
+        prompts = [column.split(" ")[0] for column in columns]
+        clusters = tuple(of_prompts.get(prompt, f"prompt {prompt}") for prompt in prompts)
+        arms[name] = Arm(right_SN=np.array(right), clusters=clusters)
     return arms
