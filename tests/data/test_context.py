@@ -102,3 +102,48 @@ def test_columns_that_are_named_prompts_keep_what_belongs_to_them() -> None:
     assert preference(asked, prompt_column="instruction").prompt == (user("Translate.\nWhy?"),)
     assert preference(asked, prompt_column="input").prompt == (user("Why?"),)
     assert cause({**asked, "input": ["x"]}, prompt_column="instruction") == "bad_roles"
+
+
+ASKED = {"prompt": "Why?"}
+RATED = {**ASKED, "response": "Because.", "helpfulness": 3}
+OTHERS: dict[str, list[dict[str, Any]]] = {
+    "judged": [{**ASKED, "replies": ["Because.", "No."], "comparisons": [{"first": 0, "second": 1}]}],
+    "rated": [RATED, {**RATED, "response": "No.", "helpfulness": 1}],
+    "ranked": [{**ASKED, "answers": [{"answer": "Because.", "rank": 1}, {"answer": "No.", "rank": 2}]}],
+    "ultrafeedback": [
+        {
+            "instruction": "Why?",
+            "completions": [{"response": "Because.", "overall_score": 8}, {"response": "No.", "overall_score": 2}],
+        }
+    ],
+    "rewardbench": [{**ASKED, "chosen": ["Because."], "rejected": ["No."], "subset": "x"}],
+    "helpsteer2": [{**ASKED, "response_1": "Because.", "response_2": "No.", "preference_strength": -1}],
+    "helpsteer3": [{"context": "Why?", "response1": "Because.", "response2": "No.", "overall_preference": -1}],
+    "safe-rlhf": [{**ASKED, "response_0": "Because.", "response_1": "No.", "better_response_id": 0}],
+}
+
+
+@pytest.mark.parametrize("rows", OTHERS.values(), ids=OTHERS)
+def test_replies_that_are_rated_ranked_or_compared_have_the_turns_before_their_prompt(
+    rows: list[dict[str, Any]],
+) -> None:
+    read = preference(*({**row, "system": "Be brief.", "history": HISTORIES[0]} for row in rows))
+    assert read.prompt == (SYSTEM, *BEFORE, user("Why?"))
+    assert replies(read) == ["Because.", "No."]
+    assert preference(*({**row, "system": None, "history": []} for row in rows)) == preference(*rows)
+    assert cause(*({**row, "history": "Hi"} for row in rows)) == "bad_roles"
+
+
+@pytest.mark.parametrize("columns", [{"system": "Be long."}, {"history": HISTORIES[0]}], ids=str)
+def test_rated_replies_of_one_prompt_have_one_context(columns: dict[str, Any]) -> None:
+    first, second = OTHERS["rated"]
+    assert cause(first, {**second, **columns}) == "prompt_differs"
+
+
+def test_battles_take_the_system_turn() -> None:
+    sides = {f"conversation_{side}": turns(user("Why?"), assistant(side)) for side in "ab"}
+    read = preference({**sides, "winner": "model_a", "system": "Be brief."})
+    assert read.prompt == (SYSTEM, user("Why?"))
+    battle = {"prompt": ["Why?"], "response_a": ["Because."], "response_b": ["No."]}
+    outcome = {"winner_model_a": 1, "winner_model_b": 0, "winner_tie": 0}
+    assert preference({**battle, **outcome, "system": "Be brief."}).prompt == (SYSTEM, user("Why?"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewardlab.core.types import Conversation
@@ -49,6 +50,16 @@ def read_asked(row: Row, rules: Rules) -> Asked:
         value = with_input(value, row.get("input"))
     own = read_prompt(value, bare=rules.bare)
     return Asked(prompt=with_system(with_history(own, row), row), own=own, after=rules.before_reply(value))
+
+
+def require_one_context(rows: Sequence[Row]) -> None:
+    """Raise UnusableRowError if rows that are read as one have other turns before their prompt."""
+    for name in COLUMNS:
+        if other := next((row for row in rows if (row.get(name) or None) != (rows[0].get(name) or None)), None):
+            raise UnusableRowError(
+                "prompt_differs",
+                f"rows of one prompt have {name} {show(rows[0].get(name))} and {show(other.get(name))}",
+            )
 
 
 def with_input(instruction: object, given: object) -> object:

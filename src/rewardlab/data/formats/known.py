@@ -11,6 +11,7 @@ from typing import Final
 from rewardlab.core.errors import DataError
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.instructed import ALPACA, SHAREGPT
+from rewardlab.data.formats.judged import JUDGED
 from rewardlab.data.formats.kwise import KWISE, NECTAR, RATED, ULTRAFEEDBACK, rated_by
 from rewardlab.data.formats.mapping import mapped, require_columns
 from rewardlab.data.formats.plain import LONG_FORM, PAIRS, WHOLE
@@ -26,7 +27,6 @@ from rewardlab.data.formats.published import (
 from rewardlab.data.formats.schema import Schema, resembling
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST
 from rewardlab.data.formats.voted import HELPSTEER2_PREFERENCE, HELPSTEER3, LABELLED
-from rewardlab.data.judgements import read_judged
 from rewardlab.data.rows import Row, UnusableRowError
 
 MOST_NEAR: Final = 3
@@ -45,7 +45,7 @@ SCHEMAS = (
     SHAREGPT,
     ALPACA,
     WHOLE,
-    Schema(name="judged replies", needed=("prompt", "replies", "comparisons"), read=read_judged),
+    JUDGED,
     HELPSTEER2_PREFERENCE,
     HELPSTEER3,
     SAFE_RLHF,

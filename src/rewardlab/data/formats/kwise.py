@@ -10,10 +10,10 @@ from typing import Final
 
 from rewardlab.core.files import to_float
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats.context import read_asked
+from rewardlab.data.formats.context import read_asked, require_one_context
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, read_scores
-from rewardlab.data.rows import Row, UnusableRowError, read_prompt, read_reply, show
+from rewardlab.data.rows import Row, UnusableRowError, show
 
 _HELPSTEER_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 """What stands between the turns of a HelpSteer2 prompt; the first turn has none before it."""
@@ -78,7 +78,11 @@ def _flat_ratings(completion: Mapping[str, object]) -> dict[str, object]:
 
 
 def _join_rated(rows: Sequence[Row], place: str, rules: Rules) -> Row:
-    """Return rows of one prompt, each with a rated reply, as one row."""
+    """Return rows of one prompt, each with a rated reply, as one row.
+
+    Raises UnusableRowError if `system` or `history` are not the same in all.
+    """
+    require_one_context(rows)
     return {**rows[0], "rows": list(rows)}
 
 
@@ -103,7 +107,7 @@ def _compare_rated(
     rules: Rules,
 ) -> ParsedRow:
     """Return the comparisons of (reply, its ratings by name), by the weighted sums of the ratings."""
-    turns = read_prompt(prompt, bare=rules.bare)
+    asked = read_asked({**row, "prompt": prompt}, rules)
     scores = []
     for _, ratings in rated:
         numbers = {name: to_float(ratings.get(name)) for name in weights}
@@ -112,10 +116,9 @@ def _compare_rated(
         # Rounded, so that equal sums of different ratings are ties.
         scores.append(round(sum(weights[name] * number for name, number in numbers.items()), 9))
     kept = draw_replies(len(rated), place, rules)
-    after = rules.before_reply(prompt)
-    replies = [read_reply(reply, turns, after=after) for reply, _ in rated]
+    replies = [asked.reply(reply) for reply, _ in rated]
     return compare_all(
-        [replies[k] for k in kept], [scores[k] for k in kept], turns, row, place, rules, by_difference=True
+        [replies[k] for k in kept], [scores[k] for k in kept], asked.prompt, row, place, rules, by_difference=True
     )
 
 

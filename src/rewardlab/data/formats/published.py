@@ -13,9 +13,11 @@ from dataclasses import replace
 
 from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation
+from rewardlab.data.formats.context import read_asked, with_system
+from rewardlab.data.formats.judged import read_judged
 from rewardlab.data.formats.plain import COLUMNS, part, read_explicit
 from rewardlab.data.formats.schema import Schema
-from rewardlab.data.judgements import ParsedRow, Rules, Vote, judge_pair, read_judged
+from rewardlab.data.judgements import ParsedRow, Rules, Vote, judge_pair
 from rewardlab.data.rows import (
     Row,
     UnusableRowError,
@@ -23,8 +25,6 @@ from rewardlab.data.rows import (
     read_conversation,
     read_name,
     read_number,
-    read_prompt,
-    read_reply,
     show,
 )
 
@@ -138,7 +138,7 @@ def _read_arena(row: Row, place: str, rules: Rules) -> ParsedRow:
     prompt, replies = part(judged[0], judged[1])
     judge = row.get("judge")
     vote = Vote(label=WINNERS[winner], annotator=None if is_absent(judge) else read_name(judge))
-    return judge_pair(prompt, replies, [vote], row, place, rules)
+    return judge_pair(with_system(prompt, row), replies, [vote], row, place, rules)
 
 
 def _read_arena_55k(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -166,7 +166,7 @@ def _read_arena_55k(row: Row, place: str, rules: Rules) -> ParsedRow:
         )
     prompt, after = part(*sides)
     vote = Vote(label=OUTCOMES[columns[said.index(1.0)]], annotator=None)
-    return judge_pair(prompt, after, [vote], row, place, rules)
+    return judge_pair(with_system(prompt, row), after, [vote], row, place, rules)
 
 
 def _list_of_texts(row: Row, column: str, cause: str) -> list[str]:
@@ -203,12 +203,11 @@ def _number_of_reply(row: Row, column: str) -> float:
 
 
 def _pair(prompt: object, replies: tuple[object, object], vote: Vote, row: Row, place: str, rules: Rules) -> ParsedRow:
-    turns = read_prompt(prompt, bare=rules.bare)
-    after = rules.before_reply(prompt)
-    read = (read_reply(replies[0], turns, after=after), read_reply(replies[1], turns, after=after))
+    asked = read_asked({**row, "prompt": prompt}, rules)
+    read = (asked.reply(replies[0]), asked.reply(replies[1]))
     strength = read_number(row, "strength", "bad_strength") if vote.strength is None else vote.strength
     judged = Vote(label=vote.label, strength=strength, annotator=vote.annotator)
-    return judge_pair(turns, read, [judged], row, place, rules)
+    return judge_pair(asked.prompt, read, [judged], row, place, rules)
 
 
 ULTRAFEEDBACK_BINARISED = Schema(

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rewardlab.core.files import to_float
+from rewardlab.data.formats.judged import read_judged
 from rewardlab.data.formats.schema import Schema
-from rewardlab.data.judgements import ParsedRow, Rules, make_pair, read_judged, seeded_generator
+from rewardlab.data.judgements import ParsedRow, Rules, make_pair, seeded_generator
 from rewardlab.data.rows import Row, UnusableRowError, read_number, read_prompt, read_reply, show
 
 COLUMNS = ("history", "human_ref_A", "human_ref_B", "labels")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rewardlab.core.files import to_float
-from rewardlab.core.types import Conversation
+from rewardlab.data.formats.context import read_asked
 from rewardlab.data.formats.kwise import helpsteer_prompt
 from rewardlab.data.formats.mapping import unpacked
 from rewardlab.data.formats.plain import read_sides
@@ -19,8 +19,6 @@ from rewardlab.data.rows import (
     is_absent,
     read_name,
     read_number,
-    read_prompt,
-    read_reply,
     show,
 )
 
@@ -107,14 +105,10 @@ def _read_scored(
 
     Below 0 the first reply is better, above 0 the second; how far from 0 is the strength.
     """
-    turns = read_prompt(prompt, bare=rules.bare)
-    after = rules.before_reply(prompt)
-    replies: tuple[Conversation, Conversation] = (
-        read_reply(row[columns[0]], turns, after=after),
-        read_reply(row[columns[1]], turns, after=after),
-    )
+    asked = read_asked({**row, "prompt": prompt}, rules)
+    replies = (asked.reply(row[columns[0]]), asked.reply(row[columns[1]]))
     votes = [_vote(score, overall, str(number)) for number, score in enumerate(said, start=1)]
-    return judge_pair(turns, replies, votes or [_vote(row[overall], overall, None)], row, place, rules)
+    return judge_pair(asked.prompt, replies, votes or [_vote(row[overall], overall, None)], row, place, rules)
 
 
 def _vote(value: object, column: str, annotator: str | None) -> Vote:
