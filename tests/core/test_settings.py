@@ -25,6 +25,9 @@ from rewardlab.training.settings.config import RewardTrainerConfig
         ("use_peft", "lora"),
         ("max_length", "max_seq_len"),
         ("rm_eval_thresholds", "thresholds"),
+        ("profile_gpu", "track_gpu"),
+        ("load_best_model_at_end", "early_stopping_metric"),
+        ("dataset_num_proc", "num_workers"),
         ("label_smothing", "label_smoothing"),
     ],
 )

@@ -14,6 +14,7 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "max_steps": "steps",
         "per_device_train_batch_size": "batch_size",
         "train_batch_size": "batch_size",
+        "gradient_accumulation_steps": "batch_size",
         "max_length": "max_seq_len",
         "max_seq_length": "max_seq_len",
         "dataset_name": "dataset",
@@ -29,6 +30,7 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "save_steps": "save_every",
         "save_strategy": "save_every",
         "resume_from_checkpoint": "resume",
+        "load_best_model_at_end": "early_stopping_metric",
         "metric_for_best_model": "early_stopping_metric",
         "greater_is_better": "early_stopping_mode",
         "lr_scheduler_type": "lr_scheduler",
@@ -49,6 +51,9 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "torch_compile": "compile",
         "use_liger_kernel": "liger",
         "fsdp": "sharding",
+        "deepspeed": "sharding",
+        "dataset_num_proc": "num_workers",
+        "profile_gpu": "track_gpu",
         "rm_eval_thresholds": "thresholds",
     }
 )
