@@ -19,6 +19,7 @@ from rewardlab.core.errors import RewardlabError
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.gates import gate_claim
 from rewardlab.experiments.plan_file import KEYS, read_plan
+from rewardlab.experiments.quantities import QUANTITIES, quantity_named
 from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.study import open_study
 
@@ -74,6 +75,19 @@ def test_the_page_lists_every_key_of_a_plan_and_every_file_that_is_a_plan() -> N
         name for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
     assert listed == set(KEYS)
+
+
+@pytest.mark.parametrize("name", [name for name, one in QUANTITIES.items() if one.unit])
+def test_the_page_says_the_unit_of_every_quantity_that_has_one(name: str) -> None:
+    table = read("plans-file.md").partition("| quantities | from |")[2].partition("\n\n")[0]
+    found = re.findall(r"((?:`\w+`(?:, )?)+) \(([\w/]+)", table)
+    units = {of: unit for names, unit in found for of in re.findall(r"\w+", names)}
+    assert units.get(name) == QUANTITIES[name].unit
+
+
+def test_the_other_name_of_a_speed_that_the_page_gives_is_one() -> None:
+    assert "`throughput`" in read("plans-file.md")
+    assert quantity_named("throughput") is QUANTITIES["tokens_per_second"]
 
 
 def test_the_plan_on_the_page_is_that_of_the_first_study() -> None:
