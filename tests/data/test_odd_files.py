@@ -18,7 +18,7 @@ from rewardlab.core.types import Message, Preference
 from rewardlab.data.chat import to_messages
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.in_memory import plain_rows
-from rewardlab.data.rows import UnusableRowError, read_conversation, show
+from rewardlab.data.rows import BESIDE_CONTENT, UnusableRowError, read_conversation, show
 
 ROW = {"prompt": "How?", "chosen": "So.", "rejected": "no"}
 
@@ -139,6 +139,17 @@ def test_messages_that_cannot_be_read_as_they_are_meant_are_refused(message, wha
     with pytest.raises(RenderError, match=what):
         to_messages([{"role": "user", "content": "How?"}, message])
     assert to_messages([{"role": "tool", "content": "3", "tool_calls": []}]) == (Message("tool", "3"),)
+
+
+@pytest.mark.parametrize("name", BESIDE_CONTENT)
+def test_what_the_model_wrote_beside_its_content_is_refused_by_name(name: str) -> None:
+    message = {"role": "assistant", "content": "Four.", name: "Two and two."}
+    with pytest.raises(RenderError, match=f"a message has {name}, .* or take {name} out"):
+        to_messages([message])
+    with pytest.raises(UnusableRowError, match=f"bad_roles: a turn with {name}"):
+        read_conversation([message])
+    for nothing in (None, "", []):
+        assert to_messages([message | {name: nothing}]) == (Message("assistant", "Four."),)
 
 
 @pytest.mark.parametrize("name", ["images", "audio", "videos"])

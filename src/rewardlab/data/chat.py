@@ -23,7 +23,7 @@ from rewardlab.data.layout import Rendered, build_group, common_prefix_length
 from rewardlab.data.limits import within_limits
 from rewardlab.data.longest import longest_token
 from rewardlab.data.markers import Markers, RenderedText
-from rewardlab.data.rows import ROLES, media_of
+from rewardlab.data.rows import ROLES, beside_content, media_of
 
 SENTINELS: Final = ("@", "#")
 """Replies that replace the real one to find where its content begins. One of them differs from its first character."""
@@ -366,8 +366,8 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
 def to_messages(messages: Sequence[object]) -> Conversation:
     """Return messages from the mappings of chat APIs, `{"role": …, "content": …}`, and from `Message`s.
 
-    Raises RenderError for anything else, and for what would be lost or misread: tool calls, unknown roles, content that
-    is not text.
+    Raises RenderError for anything else, and for what would be lost or misread: tool calls or reasoning beside the
+    content, unknown roles, content that is not text.
     """
     if isinstance(messages, str | Mapping | Message):
         raise RenderError(f"a conversation is a list of messages, got {_shortened(messages)}. Put it into a list.")
@@ -377,8 +377,11 @@ def to_messages(messages: Sequence[object]) -> Conversation:
             raise RenderError(f"a message has a role and a content, got {_shortened(message)}.")
         if not isinstance(message, Message):
             role, content = message.get("role"), message.get("content")
-            if message.get("tool_calls"):
-                raise RenderError("a message has tool_calls, which cannot be rendered as text. Leave such turns out.")
+            if beside := beside_content(message):
+                raise RenderError(
+                    f"a message has {beside}, and its content alone would be scored. Write it into the content as the "
+                    f"model read it in training, or take {beside} out."
+                )
             if media := media_of(message):
                 raise RenderError(f"a message has {media} beside its text, which no model here reads. Leave it out.")
             if not isinstance(role, str) or not isinstance(content, str):

@@ -246,7 +246,7 @@ def _turns(entries: Sequence[object]) -> Conversation:
     for entry in entries:
         if not isinstance(entry, Mapping):
             raise UnusableRowError("bad_roles", f"a turn is {show(entry)}, wanted role and content")
-        if beside := next((name for name in BESIDE_CONTENT if entry.get(name)), None):
+        if beside := beside_content(entry):
             # The text beside a tool call is only half of the turn. Scoring it alone would judge something else.
             raise UnusableRowError("bad_roles", f"a turn with {beside}, of which the content alone would be judged")
         if media := media_of(entry):
@@ -281,6 +281,11 @@ def _joined_parts(parts: Sequence[object]) -> object:
             return parts
         texts.append(text)
     return "".join(texts) if texts else parts
+
+
+def beside_content(entry: Mapping[str, object]) -> str | None:
+    """Return the name under which a message holds what the model wrote besides its content; None if it holds none."""
+    return next((name for name in BESIDE_CONTENT if entry.get(name)), None)
 
 
 def media_of(entry: Mapping[str, object]) -> str | None:

@@ -152,6 +152,12 @@ def test_a_place_is_one_of_the_body_that_was_sent(client, route, body, place):
             {"groups": [{"prompt": "x", "responses": ["y"]}]},
             "groups.0.replies: Field required. Write 'replies' where you wrote 'responses'.",
         ),
+        (
+            "/v1/score",
+            {"conversations": [[*TURNS[:-1], {**TURNS[-1], "reasoning_content": "x"}]]},
+            "reasoning_content: no such field. Only the content of a message is scored: write it there, or leave it "
+            "out.",
+        ),
         ("/v1/score", {"conversations": [[{"role": "user", "text": "x"}]]}, "Write 'content' where you wrote 'text'."),
         ("/slime", {"prompt": TURNS[:1], "replies": ["y"]}, "Write 'response' where you wrote 'replies'."),
         ("/classify", {"inputs": ["x"]}, "inputs: no such field. Did you mean 'input'?"),

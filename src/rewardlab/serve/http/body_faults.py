@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from rewardlab.client.protocol import WireGroup, WireMessage
+from rewardlab.data.rows import BESIDE_CONTENT
 from rewardlab.serve.http.refusals import InvalidError
 
 SAME: Final = (
@@ -72,6 +73,8 @@ def _inside(value: Any, place: Sequence[int | str]) -> Mapping[str, Any]:
 def _meant(place: Sequence[int | str], known: Iterable[str], holder: Mapping[str, Any], *, lacks: bool) -> str:
     """Return a hint at the right name of an unknown field, or at the field that was sent for one that is missing."""
     name, fields = str(place[-1]), list(known)
+    if not lacks and len(place) > 1 and name in BESIDE_CONTENT:
+        return " Only the content of a message is scored: write it there, or leave it out."
     if not lacks:
         free = [field for field in fields if holder.get(field) is None]
         near = [same] if (same := _same(name, free)) else difflib.get_close_matches(name, free, n=1)
