@@ -161,3 +161,19 @@ def test_a_program_whose_scores_cannot_be_read_failed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"test\.scores\.jsonl: not the rows of an evaluation"):
         do(study, study.runs[0], lambda arguments: None)
     assert record_of(study, study.runs[0]).state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("range(60)", "range(0)"), "holds no rows, so there is nothing to judge. The program has to write a row for"),
+        (("if reply == 0 else []", "if reply > 1 else []"), "no row has a comparison, so there is nothing to judge"),
+        (("for reply in (0, 1):", "for reply in (0,):"), "compares reply 0 with reply 1, which has no score row"),
+    ],
+)
+def test_a_program_whose_scores_hold_nothing_to_judge_failed(tmp_path: Path, change: tuple[str, str], why: str) -> None:
+    study = by_programs(tmp_path, LEAVES_SCORES.replace(*change))
+    with pytest.raises(DataError, match=rf"test\.scores\.jsonl: .*{why}"):
+        do(study, study.runs[0], lambda arguments: None)
+    assert record_of(study, study.runs[0]).state == "failed"
+    assert why in record_of(study, study.runs[0]).message

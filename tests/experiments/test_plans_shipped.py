@@ -214,9 +214,10 @@ def test_a_program_is_run_in_place_of_training_and_its_failure_is_the_runs(tmp_p
     text = PLAN.replace("plain: {says: nothing added", 'plain: {program: ["{python}", "-c", CODE], says: nothing added')
     code = (
         "import json, pathlib, sys; p = pathlib.Path(r'''{output_dir}'''); (p / 'evals').mkdir(parents=True); "
-        "row = dict(preference_id='{seed}', source='', prompt_key='', reply=0, score=1.0, comparisons=[]); "
+        "row = dict(preference_id='{seed}', source='', prompt_key='', score=1.0); "
         "row |= dict(num_tokens=2, prompt_tokens=1, truncated_tokens=0); "
-        "(p / 'evals/test.scores.jsonl').write_text(json.dumps(row))"
+        "rows = [row | dict(reply=n, comparisons=[dict(first=0, second=1)][n:]) for n in (0, 1)]; "
+        "(p / 'evals/test.scores.jsonl').write_text('\\n'.join(map(json.dumps, rows)))"
     )
     study = frozen_study(tmp_path, text.replace("CODE", json.dumps(code)))
     run = study.runs[0]

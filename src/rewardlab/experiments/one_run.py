@@ -178,14 +178,28 @@ def _arguments(study: Study, run: Run, *, fresh: bool = False) -> list[str]:
 def _left(study: Study, run: Run) -> dict[str, Any]:
     """Return the entries of the record about what a run left.
 
-    Raises DataError if it left no scores to judge it by, or another program left some that cannot be read.
+    Raises DataError if it left no scores to judge it by, or another program left some that cannot be judged.
     """
     folder = study.run_folder(run)
     wanted = TEST_SCORES if run.reads_test else SELECTION_SCORES
     if not (folder / wanted).is_file():
         raise DataError(f"{folder}: the run left no {wanted}, by which it would be judged.")
     if run.program:
-        Outcome(run=run, record=read_folder(folder)).rows("test" if run.reads_test else "validation")
+        _require_judgeable(Outcome(run=run, record=read_folder(folder)), folder / wanted)
     if not run.reads_test:
         return {"selection": sha256_file(folder / SELECTION_SCORES)}
     return {"test_reads": reads_of(study, run)}
+
+
+def _require_judgeable(outcome: Outcome, scores: Path) -> None:
+    """Raise DataError, which says what to do, if the scores that a program left hold no comparison to judge it by."""
+    on = "test" if outcome.run.reads_test else "validation"
+    what = f"The program has to write a row for each reply of the {on} data, with the comparisons of that reply."
+    if not outcome.rows(on):
+        raise DataError(f"{scores}: holds no rows, so there is nothing to judge. {what}")
+    try:
+        comparisons = len(outcome.table(on).pairs.label)
+    except DataError as error:
+        raise DataError(f"{scores}: {error}") from error
+    if not comparisons:
+        raise DataError(f"{scores}: no row has a comparison, so there is nothing to judge. {what}")
