@@ -47,6 +47,22 @@ def test_what_is_wrong_with_a_row_is_said(tmp_path, row, said):
         score_with(Stub(), write_jsonl(tmp_path / "rows.jsonl", [row]), tmp_path / "scored.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("lines.json", '{"prompt": "a", "response": "b"}\n\n{"prompt": "a"}\n', "line 3"),
+        ("list.json", '[\n{"prompt": "a", "response": "b"},\n{"prompt": "a"}]', "row 2"),
+        ("lines.jsonl", '{"prompt": "a", "response": "b"}\n\n{"prompt": "a"}\n', "line 3"),
+        ("cells.csv", 'prompt,response,responses\n"a\n",b,\na,,[]\n', "line 4"),
+    ],
+)
+def test_a_cause_names_the_line_or_in_a_file_without_lines_the_row(tmp_path, name, text, place):
+    source, target = tmp_path / name, tmp_path / "scored.jsonl"
+    source.write_text(text)
+    score_with(Stub(), source, target, WRITE)
+    assert read_jsonl(target)[-1]["score_error"].startswith(f"{place}: ")
+
+
 def test_rows_that_cannot_be_scored_are_written_with_their_cause_if_asked(tmp_path, caplog):
     good = {"prompt": "a", "response": "b"}
     source = write_jsonl(tmp_path / "rows.jsonl", [good, *BAD_ROWS, good])

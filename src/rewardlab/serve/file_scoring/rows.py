@@ -12,7 +12,7 @@ from rewardlab.core.files import to_json
 from rewardlab.core.types import Conversation
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import prompt_turns
-from rewardlab.data.readers import read_each_row
+from rewardlab.data.readers import holds_lines, read_each_row
 from rewardlab.data.rows import UnusableRowError, is_absent, show
 
 ROWS_AT_A_TIME: Final = 256
@@ -21,7 +21,7 @@ micro-batches."""
 CHARACTERS_AT_A_TIME: Final = 1_000_000
 """A part ends after this many characters of prompts and replies, so that long rows are kept sooner."""
 ROW_NUMBERS: Final = (".json", ".parquet")
-"""Endings of files whose messages number rows, since they have no lines."""
+"""Endings of files whose messages number rows, unless they have lines."""
 WANTED: Final = "Wanted `messages`, or `prompt` and `response`, or `prompt` and `responses`."
 
 
@@ -220,11 +220,9 @@ def writable(row: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str
     return kept, wrong
 
 
-def _cause(error: DataError, source: Path, line: int) -> str:
-    """Return why a row cannot be scored, without the name of the file, which may have another name on resuming."""
-    return (
-        f"{'row' if source.suffix in ROW_NUMBERS else 'line'} {line}: {str(error).removeprefix(f'{source}:{line}: ')}"
-    )
+def _unit(source: Path) -> str:
+    """Return what the numbers of a file's rows count: its lines or, where it has none, its rows."""
+    return "row" if source.suffix in ROW_NUMBERS and not holds_lines(source) else "line"
 
 
 def parts(source: Path, *, bare: bool | None, as_json: bool) -> Iterator[Part]:
@@ -233,6 +231,7 @@ def parts(source: Path, *, bare: bool | None, as_json: bool) -> Iterator[Part]:
     Raises DataError if the file becomes unreadable.
     """
     number = first = characters = 0
+    unit = _unit(source)
     rows: list[Asked | str] = []
     places: list[str] = []
     for line, row in read_each_row(source):
@@ -240,7 +239,8 @@ def parts(source: Path, *, bare: bool | None, as_json: bool) -> Iterator[Part]:
         try:
             asked: Asked | str = ask(readable(row, where, as_json=as_json), where, bare=bare)
         except DataError as error:
-            asked = _cause(error, source, line)
+            # Without the name of the file, which may have another name on resuming.
+            asked = f"{unit} {line}: {str(error).removeprefix(f'{where}: ')}"
         rows.append(asked)
         places.append(where)
         characters += 0 if isinstance(asked, str) else asked.num_characters()
