@@ -214,6 +214,12 @@ def test_columns_and_names_of_other_loops_are_quantities(name: str, own: str) ->
     assert quantity_named(name).name == own
 
 
+@pytest.mark.parametrize("name", ["fpr", "eval_fnr", "tpr"])
+def test_a_rate_at_a_threshold_is_not_a_quantity_and_the_error_says_what_is(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}' is not a quantity of an arm: .* Ask for roc_auc"):
+        parse(f"{name}(a) < 0.1")
+
+
 def test_every_name_and_alias_leads_to_a_quantity() -> None:
     assert quantity_named("nll").name == "loss"
     assert quantity_named("median_margin").name == "margin_p50"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from rewardlab.analysis.measures import MEASURE_ALIASES, MEASURES
+from rewardlab.analysis.measures import AT_THRESHOLD, MEASURE_ALIASES, MEASURES
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Estimate
 
@@ -149,11 +149,16 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 def quantity_named(name: str) -> Quantity:
     """Return a quantity by its name or another name in use.
 
-    Raises ConfigError, with the nearest name, if there is none.
+    Raises ConfigError, with the nearest name, if there is none, and for a rate at a threshold.
     """
     own = ALIASES.get(name, name)
     if own in QUANTITIES:
         return QUANTITIES[own]
+    if f"{PREFIX}{name.removeprefix(PREFIX)}" in AT_THRESHOLD:
+        raise ConfigError(
+            f"{name!r} is not a quantity of an arm: it is a rate at a threshold, and arms have no zero of scores in "
+            f"common. Ask for roc_auc, which is over all thresholds; `rewardlab eval --thresholds` gives the rates."
+        )
     near = difflib.get_close_matches(name, [*QUANTITIES, *ALIASES], n=1)
     hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(QUANTITIES)}."
     raise ConfigError(f"{name!r} is not a quantity of an arm. {hint}")
