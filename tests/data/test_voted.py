@@ -47,6 +47,20 @@ def test_labels_after_a_first_row_with_null_are_dropped_by_name_and_never_read_a
     assert "put a row that has them first" in report.examples["bad_label"][0]
 
 
+@pytest.mark.parametrize("label", [True, False, 0, 1, 0.5, "0", "True", "false"])
+def test_one_label_that_is_called_labels_is_dropped_by_name_and_never_read_as_chosen(
+    tmp_path: Path, label: object
+) -> None:
+    rows = [{**PAIR, "labels": label}, PAIR]
+    (report,) = load(write(tmp_path / "rows.jsonl", rows), **ALLOW_DROPS).reports
+    assert dict(report.dropped) == {"bad_label": 1}
+    assert "if it is the label, use --label-column labels" in report.examples["bad_label"][0]
+    (kept,) = load(write(tmp_path / "both.jsonl", [{**PAIR, "label": 0, "labels": label}])).preferences
+    assert [one.label for one in kept.comparisons] == [0.0]
+    tags = [{**PAIR, "labels": tag} for tag in (None, "", "easy", 7)]
+    assert len(load(write(tmp_path / "tags.jsonl", tags)).preferences) == 4
+
+
 def test_one_label_that_is_called_labels_is_mapped_as_that_of_the_row(tmp_path: Path) -> None:
     rows = [{**PAIR, "labels": "b"}, {**PAIR, "labels": "a"}]
     loaded = load(write(tmp_path / "rows.jsonl", rows), map_label=("a=1", "b=0"))

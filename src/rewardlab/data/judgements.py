@@ -81,8 +81,8 @@ def make_pair(
 ) -> ParsedRow:
     """Return a preference of two replies, of which the first is preferred with the probability in `label`.
 
-    Raises UnusableRowError for equal replies, for a label, strength or margin that cannot be used, and for labels of
-    several annotators, which are not read here.
+    Raises UnusableRowError for equal replies, for a label, strength or margin that cannot be used, and for a label or
+    labels of several annotators in the column `labels`, which is not read here.
     """
     if text_key(replies[0]) == text_key(replies[1]):
         raise UnusableRowError("identical_replies", f"both are {show(replies[0][-1].content)}")
@@ -91,6 +91,12 @@ def make_pair(
             "bad_label",
             f"labels is {show(row['labels'])}, and the first row has no labels by annotators, so none are read; put a "
             f"row that has them first, as a list or an object",
+        )
+    if is_absent(row.get("label")) and _is_label(row.get("labels")):
+        raise UnusableRowError(
+            "bad_label",
+            f"labels is {show(row['labels'])}, and there is no label; if it is the label, use --label-column labels "
+            f"(words with --map-label), and rename it if it is not",
         )
     label = read_number(row, "label", "bad_label", high=1.0)
     comparison = make_comparison(0, 1, 1.0 if label is None else label, row, rules.reading)
@@ -114,6 +120,12 @@ def _holds_votes(labels: object) -> bool:
     if not isinstance(labels, (list, tuple)):
         return False
     return any(isinstance(said, (int, float)) for said in labels)
+
+
+def _is_label(value: object) -> bool:
+    """Return whether a value is one label: a number from 0 to 1, or true or false, also as text."""
+    words = value.strip().lower() if isinstance(value, str) else value
+    return words in ("true", "false") or isinstance(value, bool) or 0 <= to_float(value) <= 1
 
 
 def make_comparison(

@@ -29,7 +29,7 @@ def _read_shp(row: Row, place: str, rules: Rules) -> ParsedRow:
     preferred, other = (read_reply(row[name], prompt, after=after) for name in names)
     ratio = _ratio(row)
     _require_ratio(ratio, rules)
-    judged = {**row, "label": None, "strength": None if ratio is None else ratio / (1 + ratio)}
+    judged = {**row, "label": None, "labels": None, "strength": None if ratio is None else ratio / (1 + ratio)}
     parsed = make_pair(prompt, (preferred, other), judged, place, rules)
     return replace(parsed, order=(0, 1) if names == (COLUMNS[1], COLUMNS[2]) else (1, 0))
 
