@@ -13,6 +13,7 @@ from conftest import make_model, make_tokenizer
 from rewardlab.analysis.mistakes import sides_of
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
+from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_jsonl
 from rewardlab.core.types import Comparison, Conversation, Message, Preference, ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.config import RenderingConfig
@@ -157,6 +158,16 @@ def test_gold_scores_of_a_row_are_taken_for_the_replies_that_are_left(tmp_path):
     path.write_text(json.dumps({"prompt": "How?", "responses": ["a", "b", "c", "d"], "scores": [1, 2, 3, 4]}) + "\n")
     group = group_of(preference(), rendered(0, 2, 3))
     assert list(read_gold(path, [group]).values()) == [1, 3, 4]
+
+
+def test_gold_scores_of_a_whole_row_are_not_taken_for_replies_drawn_from_it(tmp_path):
+    path = tmp_path / "data.jsonl"
+    group = group_of(preference(), rendered(0, 2, 3))
+    path.write_text(json.dumps({"prompt": "How?", "responses": [*"abcdef"], "scores": [1, 2, 3, 4, 5, 6]}) + "\n")
+    with pytest.raises(DataError, match="no preference that is judged has gold scores"):
+        read_gold(path, [group], max_replies=4)
+    path.write_text(json.dumps({"prompt": "How?", "responses": [*"abcd"], "scores": [1, 2, 3, 4]}) + "\n")
+    assert list(read_gold(path, [group], max_replies=4).values()) == [1, 3, 4], "none were drawn of four"
 
 
 def test_mistakes_and_reports_show_the_texts_of_the_replies_that_are_left(tmp_path):

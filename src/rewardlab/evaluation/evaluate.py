@@ -251,7 +251,7 @@ def _evaluate_folder(
     judged = {(group.source, group.preference_id) for group in groups}
     slices = slices_of(originals_of(config, model, judged), run.slice, judged=judged)
     # Read before anything is removed: it may be the folder of the evaluation that is replaced.
-    gold = None if run.gold is None else read_gold(run.gold, groups)
+    gold = None if run.gold is None else read_gold(run.gold, groups, max_replies=config.data.reading.max_replies)
     result = judge(model.score(groups, progress="scoring"), beta=model.beta, calibrated=run.calibrated)
     judgement = _judgement(config, result.rows, beta=model.beta, slices=slices, gold=gold)
     result = replace(result, judgement=judgement)

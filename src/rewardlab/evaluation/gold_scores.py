@@ -31,12 +31,13 @@ class _Preference:
     """None where nothing is known of its prompt."""
 
 
-def read_gold(path: Path, groups: Sequence[TokenGroup]) -> dict[ReplyKey, float]:
+def read_gold(path: Path, groups: Sequence[TokenGroup], *, max_replies: int | None = None) -> dict[ReplyKey, float]:
     """Return the gold score of each reply of the `groups` that has a finite one.
 
     Rows belong to preferences as in `rewardlab compare`: by source and id, by id alone where the file has no sources;
     and, where a row holds a whole preference, by its line: that of the file of the same name, or of the only file that
-    is judged. Preferences with another prompt or another number of replies have no gold scores.
+    is judged. Preferences with another prompt or another number of replies have no gold scores. Of longer rows
+    `max_replies` were drawn and numbered anew, so scores of all replies of such a row are not theirs.
 
     Raises ConfigError if nothing is there, DataError if it cannot be read as scores, holds verdicts or a reply twice,
     or has a score for none of the replies.
@@ -57,7 +58,7 @@ def read_gold(path: Path, groups: Sequence[TokenGroup]) -> dict[ReplyKey, float]
             same_file = name == file.path.name or (only and file.scores.by_place)
             same_prompt = held is not None and held.prompt_key == group.prompt_key
             held = held if same_file or same_prompt else None
-        if held is None or not _has_all(held.scores, group):
+        if held is None or not _has_all(held.scores, group, max_replies):
             continue
         if held.prompt_key not in (None, group.prompt_key):
             continue
@@ -69,11 +70,13 @@ def read_gold(path: Path, groups: Sequence[TokenGroup]) -> dict[ReplyKey, float]
     return found
 
 
-def _has_all(scores: Mapping[int, float], group: TokenGroup) -> bool:
+def _has_all(scores: Mapping[int, float], group: TokenGroup, max_replies: int | None) -> bool:
     """Return whether there is a score for each reply of the group, and, as far as the group tells, for no others.
 
     A group without some of its replies, by their numbers, may have scores for these too.
     """
+    if max_replies is not None and max(scores) >= max_replies:
+        return False
     lost_some = group.numbers != tuple(range(group.num_replies))
     return scores.keys() >= set(group.numbers) and (lost_some or len(scores) == group.num_replies)
 
