@@ -119,6 +119,26 @@ def test_copies_that_could_not_be_rounded_are_made_again(monkeypatch):
     assert not any(torch.equal(one, other) for one, other in zip(moved, right, strict=True))
 
 
+def test_copies_of_a_draw_that_ran_out_of_memory_are_not_taken_for_those_before(monkeypatch):
+    model = half_model()
+    apply_compute(model, PLAIN)
+    model.half_weights.refresh(AS_SAVED)
+    right = [layer.half_weight.clone() for _, layer, _ in model.half_weights._layers]
+    rounded = half.round_together
+
+    def half_done(parts, dtype):
+        rounded(parts[: len(parts) // 2], dtype)
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(half, "round_together", half_done)
+        with pytest.raises(torch.OutOfMemoryError):
+            model.half_weights.refresh((2,))
+    model.half_weights.refresh(AS_SAVED)
+    again = [layer.half_weight for _, layer, _ in model.half_weights._layers]
+    assert all(torch.equal(one, other) for one, other in zip(again, right, strict=True))
+
+
 def test_layers_that_take_one_tensor_share_its_cast_until_it_is_written_to_or_gone():
     cast, given = Cast(), torch.randn(3, 4)
     first = cast.of(given, torch.bfloat16)

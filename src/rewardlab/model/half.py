@@ -236,6 +236,7 @@ class HalfWeights:
             if version is not None and layer.made_of == made_of and layer.half_weight is not None:
                 continue
             stale.append((layer, made_of))
+            layer.made_of = ()  # until it is rounded: running out of memory may leave a copy of another draw
             if weight.dtype is self.dtype:
                 layer.half_weight = weight.detach()
                 continue
@@ -243,7 +244,7 @@ class HalfWeights:
                 layer.half_weight = torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
             drawn.append(Part(weight.detach(), (*draw, *name_seed(name)), layer.half_weight))
         self._round(drawn)
-        for layer, now_made_of in stale:  # only now: rounding may run out of memory, and the step be tried again
+        for layer, now_made_of in stale:
             layer.made_of = now_made_of
 
     def _round(self, parts: Sequence[Part]) -> None:
