@@ -186,6 +186,24 @@ def test_a_row_that_is_not_there_is_named(
     assert said in capsys.readouterr().err
 
 
+def test_all_rows_of_an_id_are_shown_and_a_number_is_a_line_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
+    ids = ["x", "y", "x", 2, *["many"] * 12]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"id": name, **pair}) + "\n" for name in ids))
+
+    def found(*names: str) -> list[tuple[int, int]]:
+        rows = json.loads(shown(tmp_path, capsys, "--json", "--row", *names))
+        return [(row["number"], row["num_alike"]) for row in rows]
+
+    assert found("x", "2", "y") == [(1, 2), (3, 2), (2, 1), (2, 1)]
+    assert found("many") == [(number, 12) for number in range(5, 15)]
+    assert found("1", "rows.jsonl:3") == [(1, 1), (3, 1)]
+    assert shown(tmp_path, capsys, "--row", "many").count("one of 12 rows with this id, of which at most 10") == 10
+    assert "with this id" not in shown(tmp_path, capsys, "--row", "y", "1")
+
+
 def test_a_dataset_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["data", "show", "--row", "3"])

@@ -18,8 +18,8 @@ class ShownConfig:
     dataset: Annotated[str, tyro.conf.Positional] = ""
     """File, folder or hub name."""
     row: tuple[str, ...] = ("1",)
-    """Rows, each by its line number (`file:line` too) or by the value of its column `id`, `pair_id` or
-    `preference_id`."""
+    """Rows, each by its line number (`file:line` too) or, where no line has this number, by the value of its column
+    `id`, `pair_id` or `preference_id`."""
     model: str = ""
     """Show tokens as this model reads them: a reward-model folder, which has its own template, limit and truncation, or
     a folder or hub name to train from. Without it the row is shown as it is read."""

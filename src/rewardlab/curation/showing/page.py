@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import Conversation, Preference
-from rewardlab.curation.showing.rows import ShownRow
+from rewardlab.curation.showing.rows import MOST_NAMESAKES, ShownRow
 from rewardlab.curation.showing.tokens import ShownReply, ShownToken
 
 STYLES: Final = {"prompt": "", "header": "dim", "reply": "bold", "ending": "dim"}
@@ -44,6 +44,8 @@ def print_rows(rows: Sequence[ShownRow], console: Console | None = None) -> None
 
 def _lines(row: ShownRow) -> list[Text]:
     lines = [Text(f"=== {visible(row.place)} ===", "bold"), Text(f"format: {visible(row.format)}")]
+    if row.num_alike > 1:
+        lines.append(Text(f"one of {row.num_alike:,} rows with this id, of which at most {MOST_NAMESAKES} are shown"))
     if row.cause is not None:
         lines.append(Text(f"left out: {row.cause}: {visible(row.detail or '')}", LEFT_OUT))
     if row.preference is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError
@@ -22,6 +23,8 @@ from rewardlab.data.layout import Rendered
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import open_units
 
+MOST_NAMESAKES: Final = 10
+"""Rows of one id that are shown."""
 IDS: Final = ("id", "pair_id", "preference_id")
 """Columns by whose value a row can be named."""
 RENDERING_CAUSES: Final[Mapping[str, str]] = {
@@ -40,6 +43,8 @@ class ShownRow:
 
     place: str
     number: int
+    num_alike: int = 1
+    """Rows of the id by which it was asked for, itself among them; 1 if it was asked for by its number or place."""
     format: str
     """The schema by which the dataset is read, with the columns by which it was recognised."""
     preference: Preference | None
@@ -75,7 +80,7 @@ def _plain(value: object) -> Any:
 
 
 def show_rows(config: ShowConfig) -> list[ShownRow]:
-    """Return the rows that were asked for, in that order.
+    """Return the rows that were asked for, in that order; all that have an id, up to `MOST_NAMESAKES` of them.
 
     Raises DataError if the dataset cannot be read or has no such row, ConfigError and ArtifactError for the model.
     """
@@ -86,22 +91,32 @@ def show_rows(config: ShowConfig) -> list[ShownRow]:
     schema, _ = open_units(source, rules, may_be_damaged=True)
     found = _find(source, rules, config.shown.row)
     said = schema.label
-    return [_shown(found[name], said, renderer) for name in config.shown.row]
+    return [
+        replace(_shown(row, said, renderer), num_alike=count) for name in config.shown.row for row, count in found[name]
+    ]
 
 
-def _find(source: Source, rules: Rules, names: Sequence[str]) -> dict[str, ReadRow]:
-    """Return name -> row. Raises DataError for a name that no row has."""
-    wanted = dict.fromkeys(names)
-    found: dict[str, ReadRow] = {}
+def _find(source: Source, rules: Rules, names: Sequence[str]) -> dict[str, list[tuple[ReadRow, int]]]:
+    """Return name -> (row, how many have the name): the row of this number or place or, if there is none, the first
+    `MOST_NAMESAKES` rows of this id. Raises DataError for a name that no row has.
+    """
+    wanted = frozenset(names)
+    by_place: dict[str, ReadRow] = {}
+    by_id: dict[str, list[ReadRow]] = defaultdict(list)
+    counts: Counter[str] = Counter()
     num_rows = 0
     for row in walk(source, rules, may_be_damaged=True):
         num_rows += 1
-        for name in _names_of(row):
-            if name in wanted and name not in found:
-                found[name] = row
-        if len(found) == len(wanted):
+        by_place |= {name: row for name in (str(row.number), row.place) if name in wanted}
+        for name in wanted.intersection(_ids_of(row)):
+            counts[name] += 1
+            if counts[name] <= MOST_NAMESAKES:
+                by_id[name].append(row)
+        if len(by_place) == len(wanted):
             break
-    if missing := [name for name in wanted if name not in found]:
+    found = {name: [(row, counts[name]) for row in rows] for name, rows in by_id.items()}
+    found |= {name: [(row, 1)] for name, row in by_place.items()}
+    if missing := [name for name in names if name not in found]:
         raise DataError(
             f"--row {short(missing[0])}: {source.label} has no such row among its {num_rows}: no line of this number, "
             f"and no {', '.join(IDS)} of this value."
@@ -109,10 +124,9 @@ def _find(source: Source, rules: Rules, names: Sequence[str]) -> dict[str, ReadR
     return found
 
 
-def _names_of(row: ReadRow) -> list[str]:
-    """Return the names by which a row can be asked for: its number, its place, its ids."""
-    ids = [value for held in row.rows for column in IDS if isinstance(value := held.get(column), str | int)]
-    return [str(row.number), row.place, *map(str, ids)]
+def _ids_of(row: ReadRow) -> set[str]:
+    """Return the values by which a row can be asked for, besides its number and place."""
+    return {str(value) for held in row.rows for column in IDS if isinstance(value := held.get(column), str | int)}
 
 
 def _shown(row: ReadRow, said: str, renderer: Renderer | None) -> ShownRow:
