@@ -26,7 +26,7 @@ from rewardlab.evaluation.saved import digest_of_groups
 from rewardlab.evaluation.texts import find_texts
 from rewardlab.score import score_rows
 
-NUM_ROWS = 12
+NUM_ROWS = 60  # mislabels are searched for among 50 pairs or more
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,14 @@ def test_models_that_lost_other_replies_are_not_compared_as_if_these_were_the_sa
     with pytest.raises(SystemExit):
         main(["compare", *folders, "--output-dir", str(tmp_path / "out")])
     assert "replies that are too long for one of them" in capsys.readouterr().err
+
+
+def test_a_witness_of_whole_rows_says_nothing_of_replies_drawn_from_them(judged, models, data, tmp_path, capsys):
+    witnesses = ["--witness", str(judged["roomy"]), str(models["roomy"]), "--no-near-duplicates"]
+    given = ["data", "mislabels", str(data), *witnesses, "--output-dir", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        main([*given, "--max-replies", "2"])
+    assert "with the same --max-replies" in capsys.readouterr().err
 
 
 # --- the parts ---------------------------------------------------------------------------------------------------

@@ -46,7 +46,9 @@ def gather(config: MislabelsConfig, data: ReadData, pairs: Pairs) -> list[Witnes
         if (path / SPEC_FILE).is_file():
             witnesses.append(_scored_by(config, path, data, pairs))
         else:
-            witnesses.append(of_scores(read_scores(path, name=name).scores, pairs, data))
+            witnesses.append(
+                of_scores(read_scores(path, name=name).scores, pairs, data, config.rows.reading.max_replies)
+            )
     names = [witness.name for witness in witnesses]
     require(len(set(names)) == len(names), f"--witness: {', '.join(names)} name a witness twice. Name each once.")
     require(
@@ -60,16 +62,20 @@ def gather(config: MislabelsConfig, data: ReadData, pairs: Pairs) -> list[Witnes
 # --- scores that are there -----------------------------------------------------------------------------------
 
 
-def of_scores(scores: ScoreSet, pairs: Pairs, data: ReadData) -> Witness:
+def of_scores(scores: ScoreSet, pairs: Pairs, data: ReadData, max_replies: int | None = None) -> Witness:
     """Return the witness of score rows.
 
     Rows are matched to pairs by source, id and reply, or by id and reply. Without ids they are matched by their place
-    in the file, which must then have as many rows as the dataset.
+    in the file, which must then have as many rows as the dataset. Where `max_replies` of a longer row were drawn, they
+    were numbered anew, so scores of all replies of the row say nothing of them.
 
     Raises DataError if no pair has scores, if a row scores another prompt, or if places cannot be matched.
     """
     by_key: dict[tuple[str, str, int], ScoreRow] = {}
+    longer = {(row.source, row.preference_id) for row in scores.rows if max_replies and row.reply >= max_replies}
     for row in scores.rows:
+        if (row.source, row.preference_id) in longer:
+            continue
         for source in {row.source, ""}:
             by_key[source, row.preference_id, row.reply] = row
     placed = _by_place(scores, data) if scores.by_place else None
@@ -97,7 +103,8 @@ def of_scores(scores: ScoreSet, pairs: Pairs, data: ReadData) -> Witness:
     if not np.isfinite(margins_N).any():
         raise DataError(
             f"--witness {scores.name}: has no score for any of the {len(pairs)} pairs. Rows are known by source and "
-            f"id, or by their place; score this very dataset."
+            f"id, or by their place; score this very dataset"
+            + (", with the same --max-replies and --seed." if longer else ".")
         )
     return Witness(name=scores.name, margins_N=margins_N)
 
