@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,15 @@ from rewardlab.cli import main
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_jsonl
 from rewardlab.core.types import Comparison, Conversation, Message, Preference, ScoreRow, TokenGroup, join_comparisons
+from rewardlab.curation.mislabels.pairs import pairs_of
+from rewardlab.curation.mislabels.witnesses import replies_of
 from rewardlab.data.config import RenderingConfig
+from rewardlab.data.groups import Part
 from rewardlab.data.layout import Rendered, build_group
 from rewardlab.data.originals import Original
+from rewardlab.data.store import TokenStore, encode
 from rewardlab.data.templates import build_renderer
+from rewardlab.diagnosing.states import _common
 from rewardlab.evaluation.gold_scores import read_gold
 from rewardlab.evaluation.records import write_mistakes
 from rewardlab.evaluation.saved import digest_of_groups
@@ -153,6 +159,29 @@ def test_comparisons_of_a_group_count_its_own_replies_and_rows_those_of_the_data
     rows = score_rows([group], [torch.tensor([1.0, 2.0, 3.0]).numpy()])
     assert [(row.reply, row.score) for row in rows] == [(0, 1.0), (2, 2.0), (3, 3.0)]
     assert [[(c.first, c.second) for c in row.comparisons] for row in rows] == [[(0, 2), (0, 3)], [(2, 3)], []]
+
+
+def test_controls_that_lost_other_replies_are_not_set_beside_each_other():
+    given = [preference(3), replace(preference(3), id="data.jsonl:2")]
+    whole = group_of(given[0], rendered(0, 1, 2))
+    former, latter = (group_of(given[1], rendered(*kept)) for kept in ((0, 1), (0, 2)))
+    plain, same, other = (
+        Part([TokenStore(columns=encode(given, groups), source="data", facts={})], np.arange(2)).groups()
+        for groups in ([whole, former], [whole, former], [whole, latter])
+    )
+    assert [len(groups) for groups in _common(plain, {"response_only": same}).values()] == [2, 2]
+    found = _common(plain, {"response_only": other})
+    assert [group.numbers for groups in found.values() for group in groups] == [(0, 1, 2)] * 2
+
+
+def test_a_witness_knows_the_replies_that_are_left():
+    given = [replace(preference(4), id=f"data.jsonl:{n}") for n in range(10)]
+    pairs = pairs_of(given, np.arange(10), seed=0)
+    rows_N2 = replies_of([group_of(one, rendered(0, 2, 3)) for one in given], pairs)
+    place = {0: 0, 2: 1, 3: 2}
+    for found, owner, *ends in zip(rows_N2.tolist(), pairs.owners_N, pairs.first_N, pairs.second_N, strict=True):
+        assert found == ([-1, -1] if 1 in ends else [3 * owner + place[int(end)] for end in ends])
+    assert (rows_N2 >= 0).all(1).sum() == 30
 
 
 def test_kept_scores_of_other_replies_are_not_used():

@@ -14,7 +14,7 @@ from rewardlab.artifact.base import Base, open_base, settle_length
 from rewardlab.core.files import cache_folder
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.config import Mode, Purpose
-from rewardlab.data.groups import Groups, num_replies, roots_of
+from rewardlab.data.groups import Groups, roots_of
 from rewardlab.data.prepare import load_data, token_groups
 from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.diagnosing.heads import TestData, Variants, require_roots
@@ -121,15 +121,14 @@ def _read(config: DiagnoseConfig, base: Base, mode: Mode) -> tuple[dict[str, Gro
 
 
 def _common(plain: Groups, changed: Mapping[str, Groups]) -> dict[str, Groups]:
-    """Return, by control (`full` for none), the preferences that are complete for every control, in the same order."""
+    """Return, by control (`full` for none), the preferences of which every control has the same replies, in the same
+    order.
+    """
     everything = {"full": plain, **changed}
-    sizes = [
-        dict(zip([(group.source, group.preference_id) for group in groups], num_replies(groups).tolist(), strict=True))
-        for groups in everything.values()
-    ]
-    kept = [key for key, size in sizes[0].items() if all(other.get(key) == size for other in sizes[1:])]
+    held = [{(group.source, group.preference_id): group.numbers for group in groups} for groups in everything.values()]
+    kept = [key for key, numbers in held[0].items() if all(other.get(key) == numbers for other in held[1:])]
     found = {}
-    for (name, groups), own in zip(everything.items(), sizes, strict=True):
+    for (name, groups), own in zip(everything.items(), held, strict=True):
         position = {key: number for number, key in enumerate(own)}
         found[name] = groups.take(np.array([position[key] for key in kept], dtype=np.int64))
     return found

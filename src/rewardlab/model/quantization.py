@@ -100,11 +100,11 @@ def round_sums(backbone: nn.Module) -> None:
         return output.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else output
 
     for module in backbone.modules():
-        if isinstance(module, BaseTunerLayer) and is_quantized(module.get_base_layer().weight):
+        if isinstance(module, BaseTunerLayer) and is_quantized(getattr(module.get_base_layer(), "weight", None)):
             module.register_forward_hook(narrow)
 
 
-def is_quantized(parameter: Tensor) -> bool:
+def is_quantized(parameter: Tensor | None) -> bool:
     """Return whether bitsandbytes holds this weight in fewer bits."""
     return type(parameter).__name__ in (FOUR_BIT, EIGHT_BIT)
 

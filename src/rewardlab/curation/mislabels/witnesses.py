@@ -182,19 +182,20 @@ def _groups(config: MislabelsConfig, renderer: Renderer, *, own_limit: bool) -> 
 def replies_of(groups: Sequence[TokenGroup], pairs: Pairs) -> Numbers:
     """Return [N, 2] the numbers of both replies of each pair among the replies of all groups, −1 where missing.
 
-    A group that lost a reply because it was too long numbers its other replies anew, so it is left out.
+    A reply that was too long for the model is missing.
     """
-    start: dict[tuple[str, str], tuple[int, int]] = {}
+    places: dict[tuple[str, str], dict[int, int]] = {}
     offset = 0
     for group in groups:
-        start[group.source, group.preference_id] = (offset, group.num_replies)
+        places[group.source, group.preference_id] = {n: offset + place for place, n in enumerate(group.numbers)}
         offset += group.num_replies
     rows_N2 = np.full((len(pairs), 2), -1, dtype=np.int64)
     for number, owner in enumerate(pairs.owners_N.tolist()):
         preference = pairs.preferences[owner]
-        first, count = start.get((preference.source, preference.id), (-1, -1))
-        if count == len(preference.replies):
-            rows_N2[number] = first + pairs.first_N[number], first + pairs.second_N[number]
+        own = places.get((preference.source, preference.id), {})
+        ends = int(pairs.first_N[number]), int(pairs.second_N[number])
+        if all(end in own for end in ends):
+            rows_N2[number] = [own[end] for end in ends]
     return rows_N2
 
 
