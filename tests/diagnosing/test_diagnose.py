@@ -183,18 +183,21 @@ def write_turns(path, conversations, *, offset=0):
     return path
 
 
-def test_intervals_on_test_data_are_by_conversation_too(tmp_path, base_model):
-    found = diagnose(
-        DiagnoseConfig.of(
-            model=str(base_model),
-            dataset=(str(write_turns(tmp_path / "pairs.jsonl", 12)),),
-            test_dataset=(str(write_turns(tmp_path / "test.jsonl", 11, offset=100)),),
-            output_dir=tmp_path / "found",
-            max_seq_len=256,
-            precision="fp32",
-            seeds=5,
-        )
+def of_turns(folder, base_model, conversations, **settings):
+    """The settings of a diagnosis of so many conversations of several turns, tested on 11 others."""
+    return DiagnoseConfig.of(
+        model=str(base_model),
+        dataset=(str(write_turns(folder / "pairs.jsonl", conversations)),),
+        test_dataset=(str(write_turns(folder / "test.jsonl", 11, offset=100)),),
+        output_dir=folder / "found",
+        max_seq_len=256,
+        precision="fp32",
+        **settings,
     )
+
+
+def test_intervals_on_test_data_are_by_conversation_too(tmp_path, base_model):
+    found = diagnose(of_turns(tmp_path, base_model, 12, seeds=5))
     measured = {one.control: one for one in found.findings}["response_only"].measured
     assert [one.conversations.n for one in measured] == [12, 11]
 
@@ -204,16 +207,7 @@ def test_intervals_of_training_runs_are_by_conversation_too(tmp_path, base_model
 
     settings = tmp_path / "run.yaml"
     settings.write_text("steps: 3\nlimit: 45\n")
-    config = DiagnoseConfig.of(
-        train=True,
-        train_config=settings,
-        model=str(base_model),
-        dataset=(str(write_turns(tmp_path / "pairs.jsonl", 20)),),
-        test_dataset=(str(write_turns(tmp_path / "test.jsonl", 11, offset=100)),),
-        output_dir=tmp_path / "found",
-        max_seq_len=256,
-        precision="fp32",
-    )
+    config = of_turns(tmp_path, base_model, 20, train=True, train_config=settings)
 
     def judged(path, part):
         rows = [json.loads(line) for line in path.read_text().splitlines()]

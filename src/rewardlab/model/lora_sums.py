@@ -9,7 +9,7 @@ product is given out in float32 and rounded after the addition.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -56,7 +56,7 @@ class SummedLora(LoraLinear):  # type: ignore[misc]  # peft has no types, so myp
         return product_and(update, x, base)
 
 
-def has_copy(layer: nn.Module) -> bool:
+def has_copy(layer: nn.Module) -> TypeGuard[HalfLinear | HalfConv1D]:
     """Return whether a layer computes by a half-precision copy of its weight."""
     return isinstance(layer, HalfLinear | HalfConv1D) and layer.half_weight is not None
 
@@ -127,7 +127,7 @@ def product_and(
 
     On the CPU a bias is added afterwards, as one more sum in half precision.
     """
-    if isinstance(layer, HalfLinear | HalfConv1D) and layer.half_weight is not None:
+    if has_copy(layer):
         return layer.by_copy(input, update)
     # A sharded layer, or one without a copy: autocast rounds what it multiplies.
     weight = layer.weight if isinstance(layer, Conv1D) else layer.weight.t()
