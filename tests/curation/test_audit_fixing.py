@@ -74,6 +74,11 @@ def test_a_check_that_fails_and_is_not_removed_is_named(tmp_path: Path, capsys: 
     left = said.partition("still in: ")[2].partition(";")[0].split(", ")
     assert "encoding-damage" in left
     assert not set(left) & set(REMOVED)
+    # What stays in is what another audit of the cleaned file finds above its limit. The rows of equal and of empty
+    # replies are flagged too, and went because reading drops them.
+    again = audited(tmp_path / "cleaned.jsonl")
+    assert left == [name for name, check in again.items() if check["above_limit"]]
+    assert {"identical-replies", "empty-replies"} & {name for name, check in again.items() if not check["flagged"]}
 
 
 @pytest.mark.slow
@@ -230,6 +235,7 @@ def test_several_files_are_cleaned_into_a_folder_and_leaks_go_from_the_earlier_s
         (["--fix", "--output", "b.csv"], "name it"),
         (["--fix", "--output", "b.jsonl", "--limit", "5"], "leave --limit out"),
         (["--fix", "--output", "b.jsonl", "--remove", "duplicate-row"], "Did you mean 'duplicate-rows'?"),
+        (["--remove", "ties"], "give --fix and --output FILE"),
         (["--json", "there.jsonl"], "--overwrite"),
         (["--json", "b.json", "--scores", "b.json"], "written twice"),
         (["--fail-on", "ties"], "write it as check=number"),

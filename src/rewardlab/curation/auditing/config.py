@@ -11,6 +11,8 @@ from rewardlab.curation.auditing.registry import CHECKS, LEAKS, adjusted, requir
 from rewardlab.curation.config import RowsConfig
 from rewardlab.data.config import require_share
 
+_REMOVED = tuple(check.name for check in CHECKS.values() if check.is_removed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig(RowsConfig):
@@ -40,7 +42,7 @@ class AuditConfig(RowsConfig):
     """Write a cleaned file to `--output`, and beside it a trace of every row removed. No label is changed."""
     output: Path | None = None
     """For `--fix`: the cleaned file; for several files the folder that holds one for each."""
-    remove: tuple[str, ...] = tuple(check.name for check in CHECKS.values() if check.is_removed)
+    remove: tuple[str, ...] = _REMOVED
     """For `--fix`: the checks whose rows are removed."""
     overwrite: bool = False
     """Replace `--output`, and what `--json` and `--scores` name, if they exist."""
@@ -59,6 +61,7 @@ class AuditConfig(RowsConfig):
         require_share(self.near, "--near")
         require(self.near > 0, "--near 0: must be above 0.")
         require(self.fix == (self.output is not None), "--fix and --output FILE are given together.")
+        require(self.fix or self.remove == _REMOVED, "--remove says what --fix removes: give --fix and --output FILE.")
         require(not (self.fix and self.limit), "--fix cleans whole files; leave --limit out.")
         require(
             len(set(self.splits)) == len(self.splits) and len(self.splits) != 1,

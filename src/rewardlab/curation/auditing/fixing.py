@@ -191,6 +191,23 @@ def write_fixed(audited: Audited, config: AuditConfig, outputs: Outputs) -> list
         for entry in nulled:
             sink.write(as_line(entry, str(outputs.trace)).encode())
     said.append(f"why each row went: {outputs.trace}")
-    if kept := [name for name in audited.audit.failed if name not in config.remove]:
+    if kept := _still_above(audited, stays_U):
         said.append(f"above their limits and still in: {', '.join(kept)}; --remove names what goes")
     return said
+
+
+def _still_above(audited: Audited, stays_U: Mask) -> list[str]:
+    """Return the checks that are above their limits among the rows that stay, as another audit of these would say.
+
+    A row can be flagged by several checks, so those that `--remove` leaves out may have none left.
+    """
+    kept = []
+    for name in audited.audit.failed:
+        check = audited.checks[name]
+        scores_S = audited.audit.scores[name][stays_U]
+        if name in FAMILIES:
+            scores_S = FAMILIES[name](audited.facts.only(stays_U), audited.near).scores.get(name, scores_S[:0])
+        flagged = int((scores_S >= np.float32(check.threshold)).sum())
+        if check.limit is not None and not check.limit.allows(flagged, int(stays_U.sum())):
+            kept.append(name)
+    return kept
