@@ -15,13 +15,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AddedToken
 
+from conftest import make_tokenizer
 from loop_doubles import NOISE, ServedScorer, TableScorer, scores_of
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.rl.configured import FILE, SOURCE
 from rewardlab.rl.loops import LoopScorer
 from rewardlab.rl.rollouts import RolloutError
-from rewardlab.rl.verl_rollouts import configured_by, plain, without_special_end
+from rewardlab.rl.verl_rollouts import configured_by, plain, special_ids, without_special_end
 from verl_stand_in import MODULE, Data, Section, config_of, trajectory, verl_importable
 
 pytest_plugins = ["served_apps"]
@@ -79,9 +81,8 @@ def make(module: ModuleType) -> Make:
 
     def made(scorer: Any, compute_score: Any = None, settings: Any = None, **more: Any) -> Any:
         config = config_of({"source": URL, **(settings or {})})
-        manager = module.RewardlabRewardManager(
-            config=config, tokenizer=Tokenizer(), compute_score=compute_score, **more
-        )
+        given = {"tokenizer": Tokenizer(), "compute_score": compute_score, **more}
+        manager = module.RewardlabRewardManager(config=config, **given)
         manager._scorer = LoopScorer(lambda: scorer)
         return manager
 
@@ -137,6 +138,25 @@ def test_special_tokens_leave_the_end_of_a_reply_and_nothing_else(tokens: list[i
     assert tokens[: len(kept)] == kept
     assert not kept or kept[-1] not in SPECIAL
     assert all(one in SPECIAL for one in tokens[len(kept) :])
+
+
+def test_a_token_that_is_special_in_the_tokenizers_file_alone_leaves_the_end_too(make: Make) -> None:
+    # Gemma 3 and Phi-3 end a turn with one: transformers has no name for it, so `all_special_ids` lacks it.
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken("<end_of_turn>", special=True), AddedToken("</think>", special=False)])
+    written = tokenizer("Yes.</think><end_of_turn>", add_special_tokens=False)["input_ids"]
+    assert written[-1] not in tokenizer.all_special_ids
+    special = special_ids(tokenizer)
+    assert special >= {*tokenizer.all_special_ids, written[-1]}
+    assert tokenizer.decode(without_special_end(written, special)) == "Yes.</think>"
+
+    class Named(Tokenizer):
+        all_special_ids = (END, START)
+        added_tokens_decoder = {PAD: AddedToken("<|endoftext|>", special=True)}
+
+    scorer = TableScorer({"Yes": 1.0})
+    run(make(scorer, tokenizer=Named()), trajectory(PROMPT, [*ids("Yes"), PAD]))
+    assert scorer.asked[0].conversation[-1].content == "Yes"
 
 
 def test_a_control_token_that_the_policy_wrote_is_part_of_its_reply(make: Make) -> None:

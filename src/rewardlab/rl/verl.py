@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from rewardlab.core.errors import ConfigError
@@ -20,7 +21,7 @@ from rewardlab.rl.credit import combine
 from rewardlab.rl.loops import LoopScorer, require_finite
 from rewardlab.rl.scorer import Scored
 from rewardlab.rl.turns import rollout_of
-from rewardlab.rl.verl_rollouts import VerlRollout, configured_by, read_rollout, rule_arguments
+from rewardlab.rl.verl_rollouts import VerlRollout, configured_by, read_rollout, rule_arguments, special_ids
 
 try:
     from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
@@ -59,12 +60,17 @@ class Rewarding:
         )
         self._scorer = LoopScorer(self._configured.make_scorer)
 
+    @cached_property
+    def _special(self) -> set[int]:
+        """The special tokens of the policy, looked up once: a tokenizer may have thousands."""
+        return special_ids(self.tokenizer)
+
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Return `reward_score` and `reward_extra_info` of a trajectory.
 
         Raises RolloutError naming the rollout if it has no finite score; nothing is put in its place.
         """
-        read = read_rollout(data, self.tokenizer)
+        read = read_rollout(data, self.tokenizer, self._special)
         rollout = rollout_of(read.messages, read.reply, name=read.name)
         if self._configured.loop.how == "replace":
             rule, said = None, dict[str, Any]()

@@ -7,7 +7,7 @@ right-padded, and `response_len` counts it where the agent loop made the data, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,8 +37,8 @@ class VerlRollout:
     """`non_tensor_batch`: the columns of the dataset, and what the agent loop adds."""
 
 
-def read_rollout(data: Any, tokenizer: Any) -> VerlRollout:
-    """Return the trajectory in verl's data, its reply decoded by the policy's tokenizer.
+def read_rollout(data: Any, tokenizer: Any, special: Collection[int]) -> VerlRollout:
+    """Return the trajectory in verl's data, its reply decoded by the policy's tokenizer, which has `special_ids`.
 
     Raises RolloutError naming the rollout if it is not one prompt and one reply.
     """
@@ -63,7 +63,7 @@ def read_rollout(data: Any, tokenizer: Any) -> VerlRollout:
     return VerlRollout(
         name=name,
         messages=fields["raw_prompt"],
-        reply=_decoded(tokenizer, without_special_end(tokens, tokenizer.all_special_ids)),
+        reply=_decoded(tokenizer, without_special_end(tokens, special)),
         plain_reply=tokenizer.decode(tokens, skip_special_tokens=True),
         fields=fields,
     )
@@ -90,7 +90,16 @@ def _reply_tokens(item: Any) -> list[int]:
     return [int(token) for token in responses[:length].tolist()]
 
 
-def without_special_end(tokens: Sequence[int], special: Sequence[int]) -> list[int]:
+def special_ids(tokenizer: Any) -> set[int]:
+    """Return the special tokens of a tokenizer: those that it has a name for, and those that its file marks as special.
+
+    Gemma 3 and Phi-3 end a turn with a token of the latter kind alone, for which `all_special_ids` has no place.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+
+
+def without_special_end(tokens: Sequence[int], special: Collection[int]) -> list[int]:
     """Return tokens without the special ones at their end."""
     known = set(special)
     length = len(tokens)
