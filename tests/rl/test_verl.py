@@ -7,7 +7,7 @@ import importlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,7 @@ def test_a_token_that_is_special_in_the_tokenizers_file_alone_leaves_the_end_too
 
     class Named(Tokenizer):
         all_special_ids = (END, START)
-        added_tokens_decoder = {PAD: AddedToken("<|endoftext|>", special=True)}
+        added_tokens_decoder = MappingProxyType({PAD: AddedToken("<|endoftext|>", special=True)})
 
     scorer = TableScorer({"Yes": 1.0})
     run(make(scorer, tokenizer=Named()), trajectory(PROMPT, [*ids("Yes"), PAD]))
