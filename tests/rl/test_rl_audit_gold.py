@@ -12,8 +12,11 @@ import pytest
 import rewardlab
 from reward_models import save_tiny, served
 from rewardlab.cli import main
+from rewardlab.core.errors import DataError
 from rewardlab.core.types import Message
 from rewardlab.rl import BlockingScorer, RolloutLog, RolloutRow
+from rewardlab.rl.audit.config import AuditConfig
+from rewardlab.rl.audit.run import audit
 from rewardlab.rl.rollout_log import key_of
 
 STEPS, PROMPTS, REPLIES = 24, 12, 4
@@ -117,3 +120,12 @@ def test_the_model_that_the_run_was_trained_on_is_refused_by_its_digest(
         main(["rl", "audit", str(run), "--gold", str(gold)])
     assert ended.value.code == 2
     assert "is the model that the run was trained on" in capsys.readouterr().err
+
+
+def test_a_reply_without_the_turns_before_it_is_not_read_as_a_conversation(gold: Path, tmp_path: Path) -> None:
+    log = RolloutLog(tmp_path)
+    text = (Message("assistant", "<user> Why? <assistant> So."),)
+    log.write([RolloutRow(step=step, prompt_key="why", conversation=text, reward=1.0) for step in range(16)])
+    log.close()
+    with pytest.raises(DataError, match=r"rollouts\.jsonl:1 has no turns before it.*keep the score as evidence"):
+        audit(AuditConfig(run=tmp_path, gold=str(gold)))

@@ -7,6 +7,7 @@ import gc
 import math
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from trl.trainer.utils import is_async_callable
 
 from rewardlab.core.errors import ArtifactError, ConfigError
-from rewardlab.rl import RewardScorer, RolloutError, read_rollouts
+from rewardlab.rl import RewardScorer, RolloutError, Scored, read_rollouts
 from rewardlab.rl.rewarding import groups_of
 from rewardlab.rl.trl import reward_function
 from trl_runs import PROMPTS, KnownScorer
@@ -100,6 +101,48 @@ def test_an_environments_reward_is_combined_before_the_floor_and_kept_columns_ar
         asyncio.run(reward([PROMPTS[0]] * 3, completions, gold=[1.0, 2.0, 3.0]))
     with pytest.raises(RolloutError, match="environment"):
         asyncio.run(reward([PROMPTS[0]] * 3, completions, quality=[0.0, None, 1.0], gold=[1.0, 2.0, 3.0]))
+
+
+def kept_keys(folder: Path, prompts: list[Any], completions: list[Any], **how: Any) -> list[str]:
+    """The prompt keys in the record of a call."""
+
+    class Scorer(KnownScorer):
+        async def details(self, rollouts: Any) -> list[Scored]:
+            return [Scored(score=float(number), noise=0.0) for number, _ in enumerate(rollouts)]
+
+    scorer = Scorer(len)
+    scorer.config = replace(scorer.config, **how)
+    asyncio.run(reward_function(scorer, log_dir=str(folder))(prompts, completions))
+    return [row.prompt_key for row in read_rollouts(folder)]
+
+
+def with_tools(number: int) -> list[dict[str, str]]:
+    turns = (("assistant", f"look {number}"), ("tool", f"found {number}"), ("assistant", "So."))
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "completions", "how"),
+    [
+        (PROMPTS, [[{"role": "assistant", "content": "So."}]] * 4, {}),
+        (PROMPTS, [with_tools(number) for number in range(4)], {}),
+        (["Why?", "How?"], ["a", "b", "c", "d"], {"text_as": "turns"}),
+        (["<user>Why?", "<user>How?"], ["a", "b", "c", "d"], {"text_as": "rendered"}),
+        (PROMPTS, [with_tools(n) for n in range(4)], {"render_fn": lambda pair: [*pair[0], *pair[1][:1]]}),
+        (PROMPTS, [with_tools(n) for n in range(4)], {"render_fn": lambda pair: f"{pair}"}),
+        (
+            [[{"role": "user", "content": None, "name": name}] for name in "ab"],
+            ["a", "b", "c", "d"],
+            {"render_fn": lambda pair: (5, 6)},
+        ),
+    ],
+    ids=["one turn", "several turns", "texts", "rendered", "remade", "remade as text", "of no known form"],
+)
+def test_all_replies_to_a_prompt_have_one_key_in_the_record(
+    tmp_path: Path, prompts: list[Any], completions: list[Any], how: dict[str, Any]
+) -> None:
+    one, same, other, again = kept_keys(tmp_path, [prompts[0]] * 2 + [prompts[1]] * 2, completions, **how)
+    assert one == same != other == again
 
 
 @pytest.mark.parametrize("gold", [[1.0], [1.0, 2.0, 3.0, 4.0], 1.0, "high"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from rewardlab.core.config import require
-from rewardlab.core.errors import ConfigError
-from rewardlab.core.types import Message
+from rewardlab.core.errors import ConfigError, RenderError
+from rewardlab.core.types import Message, prompt_key
+from rewardlab.data.chat import to_messages
 from rewardlab.rl.checking import FloatArray
 from rewardlab.rl.credit import How, coefficient_of, combine
 from rewardlab.rl.noise import Floored, floored
-from rewardlab.rl.rollout_log import RolloutRow, key_of
+from rewardlab.rl.rollout_log import RolloutRow
 from rewardlab.rl.rollouts import Rollout
 from rewardlab.rl.scorer import Scored
 
@@ -150,22 +152,51 @@ def _runs(prompts: Sequence[Any]) -> list[tuple[int, int]]:
     return list(pairwise([*starts, len(prompts)]))
 
 
+def keys_of(
+    rollouts: Sequence[Rollout], prompts: Sequence[Any], completions: Sequence[Any], *, is_remade: bool
+) -> list[str]:
+    """Return the `prompt_key` of each rollout, which all replies to one prompt share, those of several turns too.
+
+    Where a rollout has no turns, or a function of the user made them (`is_remade`), the key is that of the prompt as
+    the trainer gave it.
+    """
+    keys = []
+    for rollout, prompt, completion in zip(rollouts, prompts, completions, strict=True):
+        turns: Sequence[Message] = rollout.conversation
+        if turns and not is_remade:
+            turns = turns[: -1 if isinstance(completion, str) else -len(completion)]
+        else:
+            turns = _given_turns(prompt)
+        keys.append(prompt_key(turns))
+    return keys
+
+
+def _given_turns(prompt: Any) -> Sequence[Message]:
+    """Return a prompt of a trainer as turns: a text as one turn, and so the JSON of messages with more than a text."""
+    if not isinstance(prompt, str):
+        with suppress(RenderError):
+            return to_messages(prompt)
+        prompt = json.dumps(prompt, sort_keys=True, default=str)
+    return (Message("user", prompt),)
+
+
 def rows_of(
     rollouts: Sequence[Rollout],
     scored: Sequence[Scored],
     rewards: Rewarded,
     *,
     step: int,
+    keys: Sequence[str],
     evidence: Mapping[str, Sequence[float]],
 ) -> list[RolloutRow]:
-    """Return the rows of the record. A rollout that is text or tokens is kept as one turn of the assistant."""
+    """Return the rows of the record, with their `keys_of`. Text or tokens are kept as one turn of the assistant."""
     rows = []
     for number, (rollout, one) in enumerate(zip(rollouts, scored, strict=True)):
         turns = rollout.conversation or (Message("assistant", _as_text(rollout)),)
         rows.append(
             RolloutRow(
                 step=step,
-                prompt_key=key_of(turns),
+                prompt_key=keys[number],
                 conversation=turns,
                 reward=one.score,
                 trained_on=float(rewards.rewards_R[number]),

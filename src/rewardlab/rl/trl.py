@@ -28,7 +28,7 @@ from rewardlab.rl.config import ScorerConfig, is_address, require_known
 from rewardlab.rl.configured import from_environment
 from rewardlab.rl.loops import LoopScorer
 from rewardlab.rl.reading import Reading
-from rewardlab.rl.rewarding import RewardConfig, Rewarded, groups_of, rewarded, rows_of
+from rewardlab.rl.rewarding import RewardConfig, Rewarded, groups_of, keys_of, rewarded, rows_of
 from rewardlab.rl.rollout_log import RolloutLog
 from rewardlab.rl.rollouts import Rollout, RolloutError
 from rewardlab.rl.scorer import RewardScorer, Scored
@@ -127,8 +127,11 @@ class RewardFunction:
             finite(rewards.rewards_R.astype(np.float32), what="reward in float32, in which TRL keeps it,")
         self._tell(rewards, scored, kwargs)
         if self.config.log_dir is not None:
+            remade = (await self._reading()).render_fn is not None
+            keys = keys_of(rollouts, prompts, completions, is_remade=remade)
+            judged = {k: v.tolist() for k, v in evidence.items()}
             self._record(Path(self.config.log_dir), step).write(
-                rows_of(rollouts, scored, rewards, step=step, evidence={k: v.tolist() for k, v in evidence.items()})
+                rows_of(rollouts, scored, rewards, step=step, keys=keys, evidence=judged)
             )
         return cast(list[float], rewards.rewards_R.tolist())
 
@@ -155,9 +158,13 @@ class RewardFunction:
         self._num_calls += 1
         return self._num_calls - 1 if state is None else int(state.global_step)
 
+    async def _reading(self) -> Reading:
+        """Return how the rollouts of the running loop are read."""
+        return await cast(RewardScorer, self._scorers.here()).reading()
+
     async def _rollouts(self, prompts: Sequence[Any], completions: Sequence[Any], step: int) -> list[Rollout]:
         """Return the rollouts of a call, named by step, prompt and reply."""
-        reading: Reading = await cast(RewardScorer, self._scorers.here()).reading()
+        reading = await self._reading()
         rollouts, prompt_number, reply_number = [], -1, 0
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             if number == 0 or prompt != prompts[number - 1]:

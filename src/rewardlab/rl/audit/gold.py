@@ -55,12 +55,13 @@ def choose(columns: Columns, most: int, seed: int) -> IntArray:
 def score(columns: Columns, source: str, *, most: int, seed: int) -> FloatArray:
     """Return [N] scores by the model at `source`, a folder or an address; NaN for rows that were not drawn.
 
-    Raises DataError if the run was trained on that model or if it changes meanwhile, RolloutError naming a reply
-    that gets no score, and what `RewardScorer` raises for a model or server that cannot be used.
+    Raises DataError if the run was trained on that model or if it changes meanwhile, and naming file and line for a
+    reply without the turns before it; RolloutError naming a reply that gets no score, and what `RewardScorer` raises
+    for a model or server that cannot be used.
     """
     wanted = choose(columns, most, seed)
     scores_N = np.full(len(columns.step_N), np.nan)
-    digests = asyncio.run(_score(source, read_conversations(columns, wanted), scores_N, len(wanted)))
+    digests = asyncio.run(_score(source, _whole(columns, wanted, source), scores_N, len(wanted)))
     if len(digests) > 1:
         raise DataError(
             f"--gold {source}: answered with {len(digests)} different models ({', '.join(sorted(digests))}). Audit "
@@ -72,6 +73,22 @@ def score(columns: Columns, source: str, *, most: int, seed: int) -> FloatArray:
             f"itself; name another one."
         )
     return scores_N
+
+
+def _whole(columns: Columns, wanted_N: IntArray, source: str) -> Iterator[tuple[int, Conversation]]:
+    """Yield what `read_conversations` does. Raises DataError for a reply without a prompt.
+
+    Such a reply is a whole rendering or token ids (`rewarding.rows_of`), of which another model cannot make turns.
+    """
+    for row, turns in read_conversations(columns, wanted_N):
+        if len(turns) < 2:
+            file, line = columns.place_N[row].tolist()
+            raise DataError(
+                f"--gold {source}: the reply of {columns.files[file]}:{line} has no turns before it, as where rendered "
+                f"texts or tokens are rewarded, so another model cannot read it. Have it scored in the run, and keep "
+                f"the score as evidence."
+            )
+        yield row, turns
 
 
 async def _score(
