@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
 
 import rewardlab
 import rewardlab.training.run as run_module
@@ -118,6 +120,24 @@ def test_the_examples_without_rewardlab_run_and_print_what_they_say(adapted: dic
     printed = run_examples("plain-transformers.md", adapted)
     assert len(promised) == 2
     assert {line: printed.get(line) for line in promised} == promised
+
+
+def test_adapters_have_the_weights_that_their_page_counts(adapted: dict[str, Any]) -> None:
+    namespace: dict[str, Any] = {}
+    promised = promised_lines(read("lora.md"))
+    printed = run_examples("lora.md", namespace)
+    assert len(promised) == 3
+    assert {line: printed.get(line) for line in promised} == promised
+    own = AutoConfig.from_pretrained(adapted["base_model"])
+    weights = load_file(adapted["folder"] / "adapter" / "adapter_model.safetensors")
+    found = sum(weight.numel() for name, weight in weights.items() if "lora_" in name)
+    assert found == namespace["adapter_weights"](
+        RewardTrainerConfig.of(model="m", dataset=("d",), lora=True).model.lora_rank,
+        layers=own.num_hidden_layers,
+        width=own.hidden_size,
+        inner=own.intermediate_size,
+        keys=own.hidden_size // own.num_attention_heads * own.num_key_value_heads,
+    )
 
 
 def test_a_wrong_promise_on_a_page_would_be_noticed() -> None:

@@ -1,11 +1,11 @@
-"""Bands of a quantity: failure, acceptable, success, and which of them an interval allows."""
+"""Bands of a quantity: failure, acceptable, success; the range in which it is expected; and what an interval allows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from rewardlab.analysis import json_form
 from rewardlab.analysis.crossed import Observed, combined
@@ -14,33 +14,49 @@ from rewardlab.core.types import Estimate
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.quantities import clamped, range_of
 
-Band = Literal["failure", "acceptable", "success"]
+Verdict = Literal["failure", "acceptable", "success"]
+Place = Literal["below", "inside", "above"]
+VERDICTS: Final[tuple[Verdict, ...]] = ("failure", "acceptable", "success")
+PLACES: Final[tuple[Place, ...]] = ("below", "inside", "above")
+_Name = TypeVar("_Name", Verdict, Place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bands:
-    """Two edges: success lies beyond the one, failure beyond the other, what is acceptable between them.
+    """Two edges, a range, or both.
 
-    ``Bands(term=…, failure=0.58, success=0.63)`` rises: success is above 0.63. ``failure=900, success=600`` falls.
+    Success lies beyond the one edge, failure beyond the other, what is acceptable between them:
+    ``Bands(term=…, failure=0.58, success=0.63)`` rises, success is above 0.63; ``failure=900, success=600`` falls. The
+    range is where the quantity is expected: a run that is far better than expected is outside, too.
     """
 
     term: Term
-    failure: float
-    success: float
+    failure: float | None = None
+    success: float | None = None
+    expected: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.failure) and math.isfinite(self.success)) or self.failure == self.success:
+        edges = [edge for edge in (self.failure, self.success) if edge is not None]
+        if edges and (not all(map(math.isfinite, edges)) or len(set(edges)) < 2):
             raise ConfigError(
                 f"bands of {self.term} have the edges {self.failure} (failure) and {self.success} (success); wanted "
                 "two different numbers, success above failure where more is better, below it where less is."
             )
 
-    def of(self, value: float) -> Band:
+    def of(self, value: float) -> Verdict:
         """Return the band of a value; edges are acceptable."""
+        assert self.failure is not None
+        assert self.success is not None
         sign = 1 if self.success > self.failure else -1
         if sign * value > sign * self.success:
             return "success"
         return "failure" if sign * value < sign * self.failure else "acceptable"
+
+    def place(self, value: float) -> Place:
+        """Return where a value lies beside what is expected; the ends of the range are inside."""
+        assert self.expected is not None
+        low, high = self.expected
+        return "below" if value < low else "above" if value > high else "inside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +68,14 @@ class BandVerdict:
     """Mean over seeds, with an interval over seeds and prompts."""
     by_seed: Mapping[str, float]
     """Seed -> value."""
-    at: Band
-    """The band of the estimate."""
-    allowed: tuple[Band, ...]
+    at: Verdict | None
+    """The band of the estimate; None where the plan names no edges."""
+    allowed: tuple[Verdict, ...]
     """Every band that the interval touches; all three where there is no interval."""
+    place: Place | None
+    """Where the estimate lies beside what was expected; None where the plan expects nothing."""
+    places: tuple[Place, ...]
+    """Every such place that the interval touches; all three where there is no interval."""
     sentence: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,23 +92,39 @@ def band_verdict(bands: Bands, observed: Observed, *, level: float = 0.95, max_s
     low, high = range_of(bands.term.quantity)
     found = combined([(observed, 1.0)], observed.mean, reach=high - low)
     estimate = clamped(found.interval(level), bands.term.quantity, max_steps=max_steps)
-    order: tuple[Band, ...] = ("failure", "acceptable", "success")
     if math.isnan(estimate.low):
-        allowed = order
-        why = f" no interval ({estimate.method}), so no band is excluded"
+        why = f"no interval ({estimate.method}), so no band is excluded"
     else:
-        first, last = sorted((order.index(bands.of(estimate.low)), order.index(bands.of(estimate.high))))
-        allowed = order[first : last + 1]
-        why = f" {level:.0%} interval {estimate.low:.4g} to {estimate.high:.4g}, {estimate.method}"
-    at = bands.of(estimate.value)
-    said = (
-        allowed[0] if len(allowed) == 1 else f"{at}, but {' or '.join(one for one in allowed if one != at)} is possible"
-    )
+        why = f"{level:.0%} interval {estimate.low:.4g} to {estimate.high:.4g}, {estimate.method}"
+    has_edges = bands.failure is not None
+    at, allowed = _touched(estimate, bands.of, VERDICTS) if has_edges else (None, ())
+    place, places = (None, ()) if bands.expected is None else _touched(estimate, bands.place, PLACES)
+    said = [] if at is None else [told(at, allowed, joined=", but ")]
+    if place is not None and bands.expected is not None:
+        said.append(f"{told(place, places, joined=', but ')}: {bands.expected[0]:g} to {bands.expected[1]:g} expected")
     return BandVerdict(
         term=str(bands.term),
         estimate=estimate,
         by_seed={str(seed): value for seed, value in zip(observed.seeds, observed.by_seed_S.tolist(), strict=True)},
         at=at,
         allowed=allowed,
-        sentence=f"{bands.term} is {estimate.value:.4g}: {said} ({why.strip()}).",
+        place=place,
+        places=places,
+        sentence=f"{bands.term} is {estimate.value:.4g}: {'; '.join(said)} ({why}).",
     )
+
+
+def _touched(
+    estimate: Estimate, of: Callable[[float], _Name], order: tuple[_Name, ...]
+) -> tuple[_Name, tuple[_Name, ...]]:
+    """Return the part of a scale in which an estimate lies, and all parts that its interval touches, in their order."""
+    if math.isnan(estimate.low):
+        return of(estimate.value), order
+    first, last = sorted((order.index(of(estimate.low)), order.index(of(estimate.high))))
+    return of(estimate.value), order[first : last + 1]
+
+
+def told(at: str, allowed: Sequence[str], *, joined: str = "; ") -> str:
+    """Return in words where an estimate lies, and where its interval lets it be besides."""
+    others = [one for one in allowed if one != at]
+    return f"{at}{joined}{' or '.join(others)} is possible" if others else at

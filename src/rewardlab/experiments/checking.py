@@ -27,7 +27,7 @@ from rewardlab.experiments.pitfalls import (
     ranges_in,
 )
 from rewardlab.experiments.plan import WINNER, Phase, Plan, Run
-from rewardlab.experiments.power import Assumed, Reach, reach_of
+from rewardlab.experiments.power import ALPHA, Assumed, Reach, reach_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.sweeps import with_stand_ins
@@ -79,7 +79,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
         *_about_metric("primary", plan.primary),
         *_about_runs(plan, runs),
         *_about_gates(plan, runs),
-        *_about_bands(plan, arms),
+        *_about_bands(plan, arms, runs),
         *about_slurm(plan, runs),
         *about_data(runs),
         *about_models(runs, look),
@@ -95,6 +95,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
             claims.pop(name, None)
     prompts, comparisons, where = sizes_of_test(plan, runs)
     assumed, noise_is = assumed_of(plan)
+    problems += _about_narrow_ranges(plan, arms, runs, prompts, comparisons, assumed)
     tested: dict[str, Tested] = {}
     for name, claim in claims.items():
         if left := sorted({term.arm for term in claim.terms if term.arm in plan.left_out}):
@@ -242,12 +243,64 @@ def _require_begun(claim: Claim, before: Collection[str], plan: Plan) -> None:
             )
 
 
-def _about_bands(plan: Plan, arms: Sequence[str]) -> Iterator[Problem]:
+def _about_bands(plan: Plan, arms: Sequence[str], runs: Sequence[Run]) -> Iterator[Problem]:
+    """Yield what is wrong with bands: quantities without a value, and expectations that nothing or everything meets."""
     for band in plan.bands:
         try:
-            Bands(term=term_of(band.about, [*arms, *plan.left_out]), failure=band.failure, success=band.success)
+            term = term_of(band.about, [*arms, *plan.left_out])
+            Bands(term=term, failure=band.failure, success=band.success, expected=band.expected)
         except ConfigError as error:
             yield Problem(level="error", text=f"bands: {error}")
+            continue
+        if term.arm in plan.left_out:
+            yield Problem(level="warning", text=f"bands: {band.about} is not looked at at this scale: no {term.arm}")
+            continue
+        where = f"bands: {band.about}"
+        claim = parse(f"{band.about} > 0")
+        yield from about_values(where, claim, runs)
+        if band.expected is not None:
+            low, high = band.expected
+            ranges = ranges_in([term], runs)
+            inside = reach_of(_inside(band.about, band.expected), ranges)
+            yield from about_reach(f"{where}: expected {low:g} to {high:g}", inside, ranges, "it is not a test")
+
+
+def _inside(about: str, expected: tuple[float, float]) -> Claim:
+    """Return the claim that a quantity lies in a range."""
+    return parse(f"{about} >= {expected[0]!r} and {about} <= {expected[1]!r}")
+
+
+def _about_narrow_ranges(
+    plan: Plan, arms: Sequence[str], runs: Sequence[Run], prompts: int, comparisons: int, assumed: Assumed
+) -> Iterator[Problem]:
+    """Yield one warning for ranges so narrow that an arm in the middle would hardly be shown to be inside."""
+    narrow: dict[str, list[str]] = {}
+    for band in plan.bands:
+        if band.expected is None or not prompts:
+            continue
+        try:
+            claim = _inside(band.about, band.expected)
+        except ConfigError:
+            continue  # reported already
+        if any(term.arm not in arms for term in claim.terms):
+            continue
+        # The interval of a band has 95 %, so each of its two limits is one of 97.5 %.
+        design = Design(
+            seeds=min(len(_seeds(runs, term.arm)) for term in claim.terms),
+            prompts=prompts,
+            comparisons=comparisons,
+            alpha=ALPHA / 2,
+            pooled_arms=1,
+        )
+        power = claim_power(claim, design, ranges_in(claim.terms, runs), assumed=assumed)
+        least, most = band.expected
+        if (seen := max(part.visible for part in power.parts)) > (most - least) / 2:
+            told = f"{most - least:.3g} wide; {2 * seen:.3g} would do"
+            narrow.setdefault(told, []).append(band.about)
+    if narrow:
+        told = "; ".join(f"{', '.join(about)} ({how})" for how, about in narrow.items())
+        text = f"bands: an arm in the middle of these ranges would hardly be shown to be inside: {told}"
+        yield Problem(level="warning", text=text)
 
 
 def term_of(text: str, arms: Sequence[str]) -> Term:

@@ -93,14 +93,19 @@ class Hypothesis:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Where a quantity of an arm counts as a failure or a success; what lies between is acceptable."""
+    """Where a quantity of an arm counts as a failure or a success, and where it is expected to lie.
+
+    It has both edges, or a range, or all of them. What lies between the edges is acceptable.
+    """
 
     about: str
     """A quantity of an arm, such as `accuracy(full)`."""
-    failure: float
+    failure: float | None = None
     """Where failure begins; above `success` if less is better."""
-    success: float
+    success: float | None = None
     """Where success begins."""
+    expected: tuple[float, float] | None = None
+    """The least and the largest value that are expected."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from rewardlab.experiments.plan import (
     Plan,
     Search,
 )
+from rewardlab.experiments.plan_bands import read_band
 from rewardlab.experiments.sweeps import require_able_to_prune, sweep_of
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -280,17 +281,11 @@ class _Reader:
         }
 
     def _bands(self) -> list[Band]:
-        bands = []
-        for about, given in self._merged("bands").items():
-            values = self._section(f"bands.{about}", given)
-            _require_known(values, ("failure", "success"), f"{self._where}: bands.{about}")
-            if {"failure", "success"} - set(values):
-                raise ConfigError(f"{self._where}: bands.{about}: wanted `failure` and `success`, two numbers.")
-            if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values.values()):
-                hint = as_number(*values.values())
-                raise ConfigError(f"{self._where}: bands.{about}: wanted two numbers, got {values!r:.80}.{hint}")
-            bands.append(Band(about=str(about), failure=float(values["failure"]), success=float(values["success"])))
-        return bands
+        return [
+            read_band(str(about), self._section(f"bands.{about}", given), f"{self._where}: bands.{about}")
+            for about, given in self._merged("bands").items()
+            if given is not None  # a scale unsets a band so
+        ]
 
     def _baseline(self, arms: Mapping[str, Arm]) -> str | None:
         name = self._values.get("baseline")

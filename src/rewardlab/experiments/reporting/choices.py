@@ -22,8 +22,9 @@ class BandFound:
     """A band of the plan, and where its quantity lies."""
 
     about: str
-    failure: float
-    success: float
+    failure: float | None
+    success: float | None
+    expected: tuple[float, float] | None
     verdict: BandVerdict | None
     why: str = ""
     """Why nothing is known; empty if something is."""
@@ -59,13 +60,14 @@ def bands_of(study: Study, reader: Reader) -> tuple[BandFound, ...]:
     for band in study.plan.bands:
         term = term_of(band.about, [*arms_judged(study.runs), *study.plan.left_out, WINNER])
         observed = reader.get(term)
-        edges = Bands(term=term, failure=band.failure, success=band.success)
+        edges = Bands(term=term, failure=band.failure, success=band.success, expected=band.expected)
         most = reader.most_steps([term.arm])
         found.append(
             BandFound(
                 about=band.about,
                 failure=band.failure,
                 success=band.success,
+                expected=band.expected,
                 verdict=None if observed is None else band_verdict(edges, observed, max_steps=most),
                 why=reader.why(term),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rewardlab.core.types import Estimate
@@ -25,7 +26,7 @@ EDGE_LETTERS: Final = (8, 2)
 ASIDE: Final = 0.22
 """How far beside the mean of an arm its seeds are drawn."""
 HALF_BLOCK: Final = 0.3
-"""Half the width of a step of the ablation."""
+"""Half the width of a step of the ablation, and of the range in which an arm was expected."""
 WORSE, BETTER, NEITHER = 1, 2, 3
 """Colours of steps."""
 CHANCE: Final = {"accuracy": 0.5, "eval_accuracy": 0.5}
@@ -35,18 +36,26 @@ TITLES: Final = {"eval_accuracy": "Accuracy on validation data", "eval_loss": "L
 
 def arm_charts(summary: Summary) -> Iterator[Chart]:
     """Yield every quantity of the arms: the mean with its interval, and every seed beside it."""
+    ranges = {
+        one.verdict.term: one.expected for one in summary.bands if one.verdict is not None and one.expected is not None
+    }
     for number, column in enumerate(summary.arms.columns):
         shown = [row for row in summary.arms.rows if row.cells[number].estimate is not None]
         for rows in _divided(shown, MOST_ARMS):
-            yield _arms_chart(column.title, column.quantity, rows, number)
+            yield _arms_chart(column.title, column.quantity, rows, number, ranges)
 
 
-def _arms_chart(title: str, quantity: str, rows: Sequence[ArmRow], number: int) -> Chart:
-    dots = []
+def _arms_chart(
+    title: str, quantity: str, rows: Sequence[ArmRow], number: int, ranges: Mapping[str, tuple[float, float]]
+) -> Chart:
+    """Return one quantity of some arms. `ranges` are the terms of which the plan expected something."""
+    dots, expected = [], {}
     for place, row in enumerate(rows, start=1):
         cell = row.cells[number]
         assert cell.estimate is not None
         own = cell.estimate
+        if cell.term in ranges:
+            expected[place] = ranges[cell.term]
         text = f"{row.arm}: {interval(own)}"
         dots.append(Dot(series=0, at=(place - ASIDE / 2, own.value), low=own.low, high=own.high, text=text))
         for seed, value in cell.by_seed.items():
@@ -55,15 +64,20 @@ def _arms_chart(title: str, quantity: str, rows: Sequence[ArmRow], number: int) 
     x, names = _places([row.arm for row in rows], "arm")
     cells = intervals([row.cells[number].estimate for row in rows])
     values = [end for row in rows for end in _ends(row.cells[number].estimate, row.cells[number].by_seed.values())]
+    values += [end for ends in expected.values() for end in ends]
     chance = CHANCE.get(quantity)
+    told = [f"{names[place - 1]} {low:g} to {high:g}" for place, (low, high) in expected.items()]
     return Chart(
         title=f"{_capital(title)} of every arm",
-        words=f"{'; '.join(f'{name} {cell}' for name, cell in zip(names, cells, strict=True))}.",
+        words=f"{'; '.join(f'{name} {cell}' for name, cell in zip(names, cells, strict=True))}."
+        + (f" Expected: {'; '.join(told)}." if told else ""),
         x=x,
         y=axis(title, values, include=() if chance is None or chance < min(values) - 0.25 else (chance,)),
+        bands=tuple(replace(_block(0, place, *ends), null=True) for place, ends in expected.items()),
         dots=tuple(dots),
         rules=() if chance is None or chance < min(values) - 0.25 else (Rule(axis="y", at=chance, label="chance"),),
         legend=((0, "mean over seeds, 95% interval"), (1, "each seed")),
+        notes=("Grey areas are the ranges that the plan expected.",) if expected else (),
     )
 
 

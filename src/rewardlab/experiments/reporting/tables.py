@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rewardlab.core.types import Estimate
+from rewardlab.experiments.bands import told
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.reporting.arms import ArmRow, Arms
-from rewardlab.experiments.reporting.choices import Selection
+from rewardlab.experiments.reporting.choices import BandFound, Selection
 from rewardlab.experiments.reporting.hypotheses import Judged
 from rewardlab.experiments.reporting.numbers import (
     Cell,
@@ -295,27 +296,42 @@ def selection(found: Selection) -> Sheet:
 
 
 def bands(summary: Summary) -> Sheet:
-    """Return where the quantities of all bands lie."""
-    rows, estimates = [], list[Estimate | None]()
+    """Return where the quantities of all bands lie: beside their edges, and beside what was expected of them."""
+    with_edges = any(one.failure is not None for one in summary.bands)
+    with_ranges = any(one.expected is not None for one in summary.bands)
+    rows = []
     for one in summary.bands:
-        estimate = None if one.verdict is None else one.verdict.estimate
-        said = "—" if one.verdict is None else _allowed(one.verdict.at, one.verdict.allowed)
-        above = one.success > one.failure
-        edges = f"{'<' if above else '>'} {one.failure:g}", f"{'>' if above else '<'} {one.success:g}"
-        rows.append((one.about, interval(estimate), said, *edges))
-        estimates.append(estimate)
-    why = [f"{one.about}: {one.why}." for one in summary.bands if one.why]
+        found = one.verdict
+        cells = _edges(one) if with_edges else ()
+        if with_ranges:
+            low, high = one.expected or (math.nan, math.nan)
+            lies = "" if one.expected is None else "—" if found is None else told(str(found.place), found.places)
+            cells = (*cells, "" if one.expected is None else f"{low:g} to {high:g}", lies)
+        rows.append((one.about, interval(None if found is None else found.estimate), *cells))
+    known = [one.verdict.estimate for one in summary.bands if one.verdict is not None]
     return Sheet(
         caption="Bands of the plan",
-        header=("quantity", "mean", "band", "failure", "success"),
+        header=(
+            *("quantity", "mean"),
+            *(("band", "failure", "success") if with_edges else ()),
+            *(("expected", "found") if with_ranges else ()),
+        ),
         rows=tuple(rows),
-        notes=(interval_note([one for one in estimates if one is not None]), *why),
+        notes=(
+            interval_note(known),
+            "Expected: the range that the plan named before its runs." if with_ranges else "",
+            *(f"{one.about}: {one.why}." for one in summary.bands if one.why),
+        ),
     )
 
 
-def _allowed(at: str, allowed: Sequence[str]) -> str:
-    others = [one for one in allowed if one != at]
-    return at if not others else f"{at}; {' or '.join(others)} is possible"
+def _edges(one: BandFound) -> tuple[str, str, str]:
+    """Return the band of a quantity, and where failure and success begin."""
+    if one.failure is None or one.success is None:
+        return "", "", ""
+    above = one.success > one.failure
+    said = "—" if one.verdict is None else told(str(one.verdict.at), one.verdict.allowed)
+    return said, f"{'<' if above else '>'} {one.failure:g}", f"{'>' if above else '<'} {one.success:g}"
 
 
 def _seeds(row: ArmRow) -> str:

@@ -1,0 +1,46 @@
+"""Bands of a quantity as a plan file says them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rewardlab.core.config import did_you_mean
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import brief
+from rewardlab.experiments.grids import as_number
+from rewardlab.experiments.plan import Band
+
+KEYS: Final = ("failure", "success", "expected")
+
+
+def read_band(about: str, values: Mapping[str, Any], where: str) -> Band:
+    """Return a band as a plan says it. Raises ConfigError, with the place, for anything else."""
+    if unknown := [name for name in values if name not in KEYS]:
+        near = did_you_mean(unknown[0], KEYS)
+        raise ConfigError(f"{where}: unknown {brief(unknown[0])}.{near} It may say: {', '.join(KEYS)}.")
+    expected = values.get("expected")
+    edges = {name: values[name] for name in ("failure", "success") if name in values}
+    if len(edges) == 1 or (not edges and expected is None):
+        raise ConfigError(
+            f"{where}: wanted `failure` and `success`, two numbers, or `expected: [least, most]`, or all three."
+        )
+    if not all(map(_is_number, edges.values())):
+        hint = as_number(*edges.values())
+        raise ConfigError(f"{where}: wanted two numbers, got {edges!r:.80}.{hint}")
+    ends = list(expected) if isinstance(expected, Sequence) and not isinstance(expected, str) else []
+    if expected is not None and (len(ends) != 2 or not all(map(_is_number, ends)) or not ends[0] < ends[1]):
+        raise ConfigError(
+            f"{where}: expected: wanted two numbers, the smaller first, got {expected!r:.60}.{as_number(*ends)}"
+        )
+    return Band(
+        about=about,
+        failure=float(edges["failure"]) if edges else None,
+        success=float(edges["success"]) if edges else None,
+        expected=None if expected is None else (float(ends[0]), float(ends[1])),
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
