@@ -72,6 +72,8 @@ def test_preferences_that_a_member_lacks_are_counted_and_left_out():
     assert ensemble.left_out == 2
     with pytest.raises(DataError, match="no preference in common"):
         combine([one, [replace(row, source="other") for row in other]], [PLAIN, PLAIN])
+    with pytest.raises(DataError, match="too long for one member and not for another"):
+        combine([one, [row for row in other if row.reply == 0]], [PLAIN, PLAIN])
 
 
 def test_a_score_that_is_not_finite_leaves_no_combination():

@@ -87,6 +87,11 @@ def combine(members: Sequence[Sequence[ScoreRow]], scales: Sequence[Scale], *, p
         if all(key in found for found in by_preference)
         and len({tuple(row.reply for row in found[key]) for found in by_preference}) == 1
     ]
+    if not shared and any(all(key in found for found in by_preference) for key in every):
+        raise DataError(
+            "the members have scored different replies of every preference that they have in common: some are too long "
+            "for one member and not for another. Score the data with the same limit of length."
+        )
     if not shared:
         raise DataError("the members have no preference in common. Score the same data with all of them.")
     first = [row for key in shared for row in by_preference[0][key]]
