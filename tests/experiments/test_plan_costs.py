@@ -80,3 +80,21 @@ def test_a_config_in_the_cache_of_the_hub_will_do_and_without_one_the_table_says
     assert cost.activations_gib is not None
     cost, report = checked(tmp_path, model="org/some-3b", lora=True, micro_token_budget="auto")
     assert cost.activations_gib is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"model": "org/some-7b", "lora": True}, True),
+        ({"model": "org/some-7b", "lora": True, "lr": 5e-5}, True),
+        ({"model": "org/some-7b", "preset": "7b-lora-shp"}, False),
+        ({"model": "org/some-7b"}, False),
+        ({"model": "org/some-3b", "lora": True, "lr": 1e-4}, False),
+        ({"model": "org/some-model", "lora": True}, False),
+    ],
+)
+def test_adapters_of_a_large_model_at_the_rate_of_a_small_one_are_told(
+    tmp_path: Path, settings: dict[str, Any], told: bool
+) -> None:
+    _, report = checked(tmp_path, **settings)
+    assert ("warning: a: 7 billion weights, and adapters with --lr 5e-05" in report) == told

@@ -9,6 +9,7 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model.config import looks_local
 from rewardlab.model.load import read_config
 from rewardlab.training.run import train
+from rewardlab.training.settings import presets
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.start import configuration_block
 
@@ -67,3 +68,22 @@ def test_names_of_a_hub_are_sought_there(tmp_path, monkeypatch):
     (tmp_path / "Qwen").mkdir()
     for name in ("gpt2", "Qwen/Qwen2.5-0.5B", "owner/name"):
         assert not looks_local(name)
+
+
+@pytest.mark.slow
+def test_a_run_says_that_its_rate_is_one_for_smaller_models(base_model, pairs_file, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(presets, "LARGE", 1_000)
+    caplog.set_level("WARNING", logger="rewardlab")
+    config = RewardTrainerConfig.of(
+        model=str(base_model),
+        dataset=(str(pairs_file),),
+        output_dir=tmp_path / "run",
+        lora=True,
+        steps=1,
+        eval_fraction=0.0,
+        max_seq_len=128,
+        precision="fp32",
+    )
+    train(config)
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("rate: ")]
+    assert "adapters with --lr 5e-05, which is a rate for 3 billion" in line

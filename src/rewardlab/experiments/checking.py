@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,8 @@ from rewardlab.experiments.power import ALPHA, Assumed, Reach, reach_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.sweeps import with_stand_ins
+from rewardlab.training.settings.config import LORA_LR
+from rewardlab.training.settings.presets import rate_notice
 
 FEW_SEEDS: Final = 3
 
@@ -121,7 +123,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
     # Costs are computed once for each arm, since the data are read for them.
     first = {run.arm: run for run in reversed(runs)}
     costs = {arm: cost_of(run, tflops=plan.assume.tflops) for arm, run in first.items()}
-    problems += _about_budget(plan, runs, costs)
+    problems += [*_about_rates(reversed(first.values()), costs), *_about_budget(plan, runs, costs)]
     return Checked(
         plan=plan,
         runs=runs,
@@ -337,6 +339,20 @@ def _about_power(name: str, tested: Tested) -> Iterator[Problem]:
 
 def _seeds(runs: Sequence[Run], arm: str) -> list[int]:
     return [run.seed for run in runs if run.arm == arm]
+
+
+def _about_rates(runs: Iterable[Run], costs: Mapping[str, Cost]) -> Iterator[Problem]:
+    """Yield a warning for arms whose adapters have a learning rate that was found for smaller models."""
+    said: dict[str, list[str]] = {}
+    for run in runs:
+        weights, lr = costs[run.arm].weights, run.settings.get("lr")
+        if run.program or weights is None:
+            continue
+        notice = rate_notice(weights=weights, lora=bool(run.settings.get("lora")), lr=LORA_LR if lr is None else lr)
+        if notice:
+            said.setdefault(notice, []).append(run.arm)
+    for notice, arms in said.items():
+        yield Problem(level="warning", text=f"{', '.join(arms)}: {notice}")
 
 
 def _about_budget(plan: Plan, runs: Sequence[Run], costs: Mapping[str, Cost]) -> Iterator[Problem]:

@@ -50,6 +50,7 @@ from rewardlab.training.monitoring.monitor import Watch, watch_run
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.publishing import publisher_of
 from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.presets import rate_notice
 from rewardlab.training.start import Ready, make_ready, write_run_start
 from rewardlab.training.states import LookedUp
 
@@ -178,6 +179,9 @@ def _train(
         log=logger.info,
         division=division,
     )
+    said = rate_notice(weights=parameter_counts(model)["total"], lora=config.model.lora, lr=config.learning_rate)
+    if said:
+        logger.warning("rate: %s", said)
     # A model may overflow in float16 whatever is trained. The canaries show that now, and not as NaN at some later
     # step.
     require_range(model, ready.base.renderer)

@@ -20,7 +20,7 @@ from rewardlab.training.loop.losses import smooth
 from rewardlab.training.loop.schedule import build_schedule, warmup_steps
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import FULL_LR, LORA_LR, LossConfig, PresetName, RewardTrainerConfig
-from rewardlab.training.settings.presets import PRESETS, fill
+from rewardlab.training.settings.presets import PRESETS, fill, rate_notice
 from runs import values_of
 
 NAMED = {"model": "m", "dataset": ("d.jsonl",)}
@@ -316,3 +316,12 @@ def test_the_bounds_of_a_difference_under_score_regularisation_are_those_of_the_
         assert slopes[0] > 0 > slopes[1]
         assert f"{difference}" in page
     assert f"{1 / (1 + math.exp(-1.63)):.2f}" == "0.84"
+
+
+def test_the_preset_for_7b_models_has_a_rate_of_which_nothing_is_said():
+    own = PRESETS["7b-lora-shp"].settings
+    assert not rate_notice(weights=7.6e9, lora=True, lr=own["lr"])
+    assert "7.62 billion weights" in (said := rate_notice(weights=7.62e9, lora=True, lr=5e-5))
+    assert f"--lr {own['lr']:g}" in said
+    for other in ({"weights": 3.1e9}, {"lora": False}, {"lr": 2e-5}):
+        assert not rate_notice(**{"weights": 7.62e9, "lora": True, "lr": 5e-5} | other)
