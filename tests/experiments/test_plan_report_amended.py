@@ -19,6 +19,8 @@ from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
 
 CHANGED = "changed after results had been seen"
+APART = {"plain": 0.75, "smooth": 0.80, "harsh": 0.60}
+"""Skills by which `keeps` is supported, whatever else is tested with it."""
 
 
 @pytest.fixture
@@ -52,7 +54,8 @@ def test_a_claim_that_was_changed_is_marked_in_every_form(study: Study) -> None:
     assert json.dumps(json_report(found))
 
 
-def test_it_is_counted_apart_and_supports_nothing(study: Study) -> None:
+def test_it_is_counted_apart_and_supports_nothing(tmp_path: Path) -> None:
+    study = finished_study(tmp_path, skills=APART)
     found = amended(
         study,
         ("  harms: accuracy(harsh) > accuracy(plain)\n", ""),
@@ -69,6 +72,38 @@ def test_it_is_counted_apart_and_supports_nothing(study: Study) -> None:
 
 
 @pytest.mark.parametrize(
+    "after",
+    [pytest.param("", id="taken out"), pytest.param("accuracy(plain) > 0.1", id="replaced by what surely holds")],
+)
+def test_claims_that_failed_stay_in_the_family_when_they_are_taken_out_or_replaced(tmp_path: Path, after: str) -> None:
+    failing = {f"fails_{number}": f"accuracy(smooth) > accuracy(plain) + 0.0{number}" for number in range(1, 9)}
+    lines = {name: f"  {name}: {claim}\n" for name, claim in failing.items()}
+    close = "  close: accuracy(smooth) > accuracy(plain)\n"
+    study = finished_study(tmp_path, PLAN.replace(close, "".join(lines.values())))
+    before = summarise(study)
+    changes = [(line, f"  {name}: {after}\n" if after else "") for name, line in lines.items()]
+    found = amended(study, *changes, ("  harms: accuracy(harsh) > accuracy(plain)\n", ""))
+    then, now = (one.hypotheses[0].verdict for one in (before, found))
+    assert now.name == "keeps"
+    assert then.verdict == now.verdict == "undecided", "on its own it would be supported"
+    assert now.adjusted_supported >= then.adjusted_supported > 0.05
+    assert now.num_hypotheses >= then.num_hypotheses == 10
+    assert f"adjusted over the {now.num_hypotheses} hypotheses of the plan, with those that were taken" in found.methods
+    assert f"adjusted over {now.num_hypotheses} hypotheses" in " ".join(text_report(found).split())
+
+
+def test_a_plan_whose_failures_were_taken_out_is_never_supported_as_a_whole(tmp_path: Path) -> None:
+    study = finished_study(tmp_path, skills=APART)
+    found = amended(
+        study,
+        ("  harms: accuracy(harsh) > accuracy(plain)\n", ""),
+        ("  close: accuracy(smooth) > accuracy(plain)\n", ""),
+    )
+    assert {one.verdict.verdict for one in found.hypotheses} == {"supported"}
+    assert found.exit_status == 2
+
+
+@pytest.mark.parametrize(
     ("seen", "new"),
     [("results-not-opened", "accuracy(harsh) < accuracy(plain)"), ("results", "(accuracy(harsh)) > accuracy(plain)")],
 )
@@ -78,6 +113,7 @@ def test_what_was_changed_before_or_only_in_its_form_is_not_marked(study: Study,
     assert found.headline.startswith("Of 3 hypotheses:")
 
 
+@pytest.mark.slow
 def test_a_text_that_is_not_the_frozen_one_clears_nobody(study: Study) -> None:
     found = amended(study, ("would_change: a loss", "would_change: a large loss"))
     assert not any(one.change for one in found.hypotheses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -52,17 +52,24 @@ class Judged:
 
 
 def judged_of(study: Study, reader: Reader, afterwards: Afterwards) -> tuple[Judged, ...]:
-    """Return a verdict on every hypothesis of the plan."""
+    """Return a verdict on every hypothesis of the plan.
+
+    Claims that were taken out, or replaced, after results had been seen are judged with them and not returned: they
+    stay in the family over which p-values are adjusted. Otherwise taking out what failed would make the rest hold.
+    """
     claims = {name: parse(one.claim) for name, one in study.plan.hypotheses.items()}
     asked = {term for claim in claims.values() for term in claim.terms}
+    gone = {f"{name} (before)": parse(claim) for name, claim in {**afterwards.before, **afterwards.removed}.items()}
+    family = claims | gone
+    asked |= {term for claim in gone.values() for term in claim.terms}
     if study.plan.pooled:
         # The noise is that of all arms, whether a hypothesis names them or not.
         asked |= {replace(term, arm=arm) for term in asked for arm in arms_judged(study.runs)}
     found, missing = reader.observe(sorted(asked, key=str))
     wanted = {term: one for term, one in found.items() if term in asked}
-    verdicts = judge(claims, wanted, missing=missing, pooled=study.plan.pooled)
+    verdicts = judge(family, wanted, missing=missing, pooled=study.plan.pooled)
     judged = []
-    for verdict in verdicts:
+    for verdict in verdicts[: len(claims)]:
         told = study.plan.hypotheses[verdict.name]
         terms = claims[verdict.name].terms
         arms = list(dict.fromkeys(term.arm for term in terms))
@@ -112,13 +119,13 @@ def _hypotheses(count: int) -> str:
     return f"{count} {'hypothesis' if count == 1 else 'hypotheses'}"
 
 
-def exit_status(judged: Sequence[Judged]) -> int:
+def exit_status(judged: Sequence[Judged], removed: Collection[str] = ()) -> int:
     """Return 0 if every hypothesis is supported by all its runs, 1 if any is refuted, else 2.
 
-    A claim that was changed or added after results had been seen shows nothing, so with one the status is never 0.
+    With a claim that was changed, added or taken out (`removed`) after results had been seen, the status is never 0.
     """
     found = {one.verdict.verdict for one in judged}
     if "refuted" in found:
         return 1
-    stands = not any(one.is_provisional or one.change for one in judged)
+    stands = not removed and not any(one.is_provisional or one.change for one in judged)
     return 0 if found == {"supported"} and stands else 2

@@ -10,7 +10,7 @@ from rewardlab.experiments.outcomes import Outcome
 from rewardlab.experiments.power import ALPHA
 from rewardlab.experiments.reporting.arms import Arms, natural
 from rewardlab.experiments.reporting.choices import Selection
-from rewardlab.experiments.reporting.history import Deviation, Frozen, Progress
+from rewardlab.experiments.reporting.history import Deviation, Frozen, Progress, frozen_of
 from rewardlab.experiments.reporting.numbers import LEVEL, Reader, search_named
 from rewardlab.experiments.study import Study
 from rewardlab.report.tables import format_counted
@@ -22,11 +22,15 @@ def methods_of(
     arms: Arms,
     gates: Sequence[GateVerdict],
     selections: Sequence[Selection],
-    frozen: Frozen,
     deviations: Sequence[Deviation],
     progress: Progress,
+    *,
+    num_tested: int,
 ) -> str:
-    """Return the paragraph: it describes runs that finished, and says how many did not."""
+    """Return the paragraph: it describes runs that finished, and says how many did not.
+
+    `num_tested` are the hypotheses over which p-values are adjusted.
+    """
     plan = study.plan
     sentences = [
         *_trained(study, reader, arms),
@@ -40,14 +44,15 @@ def methods_of(
         f"were compared paired by seed and prompt.",
     ]
     if count := len(plan.hypotheses):
-        held = f", adjusted over the {count} hypotheses of the plan (Holm)" if count > 1 else ""
+        gone = ", with those that were taken out or replaced," if num_tested > count else ""
+        held = f", adjusted over the {num_tested} hypotheses of the plan{gone} (Holm)" if num_tested > 1 else ""
         sentences.append(
             f"Each hypothesis was tested from both sides at a level of {ALPHA:.0%}{held}: supported if its negation is "
             f"rejected, refuted if it is rejected itself, else undecided."
         )
     if plan.baseline:
         sentences.append("p-values of differences from the baseline are two-sided and adjusted over the arms (Holm).")
-    sentences += [_frozen(frozen), *_departures(deviations, progress)]
+    sentences += [_frozen(frozen_of(study)), *_departures(deviations, progress)]
     return " ".join(sentences)
 
 

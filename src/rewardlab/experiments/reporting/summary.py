@@ -82,12 +82,12 @@ def summarise(study: Study) -> Summary:
     settings = {run.arm: reader.settings(run) for run in reversed(study.runs) if run.reads_test}
     base = study.plan.baseline or next((row.arm for row in arms.rows), "")
     gates, selections = gates_of(study), selections_of(study, reader)
-    frozen, deviations = frozen_of(study), deviations_of(study, states, progress)
+    deviations = deviations_of(study, states, progress)
     return Summary(
         title=study.plan.title,
         question=study.plan.question,
         headline=counted(judged, afterwards.removed),
-        exit_status=exit_status(judged),
+        exit_status=exit_status(judged, afterwards.removed),
         progress=progress,
         hypotheses=judged,
         removed=afterwards.removed,
@@ -102,8 +102,17 @@ def summarise(study: Study) -> Summary:
         bands=bands_of(study, reader),
         gates=gates,
         selections=selections,
-        frozen=frozen,
+        frozen=frozen_of(study),
         deviations=deviations,
         advice=advice_of(arms, judged, sensitivities, gates, progress, settings=settings, base=base),
-        methods=methods_of(study, reader, arms, gates, selections, frozen, deviations, progress),
+        methods=methods_of(
+            study,
+            reader,
+            arms,
+            gates,
+            selections,
+            deviations,
+            progress,
+            num_tested=judged[0].verdict.num_hypotheses if judged else 0,
+        ),
     )

@@ -81,6 +81,7 @@ def verdicts(judged: Sequence[Judged]) -> Sheet:
     parts = [part for one in judged for part in one.verdict.parts or (None,)]
     alike = len({_scale_of(part) for part in parts if part is not None}) < 2
     known = [part.estimate for part in parts if part is not None]
+    num_tested = max((one.verdict.num_hypotheses for one in judged), default=0)
     return Sheet(
         caption="Verdicts",
         header=("hypothesis", "verdict", "p", "holds by", "claim"),
@@ -91,7 +92,7 @@ def verdicts(judged: Sequence[Judged]) -> Sheet:
         scale=None if alike else OWN_SCALES,
         notes=(
             "Holds by: the side that is claimed to be larger minus the other one, over seeds and prompts.",
-            f"p: one-sided, of the verdict or of the nearer one{_adjusted(len(judged), 'hypotheses')}.",
+            f"p: one-sided, of the verdict or of the nearer one{_adjusted(num_tested, 'hypotheses')}.",
             interval_note(known),
         ),
     )
