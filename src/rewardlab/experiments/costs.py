@@ -19,7 +19,6 @@ from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.data.config import DataConfig
 from rewardlab.data.dataset_names import all_named
 from rewardlab.data.readers import read_source
-from rewardlab.data.weights import local_path
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.training.cost.activations import bytes_a_token
 
@@ -183,10 +182,6 @@ def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
 
 
 def _rows(settings: Mapping[str, Any], purpose: str) -> Iterator[Mapping[str, Any]]:
-    test, train = (settings.get(name) or () for name in ("test_dataset", "dataset"))
-    names = [str(name) for name in (test or train if purpose == "test" else train)]
-    if unseen := [name for name in names if local_path(name) is None]:
-        raise DataError(f"{unseen[0]} is not on this machine")
     config = DataConfig(
         dataset=tuple(settings.get("dataset") or ()),
         test_dataset=tuple(settings.get("test_dataset") or ()),
@@ -195,7 +190,10 @@ def _rows(settings: Mapping[str, Any], purpose: str) -> Iterator[Mapping[str, An
     )
     for named in all_named(config):
         if named.purpose == purpose:
-            for source in named.sources():
+            sources = named.sources()
+            if unseen := [source.name for source in sources if source.is_on_hub]:
+                raise DataError(f"{unseen[0]} is not on this machine")
+            for source in sources:
                 yield from (row for _, row in read_source(source))
 
 

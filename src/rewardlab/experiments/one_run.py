@@ -12,7 +12,7 @@ from typing import Any
 from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
 from rewardlab.core.files import sha256_file, write_json
 from rewardlab.core.lock import only_process
-from rewardlab.core.run_folder import MANIFEST
+from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, holds_run, only_writer
 from rewardlab.core.signals import RESUME_LATER, StopRequests
 from rewardlab.experiments.gates import require_gates_passed
 from rewardlab.experiments.many_ranks import Start, arguments_of_first, first_of, is_first
@@ -29,7 +29,7 @@ from rewardlab.experiments.records import (
     record_of,
     settings_path,
 )
-from rewardlab.experiments.study import Study, require_same_data
+from rewardlab.experiments.study import Study, read_by, require_same_data
 from rewardlab.report.folder import read_folder
 
 logger = logging.getLogger("rewardlab")
@@ -79,9 +79,13 @@ def do(study: Study, run: Run, train: Train, *, again: bool = False) -> None:
         require_same_data(study)
         settings_path(study, run).parent.mkdir(parents=True, exist_ok=True)
         write_json(settings_path(study, run), {**run.settings, "output_dir": str(study.run_folder(run))})
-        begin_record(study, run)
         # A program that failed begins anew, and may have left scores; training goes on from its checkpoints.
         fresh = again or before.state in ("waiting", "outdated") or (bool(run.program) and before.state == "failed")
+        reads = reads_of(study, run)
+        if fresh:
+            # Before the record says that the run has begun: what goes on with it must not find the run before.
+            _clear(study, run)
+        begin_record(study, run, test_reads=reads)
         _recorded(study, run, lambda: _work(study, run, train, start, fresh=fresh))
 
 
@@ -130,11 +134,24 @@ def _work(study: Study, run: Run, train: Train, start: Start, *, fresh: bool) ->
         train(arguments)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    if fresh:
-        # If the program writes no scores, it must not be judged by those of the run before.
+    _run_program(program_words(study, run))
+
+
+def _clear(study: Study, run: Run) -> None:
+    """Take away what an earlier run left in the folder of a run that begins anew.
+
+    Otherwise a run that ends before it has written anything would be gone on with from the checkpoints of the earlier
+    one, or a program that writes no scores judged by those of the earlier one. Raises ConfigError if something in the
+    folder is not the run's.
+    """
+    folder = study.run_folder(run)
+    if run.program:
         for scores in (TEST_SCORES, SELECTION_SCORES):
             (folder / scores).unlink(missing_ok=True)
-    _run_program(program_words(study, run))
+    elif folder.is_dir() and holds_run(folder):
+        with only_writer(folder):
+            claim_folder(folder, map(str, read_by([run])), overwrite=True)
+            clear_folder(folder)
 
 
 def _run_program(words: Sequence[str]) -> None:

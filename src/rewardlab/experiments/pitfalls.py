@@ -15,12 +15,12 @@ from rewardlab.data.config import ReadingConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import all_named
 from rewardlab.data.finding import Source
 from rewardlab.data.hub import parse_hub_name
+from rewardlab.experiments.data_files import test_files_used
 from rewardlab.experiments.expressions import Claim, Range, Term
 from rewardlab.experiments.plan import WINNER, Plan, Run
 from rewardlab.experiments.power import Reach
 from rewardlab.experiments.quantities import quantity_named, range_of
 from rewardlab.experiments.slurm_config import SlurmConfig, literal_values, slurm_config
-from rewardlab.experiments.study import test_files_used
 from rewardlab.model.config import BUILTIN_NAMES, looks_local, misspelt_builtin
 from rewardlab.training.settings.config import interval_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,6 +13,7 @@ from rewardlab.core.config import from_mapping, read_settings, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import read_summed_json, sha256_file, sha256_json, write_summed_json
 from rewardlab.core.spec import SPEC_FILE
+from rewardlab.experiments.data_files import changed_in
 from rewardlab.experiments.log import hashes_of, now, time_of
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.study import Study
@@ -72,7 +73,6 @@ def undone(study: Study, runs: Iterable[Run]) -> list[Run]:
 
 def _record(values: dict[str, Any], run: Run, study: Study) -> RunRecord:
     state: State = values["state"]
-    data = study.data
     if state == "waiting":
         return RunRecord(
             state=state, message=str(values["message"]), test_reads=tuple(values["test_reads"]), values=values
@@ -83,8 +83,8 @@ def _record(values: dict[str, Any], run: Run, study: Study) -> RunRecord:
         message = "its process ended before it could say why (killed, out of memory, or stopped while it began)"
     if values["settings"] != settings_hash(run) and not _means_the_same(study, run, str(values["settings"])):
         state, message = "outdated", "it was begun with other settings than the plan has now"
-    elif changed := [name for name, digest in values.get("data", {}).items() if data.get(name, digest) != digest]:
-        state, message = "outdated", f"it was begun with another {changed[0]} than the plan has now"
+    elif "data" in values and (changed := changed_in(run, values["data"], study.data)):
+        state, message = "outdated", f"it was begun with another {changed} than the plan has now"
     return RunRecord(
         state=state,
         message=message,
@@ -114,13 +114,17 @@ def reads_of(study: Study, run: Run) -> list[dict[str, Any]]:
         "scores": sha256_file(path),
         "model": sha256_file(spec) if spec.is_file() else None,
     }
-    if any(one["scores"] == read["scores"] and one["model"] == read["model"] for one in known):
+    # The last reading counts, so one that gives again what an earlier one gave is told once more.
+    if known and all(known[-1][name] == read[name] for name in ("scores", "model")):
         return known
     return [*known, read]
 
 
-def begin_record(study: Study, run: Run) -> RunRecord:
-    """Write down that this process begins, or goes on with, a run."""
+def begin_record(study: Study, run: Run, *, test_reads: Sequence[Mapping[str, Any]] | None = None) -> RunRecord:
+    """Write down that this process begins, or goes on with, a run.
+
+    `test_reads` are those known so far, by default what `reads_of` finds.
+    """
     before = record_of(study, run)
     values = {
         "format": FORMAT,
@@ -137,7 +141,7 @@ def begin_record(study: Study, run: Run) -> RunRecord:
         "process_began": _began(os.getpid()),
         "started": before.started if before.state == "interrupted" else now(),
         "ended": "",
-        "test_reads": reads_of(study, run),
+        "test_reads": reads_of(study, run) if test_reads is None else list(test_reads),
         "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
         "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
     }

@@ -26,8 +26,8 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, sha256_file, write_text
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
-from rewardlab.data.weights import local_path
 from rewardlab.experiments.config import Seen
+from rewardlab.experiments.data_files import data_of, distinct, test_files_used
 from rewardlab.experiments.log import LOG, append_log, read_log
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.experiments.plan_file import read_plan
@@ -45,8 +45,6 @@ SEEN: Final[Mapping[str, str]] = {
 REPORTED: Final = "reported"
 """Kind of the entries of the log that say when results were looked at."""
 ENDINGS: Final = (".yaml", ".yml", ".toml", ".json")
-DATA: Final = ("dataset", "eval_dataset", "test_dataset")
-"""Settings that name data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +84,7 @@ class Study:
 
     def data_of(self, run: Run) -> dict[str, str]:
         """Return the part of `data` that a run reads."""
-        names = {str(path) for path in (*_data_of(run), *program_files(run, self.plan_folder))}
+        names = {str(path) for path in (*data_of(run), *program_files(run, self.plan_folder))}
         return {name: digest for name, digest in self.data.items() if name in names}
 
     @cached_property
@@ -312,53 +310,10 @@ def data_digests(runs: Sequence[Run], plan_folder: Path, *, programs: Collection
     """
     for told in test_files_used(runs):
         raise DataError(told)
-    files = {path for run in runs for path in _data_of(run)}
+    files = {path for run in distinct(runs) for path in data_of(run)}
     named = {path for run in runs for path in program_files(run, plan_folder)}
     files |= {path for path in named if programs is None or str(path) in programs}
     return {str(path): sha256_file(path) for path in sorted(files, key=str)}
-
-
-def _data_of(run: Run) -> list[Path]:
-    """Return the local files of a run's data."""
-    return [path for setting in DATA for path in _files(run.settings.get(setting))]
-
-
-def test_files_used(runs: Sequence[Run]) -> list[str]:
-    """Return what is wrong with each test file that is also trained on or chosen by, under whatever name.
-
-    Only files of equal size are read.
-    """
-    used: dict[str, dict[Path, None]] = {setting: {} for setting in DATA}
-    for run in runs:
-        for setting in DATA:
-            used[setting] |= dict.fromkeys(_files(run.settings.get(setting)))
-    others: dict[int, list[tuple[str, Path]]] = {}
-    for setting in DATA:
-        for path in used[setting] if setting != "test_dataset" else ():
-            others.setdefault(path.stat().st_size, []).append((setting, path))
-    told = []
-    for test in used["test_dataset"]:
-        alike = [(setting, path) for setting, path in others.get(test.stat().st_size, ()) if _same(test, path)]
-        for setting in dict.fromkeys(setting for setting, _ in alike):
-            told.append(
-                f"{test}: is read as {setting} too. What a verdict is judged on must not be trained on or chosen by: "
-                f"name other data."
-            )
-    return told
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one == other or sha256_file(one) == sha256_file(other)
-
-
-def _files(named: object) -> list[Path]:
-    names = [named] if isinstance(named, str) else list(named) if isinstance(named, Sequence) else []
-    found: list[Path] = []
-    for name in names:
-        path = local_path(str(name)) if name else None
-        if path is not None:
-            found += [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
-    return found
 
 
 def read_by(runs: Sequence[Run]) -> tuple[Path, ...]:
@@ -366,7 +321,7 @@ def read_by(runs: Sequence[Run]) -> tuple[Path, ...]:
     found: dict[Path, None] = {}
     for run in runs:
         model = Path(str(run.settings["model"]))
-        files = set(_data_of(run))
+        files = set(data_of(run))
         for path in [*sorted({file.parent for file in files}), *([model] if model.is_dir() else [])]:
             found |= dict.fromkeys([Path(os.path.normpath(path.absolute())), path.resolve()])
         found |= dict.fromkeys(path.resolve().parent for path in sorted(files))
