@@ -379,3 +379,16 @@ def test_an_archive_holds_everything_but_models_with_checksums_and_is_the_same_e
     with pytest.raises(ConfigError, match="lies in the study"):
         archive(study, study.folder / "a.tar.gz", weights=False)
     assert open_study(tmp_path / "out/study").plan.title == study.plan.title, "it opens where it is unpacked"
+
+
+def test_an_archive_holds_runs_that_lie_on_another_disk(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    plain = archive(study, tmp_path / "one.tar.gz", weights=False)
+    (study.folder / "runs").rename(tmp_path / "disk")
+    (study.folder / "runs").symlink_to(tmp_path / "disk")
+    (study.folder / "logs").mkdir(exist_ok=True)
+    for name, there in {"newest": study.folder / "records", "around": study.folder, "gone": tmp_path / "none"}.items():
+        (study.folder / "logs" / name).symlink_to(there)
+    (tmp_path / "disk" / "again").symlink_to(tmp_path / "disk")
+    linked = archive(open_study(study.folder), tmp_path / "two.tar.gz", weights=False)
+    assert (linked.sha256, linked.left_out) == (plain.sha256, plain.left_out)

@@ -54,7 +54,7 @@ def archive(study: Study, output: Path | None, *, weights: bool) -> Archived:
         with (
             unfinished.open("wb") as raw,
             gzip.GzipFile(fileobj=raw, filename="", mode="wb", mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w") as tar,
+            tarfile.open(fileobj=packed, mode="w", dereference=True) as tar,
         ):
             _add(tar, f"{folder.name}/{SUMS}", sums.encode())
             for name in files:
@@ -69,12 +69,24 @@ def archive(study: Study, output: Path | None, *, weights: bool) -> Archived:
 
 
 def _files(folder: Path, *, weights: bool) -> Iterator[str]:
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder)
-        if not path.is_file() or path.is_symlink() or path.name in NEVER:
-            continue
-        if weights or not _is_of_model(name):
-            yield str(name)
+    """Yield the files of a study; those of folders that are links too, as of runs that lie on a larger disk."""
+    whole = folder.resolve()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        # What a link leads to within the study is there already; a link could also lead to the folder that it is in.
+        folders[:] = [name for name in folders if not _leads_into(Path(place) / name, whole)]
+        for path in (Path(place) / name for name in files):
+            inside = path.relative_to(folder)
+            if not path.is_file() or _leads_into(path, whole) or path.name in NEVER:
+                continue
+            if weights or not _is_of_model(inside):
+                yield str(inside)
+
+
+def _leads_into(path: Path, study: Path) -> bool:
+    if not path.is_symlink():
+        return False
+    there = path.resolve()
+    return there.is_relative_to(study) or study.is_relative_to(there) or path.parent.resolve().is_relative_to(there)
 
 
 def _is_of_model(name: Path) -> bool:
