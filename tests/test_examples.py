@@ -138,6 +138,7 @@ def write_samples(path: Path, *, num: int = 12) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_the_curve_of_a_file_is_that_of_its_scores_and_is_written(trained, tmp_path, capsys):
     rows = write_samples(tmp_path / "samples.jsonl")
     arguments = ["--file", str(tmp_path / "samples.jsonl"), "--output", str(tmp_path / "curve.csv")]
@@ -167,6 +168,7 @@ def test_best_of_n_wants_replies_or_a_file(trained, arguments):
         load("best_of_n").main([str(trained.model), *arguments])
 
 
+@pytest.mark.slow
 def test_rejection_sampling_keeps_the_best_of_each_prompt_with_where_it_is_from(trained, tmp_path, capsys):
     samples = tmp_path / "samples.jsonl"
     rows = write_samples(samples, num=70)
@@ -185,6 +187,7 @@ def test_rejection_sampling_keeps_the_best_of_each_prompt_with_where_it_is_from(
     assert "Dropped: 140 not chosen, 70 that repeat another reply to their prompt." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_rejection_sampling_keeps_a_share_or_from_a_score_on(trained, tmp_path, capsys):
     samples = tmp_path / "samples.jsonl"
     write_samples(samples)
@@ -230,6 +233,7 @@ def test_a_choice_is_close_if_scores_within_their_noise_could_make_another_one(a
     assert load("rejection_sampling").kept_of(scored, settings) == (kept, close)
 
 
+@pytest.mark.slow
 def test_close_prompts_are_left_out_if_asked(trained, tmp_path, capsys):
     samples = tmp_path / "samples.jsonl"
     write_samples(samples)
@@ -265,6 +269,7 @@ def test_grpo_goes_from_preferences_to_an_audit_that_finds_the_flattery(tmp_path
     assert (tmp_path / "grpo" / "policy" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_rewards_that_are_not_the_scores_of_the_folder_end_the_program(trained, capsys):
     grpo = load("grpo_with_reward_model")
     turns = (rewardlab.Message("user", "Why?"), rewardlab.Message("assistant", "So."))
@@ -311,6 +316,7 @@ def test_the_example_on_the_page_runs_and_prints_what_it_says():
     assert len(printed) == 2
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_pair_by_pair(trained, tmp_path, capsys):
     data = write_pairs(tmp_path / "pairs.jsonl", 40)
     compare = load("compare_models")

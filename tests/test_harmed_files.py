@@ -227,6 +227,7 @@ def restore(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == "study" else ()) for name in READERS]

@@ -157,6 +157,7 @@ def test_estimates_and_sums_agree(pairs: list[Case]) -> None:
         assert result.estimates[name].value == pytest.approx(value, nan_ok=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(pairs=cases)
 def test_what_judging_gives_too_is_the_same(pairs: list[Case]) -> None:

@@ -319,6 +319,7 @@ def test_right_scores_are_no_fault_and_strange_ones_are_unknown(saved):
     assert name_fault(canaries, [float("nan")] * len(scores), tolerance=1e-4).startswith("unknown")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_canonical_score_is_that_of_the_saved_weights_in_float32(tmp_path, dtype):
     _, _, spec = save(tmp_path / "rm", dtype=dtype)

@@ -55,6 +55,7 @@ def as_live(model: RewardModel, dtype: torch.dtype) -> RewardModel:
 # --- the same bits everywhere ----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
 def test_files_live_models_and_loaded_ones_have_the_same_bits_in_half_precision(tmp_path, folder, dtype, precision):
     live = as_live(slightly_trained(), dtype)

@@ -119,6 +119,7 @@ def test_the_drift_of_saved_folders_is_measured_without_training(tmp_path):
         assert "margins, seed 0 | scores, seed 0 |" in path.with_suffix(".md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_half_precision_is_timed_by_its_own_and_by_pytorchs_products(tmp_path):
     own = half_products.linear.WIDENED
     size = ["--model", "tiny-llama", "--data", "generated", "--pairs", "4", "--rounds", "2", "--threads", "1"]

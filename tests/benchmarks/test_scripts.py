@@ -40,7 +40,8 @@ pytestmark = [
 TINY = ["--model", "tiny-llama", "--data", "generated", "--threads", "1", "--peak-seconds", "0.01"]
 
 
-@pytest.mark.parametrize("cell", ["headline-fp32", pytest.param("hh-lora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["headline-fp32", "hh-lora"])
 def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
     arguments = ["--cells", cell, "--pairs", "16", "--repeats", "2", "--in-process", "--results", str(tmp_path)]
     more = ["--set", "micro_token_budget=512", "--also", "small", "micro_token_budget=256", "--warm", "small"]
@@ -270,6 +271,7 @@ class Options:
     precision, variants, peer_attention, max_seq_len = "fp32", (), "sdpa", 128
 
 
+@pytest.mark.slow
 def test_the_padded_peer_holds_frozen_matrices_as_ours_does(tmp_path):
     for precision, held in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         options = type("Chosen", (Options,), {"precision": precision})

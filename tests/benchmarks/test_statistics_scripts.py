@@ -30,6 +30,7 @@ def test_the_tests_of_a_comparison_are_tried_on_every_kind_of_data(tmp_path, cap
     assert all(cell["case"] in page for cell in outside)
 
 
+@pytest.mark.slow
 def test_coverage_of_every_kind_of_interval(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(coverage, "PROMPTS", (10, 15))
     assert coverage.main(["--draws", "8", "--results", str(tmp_path), "--kinds", *coverage.KINDS]) == 0
@@ -65,6 +66,7 @@ def test_coverage_of_further_intervals_of_a_judgement(tmp_path, monkeypatch):
     assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
 
 
+@pytest.mark.slow
 def test_coverage_of_comparisons_of_changed_texts_and_of_matches(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage_paired, "PROMPTS", (15,))
     monkeypatch.setattr(coverage_paired, "SHAPES", ("4 each",))

@@ -345,6 +345,7 @@ WORDS = shlex.split(
 )
 
 
+@pytest.mark.slow
 @given(
     words=st.lists(st.sampled_from(WORDS), max_size=8),
     asked=st.sampled_from([("train", *BASE), ("report",), ("report", "run")]),

@@ -136,6 +136,7 @@ def test_wrong_shapes_are_refused(tmp_path, said):
     assert "these files belong to different models" in said(made.folder)
 
 
+@pytest.mark.slow
 def test_a_bias_that_transformers_ignores_has_to_be_meant(tmp_path, said, capsys):
     made = seq_cls(tmp_path / "source", template=ENDED)
     change_weights(made.folder, lambda weights: weights.update({"score.bias": torch.tensor([0.5])}))
@@ -276,6 +277,7 @@ def test_a_folder_of_rewardlab_and_one_that_exists_are_left_alone(tmp_path, caps
     main(["import", str(made.folder), "--output-dir", str(tmp_path / "rm"), "--overwrite"])
 
 
+@pytest.mark.slow
 def test_without_a_template_the_choices_are_explained(tmp_path, said, capsys):
     made = seq_cls(tmp_path / "source", template=None)
     words = said(made.folder)
@@ -298,6 +300,7 @@ def test_without_a_template_the_choices_are_explained(tmp_path, said, capsys):
     assert len({tuple(token_ids) for token_ids in rendered.values()}) == 3
 
 
+@pytest.mark.slow
 def test_a_bos_and_an_eos_are_added_only_when_asked_for(tmp_path, said):
     made = seq_cls(tmp_path / "source", template=CHATML)
     assert "--bos add: the template begins with <|im_start|> already" in said(made.folder, "--bos", "add")

@@ -117,6 +117,7 @@ def test_a_request_about_one_prompt_says_which_without_its_text_and_one_about_se
     assert len(why) == 16, "a hash, since headers are logged"
 
 
+@pytest.mark.slow
 def test_no_more_requests_are_under_way_than_allowed_and_a_crowd_connects_once() -> None:
     fake, now, most = FakeVllm(table()), 0, 0
     three_at_once = asyncio.Event()

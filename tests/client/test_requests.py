@@ -37,6 +37,7 @@ def rows_of(drawn: list[tuple[str, str, int]]) -> list[Row]:
     ]
 
 
+@pytest.mark.slow
 @given(drawn=DRAWN, max_batch=st.integers(1, 8), whole=st.booleans())
 def test_every_row_goes_into_exactly_one_request_of_bounded_size(drawn: Any, max_batch: int, whole: bool) -> None:
     rows = rows_of(drawn)

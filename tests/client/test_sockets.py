@@ -255,6 +255,7 @@ print(sorted({"torch", "transformers", "peft"} & {name.partition(".")[0] for nam
 """
 
 
+@pytest.mark.slow
 def test_a_client_is_imported_and_made_without_torch_and_transformers() -> None:
     ran = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == ["engine: expected one of auto, rewardlab, vllm, sglang, got 'tei'.", "[]"]
@@ -307,6 +308,7 @@ import rewardlab.client.protocol
 """
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_told_with_what_installs_it() -> None:
     ran = subprocess.run([sys.executable, "-c", MISSING, "httpx2"], capture_output=True, text=True, check=True)
     assert ran.stdout == (

@@ -83,6 +83,7 @@ def test_a_date_in_yaml_is_text(tmp_path, text):
     assert read_config_file(tmp_path / "run.yaml") == {"hf_split": "2001-99-99"}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

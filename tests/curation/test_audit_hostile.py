@@ -51,6 +51,7 @@ ROWS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(ROWS, min_size=1, max_size=4))
 @settings(max_examples=50, deadline=None)
 def test_hostile_rows_are_all_kept_or_dropped_and_never_a_traceback(rows: list[dict[str, object]]) -> None:

@@ -57,6 +57,7 @@ def test_planted_defects_of_every_kind_are_found_with_exact_counts(tmp_path: Pat
     assert source.kept + sum(source.dropped.values()) == source.read
 
 
+@pytest.mark.slow
 def test_planted_rows_that_a_model_refuses_or_cannot_read_whole_are_found_with_exact_counts(tmp_path: Path) -> None:
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turns') }}{% endif %}" + CHATML
     folder = write_base_model(tmp_path / "model", template=template)

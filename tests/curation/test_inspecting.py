@@ -255,6 +255,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=ROWS)
 def test_hostile_rows_are_counted_and_their_texts_not_obeyed(tmp_path: Path, rows: list[dict[str, object]]) -> None:

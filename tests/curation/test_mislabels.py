@@ -351,6 +351,7 @@ def test_mistakes_on_hard_pairs_are_found_less_often_than_labels_wrong_by_chance
 # --- worth ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_labels_that_are_right_are_worth_keeping_and_no_effect_is_claimed():
     pairs, heads, _ = simulated(300, noise=2.0)
     worth = measure_worth(heads, pairs, RULE, num_seeds=2)

@@ -99,6 +99,7 @@ def test_rows_that_are_added_later_move_no_other_conversation(tmp_path: Path) ->
     assert {name: after[name] for name in before} == before
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_each_split_gets_its_share(tmp_path: Path) -> None:
     path = write(tmp_path / "in.jsonl", [pair(k) for k in range(1000)])
     first, again, other = (
@@ -148,6 +149,7 @@ def test_a_group_that_fits_nowhere_and_a_split_without_rows_are_errors(tmp_path:
     assert not (tmp_path / "splits").exists()
 
 
+@pytest.mark.slow
 @given(
     prompts=st.lists(st.integers(0, 12), min_size=30, max_size=60),
     replies=st.lists(st.integers(0, 25), min_size=60, max_size=60),
@@ -183,6 +185,7 @@ def preference_key(row: Preference) -> str:
 
 
 class TestOutputs:
+    @pytest.mark.slow
     def test_the_folder_is_read_at_once_as_a_dataset(self, tmp_path: Path) -> None:
         path = write(tmp_path / "in.jsonl", rows(60))
         for ending in ("jsonl.gz", "jsonl.zst", "parquet"):

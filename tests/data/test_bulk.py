@@ -86,6 +86,7 @@ ALWAYS = {("trims", "prompt-left"), ("refuses", "drop"), ("odd", "reply-middle")
 """Templates that are tried with one truncation each, and ChatML with all; the other pairs for long."""
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("template", "truncation"),
     [
@@ -146,6 +147,7 @@ def test_a_reply_that_does_not_fit_is_one_kind_of_refusal():
         renderer.render((Message("user", "a"),), (Message("assistant", "xyz " * 60),))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("bounded", [True, False])
 def test_uncut_replies_are_those_of_the_renderer_and_the_others_are_told_apart(bounded):
     renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=160))

@@ -86,6 +86,7 @@ def test_what_is_just_short_enough_is_read(tmp_path: Path, text: str) -> None:
     assert dropped(write(tmp_path / "a.jsonl", [pair(0) | {"prompt": text}])) == {}
 
 
+@pytest.mark.slow
 def test_turns_and_replies_have_a_limit(tmp_path: Path) -> None:
     rows = [
         pair(0) | {"prompt": turns(MAX_TURNS - 1)},
@@ -110,6 +111,7 @@ def test_a_csv_row_without_an_end_is_refused_with_its_line(tmp_path: Path) -> No
         load(path)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_line_that_is_too_long_is_never_in_memory_as_a_whole(tmp_path: Path, name: str) -> None:
     size = 20 * MAX_CHARACTERS

@@ -207,6 +207,7 @@ words = st.lists(st.sampled_from(["basil", "water", "é", "日本", "\n", "  ", 
 )
 
 
+@pytest.mark.slow
 @given(turns=st.lists(words, min_size=1, max_size=7), reply=words, limit=st.integers(24, 90))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_conversation_fits_its_limit_or_is_refused(turns, reply, limit):

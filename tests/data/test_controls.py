@@ -289,6 +289,7 @@ def test_training_labels_are_shuffled_and_those_that_are_held_out_are_not(tmp_pa
     assert "control" not in plain.reports
 
 
+@pytest.mark.slow
 def test_the_cache_and_a_limit_give_the_same_rows(tmp_path):
     path = write(tmp_path / "pairs.jsonl")
     names = {"diagnostic_mode": "label_shuffle", "cache_dir": str(tmp_path / "cache"), "limit": 20}

@@ -71,9 +71,8 @@ def cut_or_none(renderer: Renderer, prompt: Conversation, reply: Conversation) -
         return None
 
 
-@pytest.mark.parametrize(
-    "template", ["concat", *(pytest.param(one, marks=pytest.mark.slow) for one in TEMPLATES if one != "concat")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("template", TEMPLATES)
 @given(drawn=turns, system=st.none() | words, reply=words, limit=st.integers(16, 80))
 @settings(max_examples=150, deadline=None)
 def test_what_is_kept_is_that_of_a_slow_search(template, drawn, system, reply, limit):
@@ -88,6 +87,7 @@ def test_what_is_kept_is_that_of_a_slow_search(template, drawn, system, reply, l
         assert np.array_equal(found[1], expected[1])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("template", TEMPLATES)
 @given(drawn=turns, content=words.map(lambda text: text * 6), reply=words, limit=st.integers(24, 60))
 @example(drawn=[], content="x 12 1212 12 12 x", reply="x", limit=24)

@@ -15,6 +15,7 @@ def loads_of(plan, sizes) -> list[int]:
     return [sum(sizes[index] for index in row) for row in plan]
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 50), min_size=1, max_size=60),
     budget=st.integers(50, 200),

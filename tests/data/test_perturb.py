@@ -48,6 +48,7 @@ def test_markdown_is_stripped_and_the_words_stay(text, changed):
     assert plain_text(text, draw()) == changed
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("sign", ["[", "](", "*", "**a ", " **a", "__", "`", "`a", "[a](b", "![", "# ", "***a"])
 def test_a_long_line_of_marks_without_partners_is_read_once(sign):
     # A million characters: time that grew with the square of the length would be an hour.

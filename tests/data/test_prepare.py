@@ -207,6 +207,7 @@ def test_no_row_stays_in_memory_as_an_object(config: RewardTrainerConfig) -> Non
     assert data.train[0] is not data.train[0]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_broken_line_deep_in_a_file_is_named(config: RewardTrainerConfig, num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"

@@ -196,12 +196,14 @@ def of_turns(folder, base_model, conversations, **settings):
     )
 
 
+@pytest.mark.slow
 def test_intervals_on_test_data_are_by_conversation_too(tmp_path, base_model):
     found = diagnose(of_turns(tmp_path, base_model, 12, seeds=5))
     measured = {one.control: one for one in found.findings}["response_only"].measured
     assert [one.conversations.n for one in measured] == [12, 11]
 
 
+@pytest.mark.slow
 def test_intervals_of_training_runs_are_by_conversation_too(tmp_path, base_model, monkeypatch):
     from rewardlab.diagnosing import runs
 

@@ -116,6 +116,7 @@ def run_with(monkeypatch, tmp_path, outcome):
     return runs.run_trained(configured(tmp_path), range(5), tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_a_control_with_too_few_rows_to_train_on_does_not_end_the_others(monkeypatch, tmp_path):
     def outcome(name, settings):
         if name == "length_matched" and settings.run.seed == 2:
@@ -129,6 +130,7 @@ def test_a_control_with_too_few_rows_to_train_on_does_not_end_the_others(monkeyp
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_data_of_equal_lengths_alone_have_no_control_of_lengths(monkeypatch, tmp_path):
     arms, _, facts = run_with(monkeypatch, tmp_path, lambda *_: {"kept": 1.0})
     assert "length_matched" not in {one.control for one in judge_all(arms, Limits())}

@@ -55,12 +55,8 @@ CASES = {
 }
 
 
-QUICK = {"two", "four in two nodes", "lora", "bf16, lora, rounded stochastically", "float16, deferred", "k-wise"}
-"""The arithmetic of each dtype, adapters, two nodes and several replies."""
-
-
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+    "case", [pytest.param(case, marks=() if case == "lora" else pytest.mark.slow) for case in CASES]
 )
 def test_ranks_compute_what_one_process_does(case, tmp_path, on_ranks):
     size, how = CASES[case]
@@ -139,11 +135,12 @@ def require_like_one(folder: Path, alone: Path) -> None:
                 assert float(row[name]) == pytest.approx(float(other[name]), rel=1e-3, abs=slack), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharding", "changes"),
     [
-        pytest.param("full", {}, marks=pytest.mark.slow),
-        pytest.param("full", {"lora": True, "lora_rank": 2}, marks=pytest.mark.slow),
+        ("full", {}),
+        ("full", {"lora": True, "lora_rank": 2}),
         ("none", {}),
     ],
     ids=["full", "lora", "whole models"],
@@ -185,6 +182,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(base_model, pairs_file, tmp_
     assert [entry["step"] for entry in manifest["resumed"]] == [2, 4]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("sharding", ["full", "none"])
 @pytest.mark.parametrize("by", ["error", "dying"])
 def test_one_rank_that_fails_ends_all(by, sharding, tmp_path, on_ranks):
@@ -196,6 +194,7 @@ def test_one_rank_that_fails_ends_all(by, sharding, tmp_path, on_ranks):
         assert "ended, because rank 2 failed: this row is unreadable" in said
 
 
+@pytest.mark.slow
 def test_one_rank_out_of_memory_makes_all_take_less(tmp_path, on_ranks):
     ends, said, _ = on_ranks("runs_out_of_memory", 2, tmp_path, sharding="none", budget=100)
     assert set(ends.values()) == {0}, said[-3000:]
@@ -230,6 +229,7 @@ def test_one_rank_that_a_signal_ends_ends_all(rank, tmp_path, on_ranks):
     assert "error: stopped at once by SIGUSR1" in said
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("sharding", ["full", "none"])
 def test_what_gets_no_gradient_is_named_on_ranks_too(sharding, tmp_path, on_ranks):
     ends, said, _ = on_ranks("leaves_one_out", 2, tmp_path, sharding=sharding)
@@ -245,6 +245,7 @@ def test_a_loss_that_is_not_finite_is_told_with_its_rank(tmp_path, on_ranks):
     assert "rank 0: loss" not in said
 
 
+@pytest.mark.slow
 def test_all_stop_when_one_is_asked_to(tmp_path, on_ranks):
     on_ranks("checkpointed", 2, tmp_path)
     told = {path.name: path.read_text() for path in tmp_path.glob("stopped-*")}
@@ -252,6 +253,7 @@ def test_all_stop_when_one_is_asked_to(tmp_path, on_ranks):
     assert all("stopped by --max-hours 1e-09 after step 1" in text for text in told.values())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not list the threads of a process")
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize(

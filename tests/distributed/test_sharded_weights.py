@@ -34,9 +34,8 @@ MOVED = {"max_rounding_error"}
 """How far the live model is from the saved one: rounding, which depends on where in memory a gathered weight begins."""
 
 
-@pytest.mark.parametrize(
-    "case", ["lora", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "lora")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_a_model_in_parts_is_bit_for_bit_the_whole_one_and_so_is_its_folder(case, tmp_path, on_ranks):
     size, family, settings, more = CASES[case]
     base = write_base_model(tmp_path / "base", family=family)

@@ -184,6 +184,7 @@ def test_a_folder_without_calibration_has_no_entry_of_it(saved):
     assert "calibration" not in values["digests"]
 
 
+@pytest.mark.slow
 def test_eval_judges_by_the_temperature_when_asked(copy, noisy, tmp_path, capsys):
     result = calibrate(config_for(copy, noisy, tmp_path / "out", store=True))
     evaluations = {}

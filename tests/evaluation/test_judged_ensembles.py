@@ -135,6 +135,7 @@ def test_another_evaluation_leaves_nothing_of_the_ensemble(members, pairs_file, 
     assert not list((tmp_path / "out").glob("ensemble*"))
 
 
+@pytest.mark.slow
 def test_the_bootstrap_heads_of_a_probe_are_an_ensemble(probed, pairs_file, tmp_path):
     best, heads = probed
     own = heads["head"]

@@ -340,6 +340,7 @@ def test_every_model_of_several_is_told_in_which_precision_it_may_be_served(mode
     assert not list((tmp_path / "without").rglob("precision.json"))
 
 
+@pytest.mark.slow
 def test_a_card_is_not_computed_again_and_needs_no_model_then(models, pairs_file, tmp_path, own_cache, monkeypatch):
     for precision in ("fp32", "bf16"):
         settings = {"cache_dir": own_cache, "precision": precision, "precision_card": True}

@@ -68,6 +68,7 @@ def scores_in(folder: Path, suite: str, items: Sequence[SuiteItem]) -> list[np.n
     return [np.array([found.get((item.id, n), math.nan) for n in range(len(item.replies))]) for item in items]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("suite", ["rewardbench2", "rm-bench", "hhh"])
 def test_the_rule_of_the_suite_judges_scores_that_were_combined(suite, members, tmp_path, capsys):
     WRITERS[suite](tmp_path / "data", 12)

@@ -165,6 +165,7 @@ def test_a_reply_above_the_limit_is_counted_and_its_comparison_is_lost(saved, tm
     assert record["rows"][0]["score"]["value"] == pytest.approx(wins / 12)
 
 
+@pytest.mark.slow
 def test_an_earlier_evaluation_is_replaced_only_on_request_and_then_wholly(saved, tmp_path, capsys, pairs_file):
     WRITERS["hhh"](tmp_path / "data", 3)
     out = tmp_path / "out"

@@ -69,6 +69,7 @@ def test_an_open_gate_lets_the_next_phase_begin(tmp_path: Path) -> None:
     assert all(record_of(study, one).is_over for one in study.runs)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("limit", "state", "status"), [("0.9", "closed", 1), ("0.75", "undecided", 2)])
 def test_a_gate_that_is_not_open_keeps_the_next_phase_from_beginning(tmp_path: Path, limit, state, status) -> None:
     study = frozen_study(tmp_path, GATED.replace("LIMIT", limit))
@@ -198,6 +199,7 @@ def test_a_run_that_recorded_nothing_has_no_time_and_no_last_step(tmp_path: Path
         assert math.isnan(nothing.of_record(name)), "0 would be the best of all"
 
 
+@pytest.mark.slow
 def test_a_gate_does_not_ask_about_arms_that_are_left_out_unless_none_is_left(tmp_path: Path) -> None:
     text = GATED.replace("LIMIT", "0.6, as_good: accuracy(plain) >= accuracy(harsh) - 0.1").replace(
         "arms: [plain]", "arms: [plain, harsh]"

@@ -85,6 +85,7 @@ def drawn(study: Study) -> list[str]:
     return [str(entry["arm"]) for entry in open_study(study.folder).entries if entry["kind"] == "drawn"]
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_better_rate_and_its_winner_is_run_with_fresh_seeds(tmp_path: Path, trained) -> None:
     study = frozen_study(tmp_path, PLAIN)
     assert run(study)[0] == 0
@@ -112,6 +113,7 @@ def test_later_trials_lie_nearer_to_the_best_rate_than_those_at_random(tmp_path:
     assert sum(far[10:]) / 10 < sum(far[:10]) / 10
 
 
+@pytest.mark.slow
 def test_a_hopeless_trial_is_dropped_and_cannot_be_chosen(tmp_path: Path, trained) -> None:
     study = frozen_study(tmp_path, PRUNED)
     status, told = run(study)

@@ -161,6 +161,7 @@ def test_a_build_ended_at_a_row_leaves_nothing(tmp_path, monkeypatch, row) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == there
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("words", WITHOUT_MODEL.values(), ids=WITHOUT_MODEL)
 def test_killed_at_a_write_the_same_command_writes_all_and_removes_the_rest(tmp_path, whole, words) -> None:
     folder = prepared(tmp_path)

@@ -274,6 +274,7 @@ def test_compressed_gold_is_named() -> None:
     assert "gold's own scores are the narrow ones" in found.evidence
 
 
+@pytest.mark.slow
 def test_low_training_accuracy_and_learning_by_heart_are_told_apart() -> None:
     rows, train = drawn(rows=600), drawn(rows=900, seed=4, tag="t")
     test_part = part(rows, scored(rows, 0.6))

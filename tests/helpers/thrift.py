@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -31,6 +32,21 @@ gc.set_threshold(50_000, 20, 20)
 if not torch.accelerator.is_available():
     # For each kind of device that may come later torch keeps the whole stack in words, which takes milliseconds.
     torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves the slow ones out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test behind the first few as slow where it says how many of them are quick."""
+    found: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("quick_cases")
+        if mark is None or item.get_closest_marker("slow") or item.get_closest_marker("soak"):
+            continue
+        (count,) = mark.args
+        test = item.nodeid.partition("[")[0]
+        found[test] += 1
+        if found[test] > count:
+            item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

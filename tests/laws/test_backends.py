@@ -115,6 +115,7 @@ def test_every_backend_gives_the_scores_and_gradients_of_conversations_alone(bac
     assert (gradient - true_gradient).norm() <= tolerance * true_gradient.norm()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     "family", [pytest.param(one, marks=pytest.mark.slow if one == "llama" else ()) for one in (*FAMILIES, "gemma2")]
@@ -279,6 +280,7 @@ def test_a_row_that_is_computed_again_reads_where_it_did_whatever_ran_in_between
     assert torch.equal(*gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # PyTorch's own
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])  # its C++ is slow
 @pytest.mark.parametrize("checkpointing", [pytest.param("none", marks=pytest.mark.slow), "full"])

@@ -158,6 +158,7 @@ def test_a_group_above_the_budget_is_scored_in_pieces_that_keep_to_it(packed, la
         assert len(sizes) - len(above) <= 2 * within / budget + 1, "pieces share rows as whole groups do"
 
 
+@pytest.mark.slow
 def test_a_thousand_replies_to_one_prompt_need_no_more_than_the_budget(packed, renderer):
     scorer = Scorer(make_model("llama"), renderer)
     prompt, replies = [{"role": "user", "content": "soil " * 12}], [f"number {n}" for n in range(1000)]

@@ -32,6 +32,7 @@ def groups_of(name: str, count: int, max_length: int) -> tuple[list[TokenGroup],
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name", ["dev/qa_feedback.test.jsonl.gz", "dev/hh_helpful.test.jsonl.gz", "dev/kwise.gsm8k.test.jsonl.gz"]
 )

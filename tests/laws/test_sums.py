@@ -46,6 +46,7 @@ def loss_and_gradient(groups, plan, config, dtype):
     return total, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), counted
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_splitting_a_batch_changes_neither_loss_nor_gradient(name, dtype, tolerance):
@@ -85,6 +86,7 @@ def test_the_sums_of_parts_are_the_sums_of_the_whole():
     assert (part + other).accuracy == pytest.approx(2.5 / 3)
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 50), min_size=1, max_size=40),
     budget=st.integers(50, 200),
@@ -101,6 +103,7 @@ def test_a_plan_holds_every_group_once_within_the_budget_and_equally_many_rows_o
     assert ranks == plan_packed(sizes, budget, num_ranks=num_ranks)
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.integers(0, 50), max_size=60), budget=st.integers(50, 120), num_ranks=st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
 def test_a_plan_is_that_of_plain_first_fit_decreasing(sizes, budget, num_ranks):
@@ -115,6 +118,7 @@ def test_a_plan_is_that_of_plain_first_fit_decreasing(sizes, budget, num_ranks):
     assert plan_packed(sizes, budget, num_ranks=num_ranks) == deal(rows, loads, num_ranks)
 
 
+@pytest.mark.slow
 @given(lengths=st.lists(st.lists(st.integers(1, 20), min_size=2, max_size=4), min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_padded_batches_count_their_padding(lengths):

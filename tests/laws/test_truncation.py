@@ -91,6 +91,7 @@ def test_folders_from_before_there_were_rules_to_choose_from_are_read_as_they_we
         RewardSpec.from_dict(wrong.to_dict(), where="w")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_files_servers_and_clients_follow_the_rule_unless_asked(
     folders: dict[str, Path], rule: str, tmp_path: Path
@@ -208,6 +209,7 @@ def test_a_run_records_what_its_rule_did_and_an_evaluation_of_its_model_does_the
     assert not any(row["truncated_tokens"] for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_a_run_of_an_earlier_version_that_left_rows_out_goes_on(
     tmp_path: Path, base_model: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def test_what_was_named_a_gpu_and_a_processor_without_bf16_need_no_trial(monkeyp
 LAYOUTS = ["shared", "unshared", "padded"]
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(
     ("family", "layout", "train"),
     [
@@ -86,6 +87,7 @@ def test_a_class_that_cannot_be_tried_takes_what_the_processor_has(monkeypatch, 
     assert "no such layer" in line
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("named", "tried"),
     [("auto", ("auto", "auto")), ("segments", ("segments",) * 2), ("products", ("auto", "products"))],

@@ -140,6 +140,7 @@ def require_gradients(model):
             assert parameter.grad is None, name
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("backend", "dtype", "kind", "checkpointing"), STEPS)
 def test_forward_and_backward_stay_on_the_device_in_their_dtypes(device, backend, dtype, kind, checkpointing):
     model = model_on(device, backend, dtype, kind=kind, checkpointing=checkpointing)
@@ -151,6 +152,7 @@ def test_forward_and_backward_stay_on_the_device_in_their_dtypes(device, backend
     assert device.waits == []
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("family", "kind"), [("qwen2", "dora"), ("qwen2", "head"), ("llama", "full"), ("qwen3", "lora")]
 )

@@ -83,13 +83,9 @@ def kept(layers: int, pairs: int, *, lora: bool, checkpointing: str) -> Kept:
     )
 
 
-@pytest.mark.parametrize(
-    ("lora", "checkpointing"),
-    [
-        (False, "none"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, "full"), (True, "none"), (True, "full"))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_a_layer_keeps_what_the_formula_says(lora, checkpointing):
     """By the differences of three and four layers, and of few and many tokens."""
     found = {

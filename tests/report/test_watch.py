@@ -102,6 +102,7 @@ def asked(port: int, path: str, *, method: str = "GET", host: str | None = None)
     return answer.status, dict(answer.getheaders()), text
 
 
+@pytest.mark.slow
 def test_the_page_follows_the_run_and_stops_loading_itself_when_it_is_finished(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

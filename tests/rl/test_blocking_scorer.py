@@ -31,6 +31,7 @@ def awaited(source: str | Path) -> list[float]:
     return asyncio.run(scores())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("where", ["folder", "url"])
 def test_threads_share_one_scorer_and_get_the_scores_that_a_loop_gets(
     where: str, request: pytest.FixtureRequest
@@ -47,6 +48,7 @@ def test_threads_share_one_scorer_and_get_the_scores_that_a_loop_gets(
     assert [one.noise for one in details] == pytest.approx(expected_noise.tolist())
 
 
+@pytest.mark.slow
 def test_a_model_with_a_limit_below_its_canaries_is_served_and_asked(tmp_path: Path) -> None:
     short = save_tiny(tmp_path / "short", max_seq_len=64)
     with served(short) as url, BlockingScorer(short) as here, BlockingScorer(url) as there:

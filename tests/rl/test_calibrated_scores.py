@@ -42,12 +42,14 @@ def test_folder_and_server_give_what_the_model_holds(folder: Path, output: str) 
         np.testing.assert_allclose([one.noise for one in found], ends, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_scores_are_raw_unless_others_are_asked_for(folder: Path, tmp_path: Path) -> None:
     import rewardlab
 
     np.testing.assert_allclose(scores(folder, TALKS), rewardlab.load(folder).score(TALKS), atol=NEAR)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_calibration_is_refused(tmp_path: Path) -> None:
     bare = save_tiny(tmp_path / "rm")
     with served(bare) as url:

@@ -22,6 +22,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.slow
 @given(
     how=st.sampled_from([*FORMULAS]),
     rows=st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9), st.floats(0, 2)), min_size=1, max_size=9),

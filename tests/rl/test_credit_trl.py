@@ -112,6 +112,7 @@ def test_async_grpo_which_adds_rewards_up_without_weights(drawn) -> None:
     np.testing.assert_allclose(ours, np.concatenate([one["advantages"] for one in theirs]), atol=NEAR, rtol=NEAR)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(groups_of_rewards(functions=2), st.sampled_from(["sum_then_normalize", "normalize_then_sum"]))
 def test_several_functions_with_weights(drawn, aggregation) -> None:

@@ -46,6 +46,7 @@ def observed_twice(draw):
     return (first, noise), (first + most * direction, again)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(observed_twice())
 def test_a_deviation_that_is_left_in_both_observations_has_the_same_sign(twice) -> None:
@@ -75,6 +76,7 @@ def scored_twice(draw):
     return tolerance, references, *scorings
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(scored_twice())
 def test_the_sign_of_what_is_left_does_not_depend_on_who_computes_the_scores(scored) -> None:
@@ -111,6 +113,7 @@ def test_scores_beside_something_large_have_no_sign_that_rounding_could_turn_aro
         assert (one * other >= 0).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(scored_twice())
 def test_the_distance_between_two_scorings_is_bounded_by_either(scored) -> None:
@@ -130,6 +133,7 @@ def test_the_bound_between_two_scorings_is_reached() -> None:
     assert noise.between_scorings([low])[0] == pytest.approx(high - low, rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(EIGHTHS, st.sampled_from([0, 0.1, 0.5, 1.0]), st.integers(0, 2)), min_size=1, max_size=20))
 def test_what_is_left_adds_up_to_0_keeps_the_mean_and_is_never_larger(rows) -> None:

@@ -93,6 +93,7 @@ def test_length_kl_and_spread_judge_nothing() -> None:
     assert judged(worse) == judged(columns)
 
 
+@pytest.mark.slow
 def test_runs_of_a_real_policy_are_told_apart(tmp_path: Path) -> None:
     for toy in (toy_rl.HONEST, toy_rl.HACKED):
         toy_rl.run(toy, 77, tmp_path / toy.name)

@@ -28,6 +28,7 @@ def test_the_body_on_a_page_of_verl_is_shown_to_give_probabilities(engine, url, 
     assert any("activation" in body for _, body in engine.asked)
 
 
+@pytest.mark.slow
 def test_verl_reads_no_bos_where_the_engine_adds_none(engine, url, folder, capsys):
     engine.be()
     status, _, err = said(capsys, url, "--model", folder, "--as", "verl")

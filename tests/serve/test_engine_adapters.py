@@ -133,6 +133,7 @@ def test_an_adapter_is_swapped_under_load_and_the_old_one_freed(swapping, folder
     assert len(layer.lora_A) == 2
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -168,6 +169,7 @@ def _other_base(place: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_failed_swap_leaves_the_old_adapter_and_the_others(engine, folders, place):
     another = save_adapter(place / "another", _other_base(place), seed=4)
     with pytest.raises(ArtifactError, match="from another base"):
@@ -176,6 +178,7 @@ def test_a_failed_swap_leaves_the_old_adapter_and_the_others(engine, folders, pl
         np.testing.assert_allclose(score(engine, model=name, **REQUEST), [scores_of(folder)], atol=5 * NEAR)
 
 
+@pytest.mark.slow
 def test_adapters_stand_beside_models_and_names_are_given_once(folders, place):
     model = save_model(place / "model")
     engine = LocalEngine.load({"whole": model}, adapters={"plain": folders["plain"]})

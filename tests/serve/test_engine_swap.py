@@ -183,6 +183,7 @@ def test_a_swap_that_fails_leaves_the_old_model(folders, tmp_path):
         engine.close()
 
 
+@pytest.mark.slow
 def test_several_models_are_served_by_name(folders):
     engine = LocalEngine.load({"first": folders[0], "second": folders[1]})
     try:

@@ -164,6 +164,7 @@ def test_scores_from_a_shared_backbone_are_not_taken_for_those_of_a_member_alone
     assert "kept scores: " not in caplog.text
 
 
+@pytest.mark.slow
 def test_score_takes_one_backbone_for_all_members(folders, tmp_path, monkeypatch, caplog):
     prompt, replies = REPLIES
     source = tmp_path / "rows.jsonl"

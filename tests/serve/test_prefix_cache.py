@@ -128,6 +128,7 @@ def states_of(token_ids: np.ndarray) -> PromptStates:
     return PromptStates(keys=tagged, values=-tagged)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 1), min_size=1, max_size=5)), max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_what_is_found_is_what_was_kept_for_these_tokens_and_never_more_than_fits(asked):

@@ -106,6 +106,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 def test_a_prompt_above_the_limit_is_cut_and_said_or_refused_if_asked(model, tmp_path):
     source, target = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in LONG))
@@ -129,6 +130,7 @@ def test_a_prompt_above_the_limit_is_cut_and_said_or_refused_if_asked(model, tmp
     assert "truncated_tokens" not in second
 
 
+@pytest.mark.slow
 def test_what_was_cut_goes_with_a_run_that_goes_on_and_into_every_format(model, tmp_path, monkeypatch):
     monkeypatch.setattr(rows_module, "ROWS_AT_A_TIME", 2)
     source = tmp_path / "rows.jsonl"
@@ -165,6 +167,7 @@ def test_what_cannot_be_written_again_is_refused_before_anything_is_scored(model
     assert not target.exists()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("line", [1, 2])
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_a_line_that_is_too_long_is_refused_and_never_in_memory_as_a_whole(model, tmp_path, monkeypatch, name, line):

@@ -73,6 +73,7 @@ def test_csv_has_every_column_in_every_row_and_lists_as_json(tmp_path):
     assert again == [first, second, third], "the output of one scoring can be the input of another"
 
 
+@pytest.mark.slow
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
 @example(texts=["a\rb", "\r", "\n\r\n", '"', ",", "\r\n"])

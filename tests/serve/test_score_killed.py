@@ -71,6 +71,7 @@ def words_for(model: str, source: Path, target: Path) -> list[str]:
     return ["score", "--model", model, "--input", str(source), "--output", str(target)]
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_and_writes_the_same_bytes(source, target, tmp_path, caplog):
     """Killed while a line of scores is half written. What scores is no model: what is shown is what is kept."""
     ended = run_program(PROGRAM, [str(source), str(target)])
@@ -87,6 +88,7 @@ def test_a_killed_process_goes_on_and_writes_the_same_bytes(source, target, tmp_
     assert not partial_of(target).exists()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("how", "status"), [("SIGTERM", 75), ("SIGINT", 130)])
 def test_a_signal_ends_it_at_once_with_what_is_scored_kept(
     model, source, target, scored_at_once, how, status, monkeypatch, capsys

@@ -105,6 +105,7 @@ def test_a_sound_endpoint_is_right_in_every_form(engine, url, folder, capsys, di
     assert out.count("control tokens typed in a reply are obeyed") == (0 if dialect == "rewardlab" else textual)
 
 
+@pytest.mark.slow
 def test_our_own_server_is_compared_with_what_it_says_of_itself(engine, url, capsys):
     engine.be(dialect="rewardlab")
     status, out, _ = said(capsys, url)
@@ -136,6 +137,7 @@ def half(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_the_precision_is_found_out_and_held_against_what_was_expected(half, capsys):
     engine = FakeEngine(half)
     with running(app_of(engine)) as url:
@@ -157,6 +159,7 @@ def test_the_precision_is_found_out_and_held_against_what_was_expected(half, cap
         assert "(precision)" in said(capsys, url)[2], "a server that says another precision than it has"
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_does_not_count_tokens_is_judged_by_scores_alone(engine, url, folder, capsys):
     engine.be("truncates", reports_tokens=False)
     assert "(truncates): conversations of up to " in said(capsys, url, "--model", folder)[2]
@@ -207,6 +210,7 @@ def test_addresses_and_engines_that_are_none_are_told(engine, url, folder, capsy
     assert "has no 'b'; it has rm" in said(capsys, url, "--served-name", "b")[2]
 
 
+@pytest.mark.slow
 def test_the_token_is_sent_and_never_shown(engine, url, folder, capsys, monkeypatch):
     engine.be(token="secret-1")
     status, out, err = said(capsys, url, "--model", folder)

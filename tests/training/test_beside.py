@@ -36,6 +36,7 @@ def config(base_model, pairs_file, tmp_path) -> RewardTrainerConfig:
     )
 
 
+@pytest.mark.slow
 def test_baselines_are_judged_on_the_same_rows_as_the_model(config):
     result = train(config)
     compared = result.compared("test")
@@ -48,6 +49,7 @@ def test_baselines_are_judged_on_the_same_rows_as_the_model(config):
     assert written["all"]["estimates"]["eval_accuracy"]["value"] == compared["bag of words"].overall.sums.accuracy
 
 
+@pytest.mark.slow
 def test_baselines_are_fitted_on_training_rows_alone(config, monkeypatch):
     seen = {}
     original = start_module.fit_baselines
@@ -85,6 +87,7 @@ def test_they_can_be_turned_off_and_are_in_the_report(config, capsys):
     assert not list((config.run.output_dir / "evals").glob("*words*"))
 
 
+@pytest.mark.slow
 def test_the_gap_is_the_difference_of_two_evaluations(config, caplog):
     config = config.replace(eval_every=1)
     with caplog.at_level("INFO", logger="rewardlab"):

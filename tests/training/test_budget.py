@@ -31,6 +31,7 @@ from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 from runs import config_for
 
 
+@pytest.mark.slow
 @given(
     start=st.integers(0, 10**9),
     slope=st.integers(1, 10**6),
@@ -242,12 +243,9 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return [{name: row[name] for name in row if name not in TIMED} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
-@pytest.mark.parametrize(
-    "changes",
-    [{}, pytest.param({"lora": True, "lora_dropout": 0.3}, marks=pytest.mark.slow)],
-    ids=["full", "dropout"],
-)
+@pytest.mark.parametrize("changes", [{}, {"lora": True, "lora_dropout": 0.3}], ids=["full", "dropout"])
 def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(
     base_model, pairs_file, tmp_path, monkeypatch, changes
 ):

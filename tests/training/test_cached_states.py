@@ -91,9 +91,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "way", ["plain", *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS if way != "plain")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_a_run_with_states_looked_up_is_the_run_that_computes_them(base_model, pairs_file, tmp_path, way):
     test = write_pairs(tmp_path / "test.jsonl", 12, offset=100)
     settings = {"test_dataset": (str(test),), "train_eval_limit": 5, **WAYS[way]}
@@ -127,6 +126,7 @@ def test_rows_of_several_replies_look_up_each_of_them(base_model, tmp_path, kwis
     same_record(tmp_path / "plain", tmp_path / "cached")
 
 
+@pytest.mark.slow
 def test_every_number_is_the_score_of_the_saved_folder(base_model, pairs_file, tmp_path):
     test = write_pairs(tmp_path / "test.jsonl", 12, offset=100)
     result = train(config_for(base_model, pairs_file, tmp_path / "run", test_dataset=(str(test),), cache_states=True))
@@ -175,9 +175,8 @@ def test_more_data_compute_only_what_is_new_and_a_probe_leaves_its_states(base_m
     assert record["replies"]["of_the_run"] == {"looked_up": 60, "computed": 28}
 
 
-@pytest.mark.parametrize(
-    "change", ["model", *(pytest.param(change, marks=pytest.mark.slow) for change in ("template", "limit"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["model", "template", "limit"])
 def test_another_model_template_or_limit_gets_states_of_its_own(base_model, pairs_file, tmp_path, change):
     train(config_for(base_model, pairs_file, tmp_path / "a", cache_states=True, steps=2))
     other, settings = base_model, {}
@@ -265,6 +264,7 @@ def test_a_run_in_half_precision_judges_the_folder_by_its_own_states(base_model,
     assert record["replies"]["of_the_folder"] == {"looked_up": 16, "computed": 0}
 
 
+@pytest.mark.slow
 def test_without_data_to_judge_on_training_rows_go_through_the_folder(base_model, pairs_file, tmp_path):
     result = train(config_for(base_model, pairs_file, tmp_path / "run", cache_states=True, eval_fraction=0.0))
     assert result.selected is None

@@ -75,6 +75,7 @@ def test_a_control_that_is_resumed_is_the_one_that_was_begun(tmp_path, base_mode
     assert controls[0]["counts"]["train"][0]["changed"] > 0
 
 
+@pytest.mark.slow
 def test_everything_that_a_control_leaves_says_that_it_is_one(tmp_path, base_model, capsys, caplog):
     pairs = write_pairs(tmp_path / "pairs.jsonl", 40)
     said = "THIS IS A CONTROL, NOT A MODEL TO USE (label_shuffle of the train data)"

@@ -61,6 +61,7 @@ WITHOUT_SDPA: dict[str, Callable[[], Any]] = {
 LEARNS_SDPA = {"gptj"}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", WITHOUT_SDPA)
 @pytest.mark.parametrize("lora", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.usefixtures("verified_here")

@@ -33,6 +33,7 @@ def told(folder, kind="train") -> dict[str, object]:
     return {key: value for key, value in report.items() if key not in ("name", "split", "sha256", "examples")}
 
 
+@pytest.mark.slow
 def test_rows_in_memory_train_as_the_same_rows_in_a_file(base_model, rows, tmp_path):
     rows = [*rows, {"prompt": "x", "chosen": "same", "rejected": "same"}]
     path = tmp_path / "all.jsonl"
@@ -178,6 +179,7 @@ def test_rows_that_are_others_each_time_are_kept_as_they_first_were():
     assert fingerprint(source) == fingerprint(source)
 
 
+@pytest.mark.slow
 def test_patience_needs_evaluation_data_from_anywhere(base_model, rows, tmp_path):
     config = config_for(base_model, "unused", tmp_path / "run", steps=2, eval_fraction=0, early_stopping_patience=3)
     with pytest.raises(ConfigError, match="without evaluation data nothing stops the run"):

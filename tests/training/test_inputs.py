@@ -20,6 +20,7 @@ def config_for(base_model, data, folder, **changes) -> RewardTrainerConfig:
     return RewardTrainerConfig.of(**{**settings, **names, **changes})
 
 
+@pytest.mark.slow
 def test_test_prompts_that_chose_the_checkpoint_are_reported(base_model, pairs_file, tmp_path, caplog):
     test = write_pairs(tmp_path / "test.jsonl", 6, offset=100)
     both = write_pairs(tmp_path / "both.jsonl", 4, offset=100)
@@ -31,6 +32,7 @@ def test_test_prompts_that_chose_the_checkpoint_are_reported(base_model, pairs_f
     assert manifest["data"]["shared"]["test_with_evaluation"]["prompts"] == 4
 
 
+@pytest.mark.slow
 def test_rows_of_weight_zero_are_left_out_and_counted(base_model, tmp_path):
     data = tmp_path / "weighted.jsonl"
     rows = [json.loads(line) for line in write_pairs(data, 10).read_text().splitlines()]

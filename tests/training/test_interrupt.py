@@ -29,6 +29,7 @@ def ticking(stops: StopRequests) -> int:
     return vars(stops)["asked"]
 
 
+@pytest.mark.slow
 def test_a_limit_in_hours_ends_a_run_with_a_status_of_its_own(base_model, pairs_file, tmp_path, monkeypatch, capsys):
     words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
     with pytest.raises(SystemExit) as ended:
@@ -41,6 +42,7 @@ def test_a_limit_in_hours_ends_a_run_with_a_status_of_its_own(base_model, pairs_
     assert ended.value.code == 75
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("how", "status"),
     [  # the other tests raise SIGUSR1; its like and it go the way of SIGTERM
@@ -104,15 +106,14 @@ def signal_oneself(*_, **__):
     signal.raise_signal(signal.SIGUSR1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "where"),
     [
         (run_module, "load_reward_model"),
-        *(
-            pytest.param(run_module, name, marks=pytest.mark.slow)
-            for name in ("write_run_start", "verify_in_clean_process")
-        ),
-        pytest.param(report_module, "train_report", marks=pytest.mark.slow),
+        (run_module, "write_run_start"),
+        (run_module, "verify_in_clean_process"),
+        (report_module, "train_report"),
     ],
 )
 def test_a_signal_outside_of_training_ends_the_process_with_a_status_of_its_own(
@@ -130,6 +131,7 @@ def test_a_signal_outside_of_training_ends_the_process_with_a_status_of_its_own(
     assert (tmp_path / "run/report.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_of_any_kind_ends_the_process_in_the_step(base_model, pairs_file, tmp_path, monkeypatch, ends):
     words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
     train_step = Trainer.train_step
@@ -203,6 +205,7 @@ def test_a_signal_from_outside_while_data_are_read(base_model, pairs_file, tmp_p
     assert "by SIGUSR1" in said
 
 
+@pytest.mark.slow
 def test_without_checkpoints_a_run_says_that_it_cannot_go_on(base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "run", checkpoints=False)
     stop_after(monkeypatch, 3)

@@ -44,6 +44,7 @@ def count_reads(monkeypatch) -> list[str]:
     return reads
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("on_the_grid", [False, True], ids=["float32 base", "bf16 base"])
 def test_a_bf16_run_saves_the_original_weights_plus_the_update(
     base_model, pairs_file, tmp_path, monkeypatch, on_the_grid
@@ -71,6 +72,7 @@ def test_a_bf16_run_saves_the_original_weights_plus_the_update(
     assert num_adapted == 4
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("settings", "still"),
     [
@@ -97,6 +99,7 @@ def test_what_is_frozen_is_saved_as_it_was_and_the_rest_is_not(base_model, pairs
         assert moved == {name for name in base if name.startswith("model.") and not name.startswith(still)}
 
 
+@pytest.mark.slow
 def test_a_base_that_changed_meanwhile_is_not_merged_into(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run")
     model = load_module.load_reward_model(

@@ -98,6 +98,7 @@ def mean_loss(folder: Path, rows: list[dict], *, by_prompt: bool) -> float:
     return total / weights
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("lora", "weighting"), [(False, "prompt"), (False, "comparison"), (True, "prompt")])
 def test_the_logged_loss_is_that_of_the_saved_weights_on_the_rows_of_the_step(base_model, tmp_path, lora, weighting):
     pairs, ranked = judged_rows()
@@ -179,6 +180,7 @@ def test_another_process_gives_the_same_bits(base_model, pairs_file, tmp_path):
     assert here == there
 
 
+@pytest.mark.slow
 def test_the_head_depends_on_the_seed(base_model, pairs_file, tmp_path):
     """One batch holds all rows, so no order can have a part in it."""
     heads = []
@@ -189,6 +191,7 @@ def test_the_head_depends_on_the_seed(base_model, pairs_file, tmp_path):
     assert (heads[0] - heads[1]).norm() > 0.5 * heads[0].norm()
 
 
+@pytest.mark.slow
 def test_the_order_of_the_data_depends_on_the_seed(base_model, pairs_file, tmp_path):
     """The head comes with the model and next to nothing is learned, so batches differ by their rows alone."""
     scorer = train(config_for(base_model, pairs_file, tmp_path / "start", steps=1)).last
@@ -204,6 +207,7 @@ def test_the_order_of_the_data_depends_on_the_seed(base_model, pairs_file, tmp_p
     assert np.mean(runs[0][1]) == pytest.approx(np.mean(runs[1][1]), abs=1e-5), "the same rows in all"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("attention", ["shared", "padded"])
 def test_any_token_budget_gives_the_same_evaluation(base_model, pairs_file, tmp_path, attention):
     """Equal to law 3's rounding, not to the bit: the kernels for other numbers of rows add in other orders (on a
@@ -273,6 +277,7 @@ def test_scores_are_taken_in_evaluation_mode_whatever_the_model_is_in():
         assert np.abs(model(pack(groups)).numpy() - wanted).max() > 1e-2, "dropout would have shown"
 
 
+@pytest.mark.slow
 def test_the_test_data_judge_the_chosen_checkpoint_and_not_the_last(base_model, pairs_file, tmp_path, monkeypatch):
 
     def offer(self, step, values, **_):

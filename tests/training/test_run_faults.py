@@ -28,6 +28,7 @@ def test_unknown_target_modules_are_named(base_model, pairs_file, tmp_path):
         train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_target_modules=("nosuch",)))
 
 
+@pytest.mark.slow
 def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     train(config)
@@ -63,6 +64,7 @@ def test_an_earlier_run_outlives_bad_input_to_the_run_that_would_replace_it(base
     assert json.loads((tmp_path / "run/config.json").read_text())["overwrite"] is False
 
 
+@pytest.mark.slow
 def test_a_run_cannot_replace_the_model_it_starts_from(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     result = train(config)
@@ -85,6 +87,7 @@ def test_a_limit_above_the_models_positions_is_refused(base_model, pairs_file, t
         train(config_for(base_model, pairs_file, tmp_path / "run", max_seq_len=1024))
 
 
+@pytest.mark.slow
 def test_a_damaged_adapter_is_noticed(base_model, pairs_file, tmp_path):
     result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, lora=True))
     with (result.last / "adapter/adapter_model.safetensors").open("ab") as file:
@@ -93,6 +96,7 @@ def test_a_damaged_adapter_is_noticed(base_model, pairs_file, tmp_path):
         load(result.last)
 
 
+@pytest.mark.slow
 def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
     base_model, pairs_file, tmp_path, monkeypatch
 ):

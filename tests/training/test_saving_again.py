@@ -78,7 +78,8 @@ def without_help(monkeypatch) -> None:
     monkeypatch.setattr(Saver, "_copies", lambda saver, folder, step: False)
 
 
-@pytest.mark.parametrize("way", [way if way == "head" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_folders_are_the_same_to_the_byte_with_fewer_passes(base_model, pairs_file, tmp_path, monkeypatch, saves, way):
     config = config_for(base_model, pairs_file, tmp_path / "run", overwrite=True, save_every=4, **WAYS[way])
     result = train(config)
@@ -130,6 +131,7 @@ def test_a_run_stopped_behind_its_best_model_ends_with_the_folders_of_one_that_w
         assert (again.files, again.max_rounding_error) == (spec.files, spec.max_rounding_error)
 
 
+@pytest.mark.slow
 def test_a_best_folder_that_was_changed_meanwhile_is_not_copied(
     base_model, pairs_file, tmp_path, monkeypatch, saves, caplog
 ):

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3, save_dtype="float32")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_run_learns_and_leaves_a_complete_folder(base_model, pairs_file, tmp_path, lora):
     result = train(config_for(base_model, pairs_file, tmp_path / "run", lora=lora, lora_rank=2, steps=12, lr=1e-2))
@@ -81,6 +82,7 @@ def test_the_record_can_be_recomputed_from_the_score_rows(base_model, pairs_file
         assert again.sums.comparisons == int(row["eval_pairs"])
 
 
+@pytest.mark.slow
 def test_the_logged_training_loss_is_the_loss_of_the_weights_before_the_step(base_model, pairs_file, tmp_path):
     """With all pairs in one batch, the loss logged at step 1 is that of the untrained model on these rows."""
     config = config_for(
@@ -100,6 +102,7 @@ def test_the_logged_training_loss_is_the_loss_of_the_weights_before_the_step(bas
     assert second.baseline.overall.sums.mean_nll == pytest.approx(logged, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_bits_and_any_budget_the_same_numbers(base_model, pairs_file, tmp_path):
     first = train(config_for(base_model, pairs_file, tmp_path / "a"))
     train(config_for(base_model, pairs_file, tmp_path / "b"))
@@ -113,6 +116,7 @@ def test_the_same_command_gives_the_same_bits_and_any_budget_the_same_numbers(ba
         assert (weights[0][key] - weights[2][key]).norm() <= 1e-3 * weights[0][key].norm()
 
 
+@pytest.mark.slow
 def test_the_resolved_configuration_repeats_the_run(base_model, pairs_file, tmp_path):
     from rewardlab.commands.training import parse_train
 
@@ -126,6 +130,7 @@ def test_the_resolved_configuration_repeats_the_run(base_model, pairs_file, tmp_
     ).read_text()
 
 
+@pytest.mark.slow
 def test_a_fresh_head_is_never_saved_as_best(base_model, pairs_file, tmp_path):
     result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=2, lr=1e-12))
     sums = result.baseline.overall.sums
@@ -152,6 +157,7 @@ def test_a_fresh_head_is_never_saved_as_best(base_model, pairs_file, tmp_path):
     assert stuck.model == tmp_path / "stuck/step_4"
 
 
+@pytest.mark.slow
 def test_selection_and_judgement_are_kept_apart(base_model, pairs_file, tmp_path):
     test = write_pairs(tmp_path / "test.jsonl", 12, offset=100)
     result = train(config_for(base_model, pairs_file, tmp_path / "run", test_dataset=(str(test),), train_eval_limit=5))
@@ -167,6 +173,7 @@ def test_selection_and_judgement_are_kept_apart(base_model, pairs_file, tmp_path
     assert rows_of(tmp_path / "run")[-1]["train_eval_accuracy"] != ""
 
 
+@pytest.mark.slow
 def test_prompts_on_both_sides_are_reported(base_model, pairs_file, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, eval_dataset=(str(pairs_file),)))
@@ -207,6 +214,7 @@ def test_an_existing_reward_model_keeps_its_head_and_a_new_one_must_be_asked_for
     assert not torch.allclose(head, load_file(renewed.last / "model.safetensors")["score.weight"], atol=1e-3)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("modules", [("all-linear",), ("q_proj", "v_proj")])
 @pytest.mark.parametrize("rslora", [False, True])
 def test_lora_always_trains_and_saves_the_head(base_model, pairs_file, tmp_path, modules, rslora):
@@ -245,12 +253,14 @@ def test_lora_always_trains_and_saves_the_head(base_model, pairs_file, tmp_path,
     assert any(tensor.abs().max() > 0 for name, tensor in lora_a.items() if "lora_B" in name)
 
 
+@pytest.mark.slow
 def test_prompts_are_shared_with_adapter_dropout_too(base_model, pairs_file, tmp_path, caplog):
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_dropout=0.1, steps=1))
     assert "layout: shared" in caplog.text
 
 
+@pytest.mark.slow
 def test_sliding_windows_train_on_the_padded_path_and_load_back(pairs_file, tmp_path, caplog):
     base = write_base_model(tmp_path / "gemma", family="gemma3")
     with caplog.at_level("INFO", logger="rewardlab"):
@@ -261,6 +271,7 @@ def test_sliding_windows_train_on_the_padded_path_and_load_back(pairs_file, tmp_
     assert load(result.last).model.layout == "padded"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("system_prompt", ["", "Be 'brief'."])
 def test_plain_transformers_renders_the_system_prompt_of_the_run(base_model, pairs_file, tmp_path, system_prompt):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -276,6 +287,7 @@ def test_plain_transformers_renders_the_system_prompt_of_the_run(base_model, pai
     assert load(result.last).score([messages]) == pytest.approx([plain], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_too_few_evaluation_rows_are_warned_about(base_model, pairs_file, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, eval_fraction=0.1))

@@ -21,15 +21,9 @@ def parity_trl() -> ModuleType:
     return importlib.import_module("parity_trl")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("tiny-llama", "full"),
-        pytest.param("tiny-qwen2", "lora", marks=pytest.mark.slow),
-        pytest.param("tiny-llama", "lora", marks=pytest.mark.slow),
-        pytest.param("tiny-qwen2", "full", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
+@pytest.mark.parametrize("kind", ["full", "lora"])
 def test_twenty_steps_are_those_of_trl(parity_trl, tmp_path, name, kind):
     folder = parity_trl.write_tiny(tmp_path / "model", name)
     parity = parity_trl.run_case(

@@ -100,6 +100,7 @@ def fleet(models) -> Iterator[Fleet]:
     fleet.process.stdout.close()
 
 
+@pytest.mark.slow
 def test_the_life_of_two_workers(fleet: Fleet, models: Path):
     # One process start is dear, so one test follows the fleet through its life.
     assert len(set(fleet.pids)) == 2

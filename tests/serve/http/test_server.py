@@ -260,6 +260,7 @@ serve_until_ended(
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("how", "signals", "status"), [("free", 1, 0), ("stuck", 2, 128 + signal.SIGTERM)])
 def test_a_signal_drains_and_a_second_one_ends_at_once(how, signals, status):
     helpers = str(Path(__file__).parents[2] / "helpers")

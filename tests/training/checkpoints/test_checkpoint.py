@@ -84,15 +84,8 @@ def list_again(folder: Path) -> None:
 # --- ranks -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        pytest.param((2, "full"), marks=pytest.mark.slow),
-        (4, "hybrid"),
-        pytest.param((1, "full"), marks=pytest.mark.slow),
-        pytest.param((2, "none"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("written", [(2, "full"), (4, "hybrid"), (1, "full"), (2, "none")])
 def test_what_some_ranks_write_any_number_reads_bit_for_bit(written, tmp_path, on_ranks):
     size, sharding = written
     ends, said, _ = on_ranks("keep_tensors", size, tmp_path, write=True, sharding=sharding, per_node=2)

@@ -71,6 +71,7 @@ def stop(config: RewardTrainerConfig, step: int, **changes) -> None:
             train(config.replace(**changes))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("source", ["the checkpoint", "a saved step"])
 def test_going_back_keeps_the_model_that_was_the_best_then(source, base_model, pairs_file, tmp_path, log):
     config = later_is_better(base_model, pairs_file, tmp_path / "run")
@@ -89,6 +90,7 @@ def test_going_back_keeps_the_model_that_was_the_best_then(source, base_model, p
     assert ("copied from" in log.text) == (source == "a saved step")
 
 
+@pytest.mark.slow
 def test_going_back_to_where_the_best_model_is_lost_says_so_to_the_end(base_model, pairs_file, tmp_path, log):
     config = later_is_better(base_model, pairs_file, tmp_path / "run")
     stop(config, 7)

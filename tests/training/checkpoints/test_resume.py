@@ -75,6 +75,7 @@ QUICK = {"bf16", "lora with dropout"}
 """The states of all weights and of half precision, of adapters and of random numbers."""
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
 )
@@ -164,6 +165,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(base_model, pa
     assert history_of(tmp_path / "run") == history_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_nothing_but_damaged_checkpoints_is_an_error(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     for folder in (tmp_path / "run/checkpoints").iterdir():
@@ -206,6 +208,7 @@ def stopped_run(whole_run, tmp_path_factory) -> Callable[[int], RewardTrainerCon
     return stopped
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "missing", [pytest.param("best", marks=pytest.mark.slow), "step_4", "metrics.csv", "reward_distributions.json"]
 )
@@ -242,12 +245,14 @@ def test_a_run_that_stopped_early_stays_stopped(base_model, pairs_file, tmp_path
     assert "STOP" in log.text
 
 
+@pytest.mark.slow
 def test_auto_begins_where_there_is_nothing_yet(base_model, pairs_file, tmp_path, log):
     train(config_for(base_model, pairs_file, tmp_path / "run", steps=2, resume="auto"))
     assert "no run in" in log.text
     assert (tmp_path / "run/step_2").exists()
 
 
+@pytest.mark.slow
 def test_auto_begins_again_a_run_that_was_killed_before_its_first_checkpoint(
     base_model, pairs_file, tmp_path, monkeypatch, log
 ):
@@ -257,6 +262,7 @@ def test_auto_begins_again_a_run_that_was_killed_before_its_first_checkpoint(
     assert "has no checkpoint yet; it begins again" in log.text
 
 
+@pytest.mark.slow
 def test_auto_does_not_replace_a_run_that_has_models_but_no_checkpoints(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=2, checkpoints=False)
     train(config)

@@ -64,6 +64,7 @@ def test_what_moves_no_weight_may_change_and_is_told(base_model, pairs_file, tmp
     assert json.loads((tmp_path / "run/config.json").read_text())["micro_token_budget"] == 300
 
 
+@pytest.mark.slow
 def test_a_longer_run_takes_a_new_course_when_asked(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     train(config.replace(steps=12, reschedule=True))
@@ -132,6 +133,7 @@ def test_other_data_are_another_run(base_model, pairs_file, tmp_path, monkeypatc
     train(config.replace(dataset=(str(moved),)))
 
 
+@pytest.mark.slow
 def test_another_base_model_under_the_same_name_is_noticed(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, **KINDS["lora"])
     path = base_model / "model.safetensors"
@@ -142,6 +144,7 @@ def test_another_base_model_under_the_same_name_is_noticed(base_model, pairs_fil
         train(config)
 
 
+@pytest.mark.slow
 def test_a_model_of_another_size_does_not_fit(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     other = write_base_model(tmp_path / "other", family="qwen2")

@@ -192,6 +192,7 @@ def fail_on(trainer: RewardTrainer, calls: set[int], error: Exception, *, after:
     return seen
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.slow), True], ids=["forward", "backward"])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()], ids=["cuda", "cpu"])
 def test_a_step_that_ran_out_of_memory_is_computed_again_with_half_the_budget_and_the_same_numbers(

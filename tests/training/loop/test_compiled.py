@@ -23,6 +23,7 @@ def counter(monkeypatch):
     return counter
 
 
+@pytest.mark.slow
 def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_path, monkeypatch, counter, caplog):
     made = {1: 3, 2: 1, 5: 2}
     step = Trainer.train_step
@@ -172,7 +173,8 @@ print(float((step(compiled, 0)[0] - step(compiled, 1)[0]).abs().max()))
 """
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow), INDUCTOR])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
 def test_compiled_layers_compute_by_the_copies_of_the_step(said, backend):
     *steps, moved = said(HALF, backend)
     for line in steps:
@@ -211,6 +213,7 @@ for rate in (0.0, 0.3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", INDUCTOR])
 def test_compiled_layers_drop_what_others_drop_and_share_their_program(said, backend):
     found = [(float(distance), int(programs)) for distance, programs in map(str.split, said(DROPPED, backend))]

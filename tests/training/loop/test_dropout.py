@@ -49,6 +49,7 @@ def require_equal(ours, theirs, bound=1e-10) -> None:
 # --- the draws -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_draws_are_uniform_and_do_not_know_of_each_other():
     """Over neighbouring keys, as tokens have them: mean, share below the rate, and products of neighbours."""
     keys = pack(make_groups(300)).keys_T
@@ -118,6 +119,7 @@ def plain(tmp_path_factory):
     return steps_of(tmp_path_factory.mktemp("plain"), 45, "unshared", "segments")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("layout", "backend"),
     [(layout, backend) for layout in ("shared", "unshared") for backend in ("segments", "mask", "products")]

@@ -101,6 +101,7 @@ def test_without_a_scale_small_gradients_would_vanish(tmp_path):
     assert distance(bare, exact) > 0.5
 
 
+@pytest.mark.slow
 def test_a_step_whose_gradients_are_infinite_is_computed_again_until_they_are_not(tmp_path, caplog):
     caplog.set_level(logging.INFO, "rewardlab")
     usual = taken(trainer_in(torch.float16, tmp_path / "usual"))
@@ -126,6 +127,7 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_scale(tmp_path):
     assert trainer.loss_scale.value == FIRST
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("place", "scale"), [("backbone.layers.0.mlp.down_proj.weight", LEAST), ("head.weight", FIRST)]
 )

@@ -36,6 +36,7 @@ def draw(count=64, seed=0):
     return chosen * 3, rejected * 3, margin.abs()
 
 
+@pytest.mark.slow
 @given(d=numbers, y=st.floats(0, 1), m=st.floats(0, 3), eps=st.floats(0, 0.4), beta=st.floats(0.1, 3))
 @settings(max_examples=300, deadline=None)
 def test_the_loss_of_i_j_y_is_the_loss_of_j_i_one_minus_y(d, y, m, eps, beta):

@@ -202,6 +202,7 @@ def test_a_tenth_of_the_rate_moves_the_backbone_a_tenth_as_far_and_the_head_as_b
         assert part[name] == pytest.approx(distance * (1.0 if is_head(name) else 0.1), rel=2e-3), name
 
 
+@pytest.mark.slow
 def test_the_backbones_share_is_written_down_and_the_record_has_the_heads_rate(
     base_model, pairs_file, tmp_path, verified_here
 ):

@@ -153,6 +153,7 @@ def our_steps(model: RewardModel, groups: Sequence[TokenGroup], folder: Path) ->
     return [report.sums.mean_loss for report in reports], [report.grad_norm for report in reports], on_disk(model)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_five_steps_over_uneven_kwise_groups_equal_a_plain_padded_loop(family, tmp_path):
     ours, plain, before = five_steps(family, torch.float64, tmp_path)
@@ -162,6 +163,7 @@ def test_five_steps_over_uneven_kwise_groups_equal_a_plain_padded_loop(family, t
         assert (ours[2][name] - tensor).norm() <= 1e-9 * (tensor - before[name]).norm(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problems", [5, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_in_float32_they_are_no_further_from_the_exact_ones_than_the_plain_loop(family, problems, tmp_path):

@@ -150,6 +150,7 @@ def test_only_the_newest_folders_are_kept_and_the_best(base_model, pairs_file, t
     assert (tmp_path / "run" / "best").is_dir()
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_no_number_is_told(base_model, pairs_file, tmp_path, verified_here, scripted, caplog):
     scripted += [0.3, NAN, 0.5]
     train(config_for(base_model, pairs_file, tmp_path / "run", steps=2, eval_every=1))

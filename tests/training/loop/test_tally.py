@@ -103,6 +103,7 @@ def fit(folder: Path, **settings: int) -> None:
     trainer.fit()
 
 
+@pytest.mark.slow
 def test_the_first_step_and_the_last_have_a_line_and_the_rows_are_those_without(tmp_path, caplog):
     caplog.set_level("INFO", logger="rewardlab")
     fit(tmp_path / "run", eval_every=4)

@@ -64,6 +64,7 @@ def event_files() -> Any:
     return read
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_every_value_by_step_and_the_settings(base_model, pairs_file, tmp_path, event_files):
     train(config_for(base_model, pairs_file, tmp_path / "run", report_to=("auto",)))
     settings = json.loads((tmp_path / "run/config.json").read_text())
@@ -268,6 +269,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
 ALL = ("wandb", "trackio", "mlflow")
 
 
+@pytest.mark.slow
 def test_services_get_every_value_by_step_the_settings_and_the_end(base_model, pairs_file, tmp_path, fakes):
     train(config_for(base_model, pairs_file, tmp_path / "run", report_to=ALL))
     wanted, settings = rows_of(tmp_path / "run"), json.loads((tmp_path / "run/config.json").read_text())
@@ -308,6 +310,7 @@ def test_a_service_that_lets_nobody_in_is_an_error_before_there_is_a_folder(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_service_that_fails_on_the_way_is_dropped_with_one_warning_and_the_run_goes_on(
     base_model, pairs_file, tmp_path, fakes, caplog
 ):
@@ -321,6 +324,7 @@ def test_a_service_that_fails_on_the_way_is_dropped_with_one_warning_and_the_run
     assert result.last.exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_with_an_error_is_told_to_those_who_mark_it(
     base_model, pairs_file, tmp_path, fakes, monkeypatch
 ):

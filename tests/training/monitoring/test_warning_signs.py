@@ -79,6 +79,7 @@ def many(tmp_path: Path) -> Path:
     return write_pairs(tmp_path / "many.jsonl", 300)
 
 
+@pytest.mark.slow
 def test_a_healthy_run_is_silent(base_model, many, tmp_path, log):
     result = train(config_for(base_model, many, tmp_path / "run", profile_memory=True))
     assert names_of(result) == []
@@ -89,11 +90,13 @@ def test_a_healthy_run_is_silent(base_model, many, tmp_path, log):
     assert "Warning" not in report
 
 
+@pytest.mark.slow
 def test_a_control_without_replies_tells_no_sign_of_what_it_is_for(base_model, many, tmp_path):
     result = train(config_for(base_model, many, tmp_path / "run", diagnostic_mode="prompt_only"))
     assert names_of(result) == []
 
 
+@pytest.mark.slow
 def test_reversed_labels_are_named_in_log_record_and_report_and_by_the_rows_alone(base_model, many, tmp_path, log):
     evaluation = rewritten(
         tmp_path / "eval.jsonl", write_pairs(tmp_path / "e", 60, offset=900), lambda r, _: swapped(r)
@@ -191,6 +194,7 @@ def without_gradient(monkeypatch: pytest.MonkeyPatch, chosen: Callable[[str], bo
     monkeypatch.setattr(run_module, "load_reward_model", load)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("part", ["head", "backbone"])
 def test_a_part_that_does_not_train_is_named(base_model, many, tmp_path, monkeypatch, part):
     without_gradient(monkeypatch, lambda name: name.startswith("head.") == (part == "head"))
@@ -198,6 +202,7 @@ def test_a_part_that_does_not_train_is_named(base_model, many, tmp_path, monkeyp
     assert names_of(result) == [f"frozen_{part}"]
 
 
+@pytest.mark.slow
 def test_prompts_that_are_mostly_cut_are_named_before_the_first_step(base_model, tmp_path):
     pairs = write_pairs(tmp_path / "pairs.jsonl", 40)
     data = rewritten(tmp_path / "long.jsonl", pairs, lambda row, _: row | {"prompt": "more and more " * 20})
@@ -223,6 +228,7 @@ def test_the_report_of_the_command_repeats_the_signs(base_model, pairs_file, tmp
     assert report.strip() in said
 
 
+@pytest.mark.slow
 def test_the_spread_of_the_scores_is_that_of_the_score_rows(base_model, many, tmp_path):
     import numpy as np
 

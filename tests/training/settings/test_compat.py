@@ -141,6 +141,7 @@ def _split(messages: list[dict[str, str]]) -> tuple[Any, Any]:
     return turns[:-1], turns[-1:]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_transcripts_are_read_alike_in_training_and_evaluation(tmp_path):
     base = write_base_model(tmp_path / "base", template=None)
