@@ -271,6 +271,10 @@ def test_parts_of_a_claim_that_are_seen_as_badly_share_a_warning(tmp_path: Path)
         ("{venv: $HOME/venv}", "warning", "slurm: venv: '$HOME/venv': jobs take it as it is"),
         ("{environment: {HF_HOME: ~/hf}}", "warning", "slurm: environment: HF_HOME: '~/hf': jobs take it"),
         ("{environment: {A: 'a~b $5'}}", "warning", ""),
+        ("{environment: {WANDB_API_KEY: 0123456789abcdef}}", "warning", "slurm: environment: WANDB_API_KEY: its value"),
+        ("{setup: ['a=1; export HF_TOKEN=\"hf_abcdefgh\"']}", "warning", "slurm: setup: HF_TOKEN: its value seems to"),
+        ("{setup: ['export HF_TOKEN=$(cat ~/t) B_TOKEN=$T_0123456789 C_TOKEN=~/abcdefgh']}", "warning", ""),
+        ("{environment: {TOKENIZERS_PARALLELISM: 'false', HF_TOKEN_PATH: /my/own/place}}", "warning", ""),
         ("{nodes: 2, time: '12:00:00'}", "error", ""),
     ],
 )

@@ -20,7 +20,7 @@ from rewardlab.experiments.expressions import Claim, Range, Term
 from rewardlab.experiments.plan import WINNER, Plan, Run
 from rewardlab.experiments.power import Reach
 from rewardlab.experiments.quantities import quantity_named, range_of
-from rewardlab.experiments.slurm_config import SlurmConfig, literal_values, slurm_config
+from rewardlab.experiments.slurm_config import SlurmConfig, literal_values, secrets_in, slurm_config
 from rewardlab.model.config import BUILTIN_NAMES, looks_local, misspelt_builtin
 from rewardlab.training.settings.config import interval_of
 
@@ -200,13 +200,13 @@ def _range(term: Term, runs: Sequence[Run]) -> Range:
 
 def about_slurm(plan: Plan, runs: Sequence[Run]) -> Iterator[Problem]:
     """Yield what is wrong with the section `slurm` of a plan: what `submit` would refuse, runs that cannot have so many
-    processes, and values that jobs take literally."""
+    processes, values that jobs take literally, and secrets."""
     try:
         config = slurm_config(plan.slurm)
     except ConfigError as error:
         yield Problem(level="error", text=str(error))
         return
-    for text in literal_values(config):
+    for text in (*literal_values(config), *secrets_in(config)):
         yield Problem(level="warning", text=text)
     if why := too_many_processes(config, runs):
         yield Problem(level="error", text=why)

@@ -19,6 +19,14 @@ VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION: Final = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
 SHELL: Final = re.compile(r"^~|\$[A-Za-z_{(]")
 """Text that a shell would replace."""
+SECRET: Final = re.compile(
+    r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_?KEY)", re.IGNORECASE
+)
+"""Names of variables that hold what nobody else may know."""
+SET: Final = re.compile(r"""(?:^|[\s;])([A-Za-z_]\w*)=["']?([^\s"';]+)""")
+"""A variable that a line of bash sets, and its value."""
+SHORTEST_SECRET: Final = 8
+"""Characters; shorter values are switches, such as 1 or false."""
 PLACES: Final = ("venv", "python", "container", "mounts", "log_folder")
 """Keys that name files and folders."""
 MEMORIES: Final = ("mem-per-cpu", "mem-per-gpu")
@@ -144,6 +152,18 @@ def literal_values(config: SlurmConfig) -> list[str]:
         f"value, or export it in a line of `setup`."
         for name, text in said
         if SHELL.search(text)
+    ]
+
+
+def secrets_in(config: SlurmConfig) -> list[str]:
+    """Return a warning for each variable whose value seems to be a secret, since many see what stands in a plan."""
+    said = [("environment", name, text) for name, text in config.environment.items()]
+    said += [("setup", name, text) for line in config.setup for name, text in SET.findall(line)]
+    return [
+        f"slurm: {where}: {name}: its value seems to be a secret, and what stands in a plan stands in the report of "
+        f"the study, its scripts and its archive. Export it before `plan submit`, or read it from a file in `setup`."
+        for where, name, text in said
+        if SECRET.fullmatch(name) and len(text) >= SHORTEST_SECRET and text[0] not in "/~$`"
     ]
 
 
