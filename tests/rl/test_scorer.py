@@ -204,6 +204,16 @@ def test_members_without_a_calibration_are_refused(folder: Path, tmp_path: Path)
         scores([other, folder], TALKS)
 
 
+def test_a_rendered_text_of_too_many_characters_is_an_error_that_names_it(folder: Path) -> None:
+    good, bad = (Rollout(name=name, rendered=text) for name, text in (("short", "Why?"), ("long", "word " * 100_000)))
+    with pytest.raises(RolloutError, match="long has no score .*500000 characters, too many for the model") as caught:
+        scores(folder, [TALKS[0], bad])
+    assert caught.value.rollouts == (1,)
+    with pytest.raises(RolloutError, match="short has no score .* 1 more have no score either") as caught:
+        scores(folder, [TALKS[0], good, bad])
+    assert caught.value.rollouts == (1, 2)
+
+
 @pytest.mark.parametrize("where", ["folder", "url"])
 @pytest.mark.parametrize(
     ("bad", "said"),

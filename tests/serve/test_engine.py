@@ -18,6 +18,7 @@ from rewardlab.artifact.seal import seal
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.files import write_json
 from rewardlab.core.spec import read_spec
+from rewardlab.data.rows import MAX_TURNS
 from rewardlab.score import Scorer
 from rewardlab.serve.engine import request_tokens
 from rewardlab.serve.engine.api import (
@@ -167,6 +168,28 @@ def test_more_characters_than_are_rendered_are_refused_before_that(engine, monke
             engine.prepare(request_of(request | {"truncate": truncate}))
 
 
+@pytest.mark.parametrize("truncate", [False, True])
+def test_more_turns_than_training_reads_are_refused_before_they_are_rendered(engine, monkeypatch, truncate):
+    monkeypatch.setattr(request_tokens, "render_uncut", lambda *given: 1 / 0)
+    monkeypatch.setattr(request_tokens, "render_replies", lambda *given: 1 / 0)
+    turns = [{"role": role, "content": "x"} for role in ("user", "assistant")] * (MAX_TURNS // 2 + 1)
+    for request in ({"conversations": [turns]}, {"prompt": turns[:-1], "replies": ["x"]}):
+        with pytest.raises(UnscorableError, match=r"2,00\d turns, at most 2,000 are read"):
+            engine.prepare(request_of(request | {"truncate": truncate}))
+
+
+def test_a_rendered_text_too_long_for_any_tokens_within_the_limit_is_refused_before_it_is_split(engine, monkeypatch):
+    slot = next(iter(engine._slots.values()))
+    most = slot.scorer.renderer.most_characters
+    assert engine.tokenise(["a" * most], None)[0] == slot.served.digest
+    monkeypatch.setattr(slot.scorer.renderer, "tokenizer", lambda *given, **named: 1 / 0)
+    with pytest.raises(
+        TooLongError, match=rf"has {most + 1} characters, too many for the model's limit of 256"
+    ) as told:
+        engine.tokenise(["Why?", "a" * (most + 1)], None)
+    assert told.value.param == "token_ids.1"
+
+
 def test_turns_are_taken_in_the_order_in_which_they_were_asked_for():
     turns, order = request_tokens.Turns(), []
 
@@ -271,6 +294,7 @@ def test_bad_settings_and_folders_are_refused(folder, tmp_path):
         LocalEngine.load({"mine": tmp_path / "nowhere"})
 
 
+@pytest.mark.slow
 def test_a_padded_model_is_served_without_a_cache(tmp_path):
 
     folder = save_model(tmp_path / "model", family="gemma2", max_length=257)  # longer than its window

@@ -106,7 +106,7 @@ def require_bounded(row: Row) -> None:
         raise UnusableRowError("row_too_long", f"more than {MAX_CHARACTERS:,} characters")
 
 
-def _require_few_turns(number: int) -> None:
+def require_few_turns(number: int) -> None:
     """Raise UnusableRowError for more than `MAX_TURNS` turns."""
     if number > MAX_TURNS:
         raise UnusableRowError("too_many_turns", f"{number:,} turns, at most {MAX_TURNS:,} are read")
@@ -121,7 +121,7 @@ def parse_transcript(text: str) -> Conversation:
     if not pieces:
         raise UnusableRowError("no_prompt", f"a text without Human and Assistant turns: {show(text)}")
     speakers, texts = pieces[::2], pieces[1::2]
-    _require_few_turns(len(speakers))
+    require_few_turns(len(speakers))
     if before.strip() or speakers[0] != "Human" or speakers[-1] != "Assistant":
         raise UnusableRowError(
             "not_a_transcript", f"begins with {show(text.lstrip()[:20])}, its last turn is by {speakers[-1]}"
@@ -241,7 +241,7 @@ def read_conversation(value: object) -> Conversation:
 
 def _turns(entries: Sequence[object]) -> Conversation:
     """Return messages from mappings with role and content, or with from and value as in ShareGPT."""
-    _require_few_turns(len(entries))
+    require_few_turns(len(entries))
     turns = []
     for entry in entries:
         if not isinstance(entry, Mapping):

@@ -162,8 +162,16 @@ class LocalMember:
 
     async def _answers(self, rollouts: Sequence[Rollout]) -> list[Found]:
         """Return the answers to one request. The request is taken out of the queue if nobody waits for it any more."""
+        from rewardlab.serve.engine.api import TooLongError
+
         assert self._engine is not None
-        submitted = await asyncio.to_thread(self._submit, self._engine, rollouts)
+        try:
+            submitted = await asyncio.to_thread(self._submit, self._engine, rollouts)
+        except TooLongError as error:
+            # A rendered text of so many characters is refused before it is split, and with it the whole request.
+            if len(rollouts) > 1:
+                return [found for one in rollouts for found in await self._answers([one])]
+            return [Found(score=None, error=str(error))]
         try:
             scored = await asyncio.wrap_future(submitted)
         except BaseException:

@@ -110,6 +110,34 @@ def test_many_faults_are_not_all_described_and_the_place_told_is_one_of_the_body
     assert refused.value.param == place
 
 
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [("/classify", {"input": ["x"] * 5}), ("/pooling", {"input": ["x"] * 5}), ("/get_reward", {"query": ["x"] * 5})],
+)
+def test_too_many_rendered_texts_are_refused_before_any_is_split(
+    client_of, engine: FakeEngine, monkeypatch, route, body
+):
+    client = client_of(HttpConfig(limits=LimitsConfig(max_conversations=4), accept_rendered=True))
+    monkeypatch.setattr(engine, "tokenise", lambda *given: 1 / 0)
+    error = error_of(client.post(route, json=body)).error
+    assert (error.code, error.type) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "place"),
+    [
+        ("/classify", {"input": ""}, "input"),
+        ("/classify", {"input": ["x", ""]}, "input.1"),
+        ("/get_reward", {"query": ["x", ""]}, "query.1"),
+        ("/slime", {"prompt": "", "response": ""}, "prompt"),
+    ],
+)
+def test_an_empty_text_is_told_by_its_place_in_the_body(client_of, route, body, place):
+    client = client_of(HttpConfig(accept_rendered=True))
+    error = error_of(client.post(route, json=body)).error
+    assert (error.code, error.param, error.message) == (422, place, "The text is empty.")
+
+
 def test_an_object_with_very_many_keys_is_malformed(client):
     response = client.post("/v1/score", json={f"key {number}": 1 for number in range(300)})
     assert error_of(response).error.type == "malformed"

@@ -150,7 +150,7 @@ class Engine(Protocol):
         """Return (digest, tokens of each text) for texts that are rendered already, with nothing added, by the
         tokenizer of the model or adapter that is called `name` (None for the default) and has this digest now.
 
-        Raises UnknownModelError.
+        Raises UnknownModelError, and TooLongError with `token_ids.N` for a text that is too long to be split.
         """
 
     def submit(self, prepared: Any) -> Future[Scored]:

@@ -101,13 +101,22 @@ class LocalEngine:
     def tokenise(self, texts: Sequence[str], name: str | None) -> tuple[str, Sequence[Sequence[int]]]:
         """Return (digest, tokens of each text) for texts that are rendered already, with nothing added.
 
-        Raises UnknownModelError.
+        Raises UnknownModelError, and TooLongError before a text is split of which no tokens within the limit could be
+        the whole: millions of characters would take the tokenizer from all others for many seconds.
         """
         slot = self._slot(name)
+        renderer = slot.scorer.renderer
+        for number, text in enumerate(texts):
+            if renderer.most_characters is not None and len(text) > renderer.most_characters:
+                raise TooLongError(
+                    f"it has {len(text)} characters, too many for the model's limit of {renderer.spec.max_length} "
+                    f"tokens. Shorten it; what is rendered already is never cut.",
+                    param=f"token_ids.{number}",
+                )
         encoded = []
         for text in texts:
             with slot.rendering:
-                encoded.append(slot.scorer.renderer.tokenizer(text, add_special_tokens=False)["input_ids"])
+                encoded.append(renderer.tokenizer(text, add_special_tokens=False)["input_ids"])
         return slot.served.digest, [list(map(int, ids)) for ids in encoded]
 
     def prepare(self, request: ScoreRequest) -> PreparedRequest:

@@ -19,7 +19,7 @@ from rewardlab.data.bulk import render_replies, render_uncut
 from rewardlab.data.chat import Overlong, Renderer, ReplyTooLong, to_messages
 from rewardlab.data.layout import Rendered, common_prefix_length, lay_out
 from rewardlab.data.prompts import conversations_of
-from rewardlab.data.rows import UnusableRowError
+from rewardlab.data.rows import UnusableRowError, require_few_turns
 from rewardlab.serve.engine.api import Refused, TooLongError, UnscorableError
 
 MOST_CHARACTERS: Final = 1 << 18
@@ -133,9 +133,10 @@ def _conversations(request: ScoreRequest, renderer: Renderer) -> tuple[list[Repl
         for number, wire in enumerate(request.conversations):
             replies.append(Reply(param=f"conversations.{number}"))
             try:
+                require_few_turns(len(wire))
                 conversations[number] = to_messages([message.model_dump() for message in wire])
-            except RenderError as error:
-                replies[-1].error = UnscorableError(str(error), param=replies[-1].param)
+            except (RenderError, UnusableRowError) as error:
+                replies[-1].error = UnscorableError(_said(error), param=replies[-1].param)
         return replies, conversations, [1] * len(replies)
     if request.groups is not None:
         given = [(f"groups.{n}.", group.prompt, group.replies) for n, group in enumerate(request.groups)]
@@ -150,14 +151,18 @@ def _conversations(request: ScoreRequest, renderer: Renderer) -> tuple[list[Repl
         first = len(replies)
         replies += [Reply(param=f"{place}replies.{number}") for number in range(len(texts))]
         try:
+            require_few_turns(0 if isinstance(prompt, str) else len(prompt))
             own = conversations_of(turns, texts, bare=renderer.spec.joins_texts)
         except (RenderError, UnusableRowError) as error:
-            said = error.detail if isinstance(error, UnusableRowError) else str(error)
             for reply in replies[first:]:
-                reply.error = UnscorableError(said, param=f"{place}prompt")
+                reply.error = UnscorableError(_said(error), param=f"{place}prompt")
         else:
             conversations |= dict(enumerate(own, start=first))
     return replies, conversations, sizes
+
+
+def _said(error: RenderError | UnusableRowError) -> str:
+    return error.detail if isinstance(error, UnusableRowError) else str(error)
 
 
 def _rendered(

@@ -157,8 +157,8 @@ class Routes:
         """Add routes in the shapes of vLLM, OpenRLHF and slime."""
         # Where a body has an id for the request (vLLM's `request_id`), the answer repeats it as vLLM's does; otherwise
         # it has the id of this server.
-        engine, accept = self._served.engine, self._config.accept_rendered
-        pooling = compat.pooling_reader(engine)
+        engine, accept, limits = self._served.engine, self._config.accept_rendered, self._config.limits
+        pooling = compat.pooling_reader(engine, limits)
         self._post(
             "/classify",
             compat_forms.PoolingRequest,
@@ -178,7 +178,7 @@ class Routes:
         self._post(
             "/get_reward",
             compat_forms.GetRewardRequest,
-            compat.get_reward_reader(engine, accept_rendered=accept),
+            compat.get_reward_reader(engine, limits, accept_rendered=accept),
             lambda done, _name: answer(compat.rewarded(done.scored)),
             compat_forms.GetRewardResponse,
             "Raw scores as OpenRLHF asks for them.",
@@ -186,7 +186,7 @@ class Routes:
         self._post(
             "/slime",
             compat_forms.SlimeRequest,
-            compat.slime_reader(engine, accept_rendered=accept),
+            compat.slime_reader(engine, limits, accept_rendered=accept),
             lambda done, _name: Response(repr(compat.flat_scores(done.scored)[0]), media_type="application/json"),
             float,
             "The raw score of one sample as slime asks for it: a bare number.",

@@ -20,7 +20,9 @@ from rewardlab.serve.http.compat_forms import (
     SlimeRequest,
     asked_of,
 )
+from rewardlab.serve.http.config import LimitsConfig
 from rewardlab.serve.http.refusals import InvalidError, NotMappableError, RawOnlyError
+from rewardlab.serve.http.scoring import require_few
 
 RAW_ONLY: Final = "This server answers raw scores only: send use_activation: false, or leave the field out."
 ACTIVATIONS: Final = ("use_activation", "activation", "softmax", "normalize")
@@ -43,22 +45,25 @@ RENDERED: Final = (
 )
 
 
-def rendered_request(engine: Engine, texts: Sequence[str], model: str | None, field: str) -> ScoreRequest:
+def rendered_request(engine: Engine, texts: Sequence[str], model: str | None, limits: LimitsConfig) -> ScoreRequest:
     """Return a request for conversations that are rendered already.
 
     It is bound to the digest of the model whose tokenizer made its tokens. So a swap in between cannot hand the tokens
     of one model to another.
 
-    Raises InvalidError for an empty text, and UnknownModelError.
+    Raises InvalidError for an empty text, TooLargeError for too many, and UnknownModelError and TooLongError as
+    `Engine.tokenise` does; places are those of the request that is returned.
     """
+    # Splitting takes longer than anything else that is done before the limits are checked.
+    require_few(len(texts), limits)
     for number, text in enumerate(texts):
         if not text:
-            raise InvalidError("The text is empty.", param=f"{field}.{number}")
+            raise InvalidError("The text is empty.", param=f"token_ids.{number}")
     digest, ids = engine.tokenise(texts, model)
     return ScoreRequest(model=model, digest=digest, token_ids=[list(one) for one in ids])
 
 
-def pooling_reader(engine: Engine) -> Callable[[PoolingRequest], ScoreRequest]:
+def pooling_reader(engine: Engine, limits: LimitsConfig) -> Callable[[PoolingRequest], ScoreRequest]:
     """Return the function that turns a request of `/classify` or `/pooling` into ours."""
 
     def to_request(form: PoolingRequest) -> ScoreRequest:
@@ -72,7 +77,7 @@ def pooling_reader(engine: Engine) -> Callable[[PoolingRequest], ScoreRequest]:
         first = given_input if isinstance(given_input, str) else given_input[0]
         if isinstance(first, str):
             texts = [first] if isinstance(given_input, str) else given_input
-            return rendered_request(engine, texts, form.model, "input")
+            return rendered_request(engine, texts, form.model, limits)
         return ScoreRequest(model=form.model, token_ids=[given_input] if isinstance(first, int) else given_input)
 
     return to_request
@@ -141,7 +146,9 @@ def pooled(scored: Scored, *, name: str) -> PoolingResponse:
     )
 
 
-def get_reward_reader(engine: Engine, *, accept_rendered: bool) -> Callable[[GetRewardRequest], ScoreRequest]:
+def get_reward_reader(
+    engine: Engine, limits: LimitsConfig, *, accept_rendered: bool
+) -> Callable[[GetRewardRequest], ScoreRequest]:
     """Return the function that turns a request of OpenRLHF into ours.
 
     The function raises NotMappableError for texts, unless they are accepted.
@@ -153,7 +160,7 @@ def get_reward_reader(engine: Engine, *, accept_rendered: bool) -> Callable[[Get
         if isinstance(first, str):
             if not accept_rendered:
                 raise NotMappableError(RENDERED.format(field="query"), param="query")
-            return rendered_request(engine, query, None, "query")
+            return rendered_request(engine, query, None, limits)
         if isinstance(first[0], int):
             return ScoreRequest(token_ids=query)
         return ScoreRequest(conversations=query)
@@ -167,7 +174,9 @@ def rewarded(scored: Scored) -> GetRewardResponse:
     return GetRewardResponse(rewards=scores, scores=scores)
 
 
-def slime_reader(engine: Engine, *, accept_rendered: bool) -> Callable[[SlimeRequest], ScoreRequest]:
+def slime_reader(
+    engine: Engine, limits: LimitsConfig, *, accept_rendered: bool
+) -> Callable[[SlimeRequest], ScoreRequest]:
     """Return the function that turns slime's request for one sample into ours.
 
     The function raises NotMappableError for a text, unless texts are accepted.
@@ -177,7 +186,7 @@ def slime_reader(engine: Engine, *, accept_rendered: bool) -> Callable[[SlimeReq
         if isinstance(form.prompt, str):
             if not accept_rendered:
                 raise NotMappableError(RENDERED.format(field="prompt"), param="prompt")
-            return rendered_request(engine, [form.prompt + form.response], None, "prompt")
+            return rendered_request(engine, [form.prompt + form.response], None, limits)
         reply = WireMessage(role="assistant", content=form.response)
         return ScoreRequest(conversations=[[*form.prompt, reply]])
 

@@ -141,9 +141,9 @@ class Scoring:
         values = parse(body, max_depth=self.limits.max_depth)
         asked_body = validated(kind, values)
         for _ in range(SWAPS_MEANWHILE):
-            request = to_request(asked_body)
             try:
                 with _placed(asked_body, to_place):
+                    request = to_request(asked_body)
                     return Asked(body=asked_body, request=request), self._queue(request)
             except WrongDigestError:
                 # If the client named the digest, it gets the error. Otherwise the route bound its tokens to a digest
@@ -154,12 +154,7 @@ class Scoring:
 
     def _queue(self, request: ScoreRequest) -> Future[Scored]:
         """Check a request against the limits, prepare and queue it."""
-        count = sum(sizes_of(request))
-        if count > self.limits.max_conversations:
-            raise TooLargeError(
-                f"{count:,} conversations in one request, above {self.limits.max_conversations:,}. Send several "
-                "requests."
-            )
+        require_few(sum(sizes_of(request)), self.limits)
         for place, ids in enumerate(request.token_ids or ()):
             if not all(0 <= one <= MOST_TOKEN_ID for one in ids):
                 raise UnscorableError("A token id is negative or too large.", param=f"token_ids.{place}")
@@ -173,6 +168,14 @@ class Scoring:
                 "several requests."
             )
         return self.engine.submit(prepared)
+
+
+def require_few(count: int, limits: LimitsConfig) -> None:
+    """Raise TooLargeError for more conversations than a request may have."""
+    if count > limits.max_conversations:
+        raise TooLargeError(
+            f"{count:,} conversations in one request, above {limits.max_conversations:,}. Send several requests."
+        )
 
 
 @contextmanager
