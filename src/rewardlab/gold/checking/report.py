@@ -9,18 +9,16 @@ from typing import Any, Final
 from rewardlab.analysis.json_form import encode
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import provenance
-from rewardlab.core.terminal import visible
 from rewardlab.gold import pages
 from rewardlab.gold.checking.config import CheckConfig
-from rewardlab.gold.checking.run import Checked, Shown
+from rewardlab.gold.checking.run import Checked
 from rewardlab.gold.findings import exit_status, worst
+from rewardlab.gold.shown import row_block, row_text
 from rewardlab.report import document, outputs
-from rewardlab.report.document import Block, Document, Paragraph, Section, Turn
+from rewardlab.report.document import Block, Document, Paragraph, Section
 
 MADE_BY: Final = "rewardlab gold check"
 NAME: Final = "check"
-MOST_CHARACTERS: Final = 600
-"""Characters of a text that are shown."""
 
 
 def headline(checked: Checked) -> str:
@@ -35,20 +33,8 @@ def text_report(checked: Checked) -> str:
     blocks += [pages.finding_text(one, with_about=True) for one in told]
     if passed := len(checked.findings) - len(told):
         blocks.append(f"{passed} passed. All of them are on the page that --output-dir writes.")
-    blocks += [_row_text(one) for one in checked.shown]
+    blocks += [row_text(one) for one in checked.shown]
     return "\n\n".join(["", *blocks])
-
-
-def _row_text(shown: Shown) -> str:
-    lines = [f"--- {shown.title}"]
-    lines += [f"[{turn.role}] {_cut(turn.content)}" for turn in shown.prompt]
-    lines += [f"[{facts}] {_cut(text)}" for facts, text in shown.replies]
-    return visible("\n".join(lines), lines=True)
-
-
-def _cut(text: str) -> str:
-    left = len(text) - MOST_CHARACTERS
-    return text if left <= 0 else f"{text[:MOST_CHARACTERS]} … ({left:,} more characters)"
 
 
 def json_report(checked: Checked, config: CheckConfig) -> dict[str, Any]:
@@ -69,7 +55,7 @@ def page(checked: Checked) -> Document:
     """Return the report as a page."""
     found: list[Block] = [Paragraph(text=headline(checked))]
     found += [pages.finding_paragraph(one, with_about=True) for one in pages.graver_first(checked.findings)]
-    rows: list[Block] = [_row_block(one) for one in checked.shown]
+    rows: list[Block] = [row_block(one) for one in checked.shown]
     read: list[Block] = [Paragraph(text=name) for name in checked.files]
     sections = [Section(title="What was found", blocks=tuple(found))]
     sections += [Section(title="Rows", blocks=tuple(rows))] if rows else []
@@ -80,19 +66,6 @@ def page(checked: Checked) -> Document:
         parts=(document.Part(title="Check", sections=tuple(sections)),),
         generator=MADE_BY,
     )
-
-
-def _row_block(shown: Shown) -> Block:
-    return document.Shown(
-        title=shown.title,
-        facts=(),
-        prompt=tuple(_turn(turn.role, turn.content) for turn in shown.prompt),
-        replies=tuple((facts, (_turn("assistant", text),)) for facts, text in shown.replies),
-    )
-
-
-def _turn(role: str, text: str) -> Turn:
-    return Turn(role=role, text=text[:MOST_CHARACTERS], left_out=max(0, len(text) - MOST_CHARACTERS))
 
 
 def claim(config: CheckConfig) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewardlab.core.types import Conversation
 from rewardlab.gold.checking.config import CheckConfig
 from rewardlab.gold.checking.manifests import file_findings
 from rewardlab.gold.checking.pairs import pair_findings
@@ -16,16 +15,7 @@ from rewardlab.gold.checking.rows import row_findings
 from rewardlab.gold.checking.stages import stage_findings
 from rewardlab.gold.checking.texts import text_finding
 from rewardlab.gold.findings import Finding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """One row as it is rendered."""
-
-    title: str
-    prompt: Conversation
-    replies: tuple[tuple[str, str], ...]
-    """(what is known about it, text) of each reply."""
+from rewardlab.gold.shown import Shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.matching import Replies
+from rewardlab.analysis.matching import IntArray, Replies
 from rewardlab.core.errors import DataError
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.proxies import Proxy
@@ -34,6 +34,8 @@ class Part:
     """Proxy -> [R] scores."""
     table: Mapping[str, FloatArray]
     """`gold` and each proxy -> [L, K] scores by place in the file, NaN where there is none; K is that of most rows."""
+    reply_R: IntArray
+    """[R] number of the reply in its row, from 0."""
     length_R: FloatArray
     """[R] characters."""
     cut_R: np.ndarray
@@ -84,6 +86,7 @@ def part_of(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> Par
         replies=replies,
         scores={proxy.name: scores_RM[:, number] for number, proxy in enumerate(proxies)},
         table=_tables(rows, proxies),
+        reply_R=np.array([reply for _, reply in places], dtype=np.intp),
         length_R=np.array([len(text) for text in texts], dtype=np.float64),
         cut_R=np.array([rows[number].is_cut[reply] for number, reply in places], dtype=bool),
         without_text=without_text,

@@ -35,6 +35,9 @@ class MatchingConfig:
     num_rescored: int = 200
     """Rows that a proxy which is a model scores once more with another system turn, to see whether it agrees better
     with gold so; 0 scores none."""
+    num_examples: int = 2
+    """Pairs that are shown as text for each proxy: those that it orders against gold, where gold's scores differ
+    most; 0 shows none."""
     good_match: float = 0.8
     """Match rate from which on a proxy, and its training, count as good."""
     least_spread: float = 0.25
@@ -51,7 +54,7 @@ class MatchingConfig:
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range."""
         require_seed(self.seed)
-        require_between(self, num_rescored=(0, 1_000_000_000))
+        require_between(self, num_rescored=(0, 1_000_000_000), num_examples=(0, 1_000))
         require_between(self, good_match=(0.5, 1.0), least_spread=(0.0, 1.0))
         if self.num_samples is not None:
             require_between(self, num_samples=(1, 1_000_000_000))

@@ -15,14 +15,18 @@ from rewardlab.core.files import provenance
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import exit_status, number, percent, worst
 from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.matching.examples import as_shown, said
 from rewardlab.gold.matching.run import Beside, Matched, PartMatch
 from rewardlab.gold.pages import counted, finding_paragraph, finding_text, graver_first
+from rewardlab.gold.shown import row_block, row_text
 from rewardlab.report import document
 from rewardlab.report.document import Block, Document, Paragraph, Section, Table
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 MADE_BY: Final = "rewardlab gold match"
 NAME: Final = "match"
+MOST_IN_TERMINAL: Final = 240
+"""Characters of a text of a pair that are shown in the terminal; the page has more."""
 SIDE: Final = (
     "p is of the sign flips by prompt, after Holm's correction for the proxies; the smallest difference is what these "
     "pairs show with 80% power."
@@ -55,6 +59,9 @@ def text_report(matched: Matched) -> str:
         blocks.append(textwrap.fill(SIDE, width=width))
     if matched.standings:
         blocks.append(text_table(*_as_texts(_standings(matched))))
+    for name, found in matched.examples.items():
+        blocks.append(textwrap.fill(said(name, found), width=width))
+        blocks += [row_text(as_shown(one), most=MOST_IN_TERMINAL) for one in found.pairs]
     return "\n\n".join(["", *blocks])
 
 
@@ -72,6 +79,7 @@ def json_report(matched: Matched, config: MatchConfig) -> dict[str, Any]:
         "train": encode(matched.train),
         "beside": encode(matched.beside),
         "standings": encode(matched.standings),
+        "examples": encode(matched.examples),
         "notes": list(matched.notes),
         "settings": to_mapping(config),
         "inputs": config.rows.digests() | config.train.digests(),
@@ -94,6 +102,10 @@ def page(matched: Matched) -> Document:
         sections.append(
             Section(title=title, blocks=(*_tables(part), _slices(part), Paragraph(text=SLICES, tone="note")))
         )
+    for name, found in matched.examples.items():
+        pairs: list[Block] = [row_block(as_shown(one)) for one in found.pairs]
+        title = f"Where {name} and gold differ most"
+        sections.append(Section(title=title, blocks=(Paragraph(text=said(name, found)), *pairs)))
     read: list[Block] = [Paragraph(text=_facts(matched.source, part)) for part in _parts(matched)]
     read += [Paragraph(text=note, tone="note") for note in matched.notes]
     sections.append(Section(title="What was read", blocks=tuple(read)))

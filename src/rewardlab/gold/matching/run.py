@@ -25,6 +25,7 @@ from rewardlab.gold.findings import Finding
 from rewardlab.gold.foreign import is_hub_name
 from rewardlab.gold.matching.columns import Part, part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.matching.examples import Examples, examples_of
 from rewardlab.gold.matching.order import Alternative, order_of
 from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, what_of
 from rewardlab.gold.matching.texts import other_texts, texts_of
@@ -97,6 +98,8 @@ class Matched:
     """Each proxy's place among the others, by name; empty for fewer than three proxies."""
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    examples: Mapping[str, Examples] = field(default_factory=dict)
+    """Proxy -> test pairs that it orders against gold; empty if none are to be shown."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Proxy -> where its scores are from: a folder, a file, or a hub name with its commit."""
 
@@ -140,7 +143,11 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
         notes=notes,
         seed=own.seed,
     )
-    return replace(found, sources={name: str(what_of(source)) for name, source in sources.items()})
+    return replace(
+        found,
+        sources={name: str(what_of(source)) for name, source in sources.items()},
+        examples={name: examples_of(test, name, own.num_examples) for name in sources if own.num_examples},
+    )
 
 
 def _texts(
