@@ -100,6 +100,24 @@ def test_files_of_another_arm_in_the_same_folder_make_no_run_outdated(tmp_path: 
     assert record_of(study, study.runs[0]).is_over
 
 
+def test_a_model_in_a_folder_that_changes_after_freezing_is_refused(tmp_path: Path) -> None:
+    model = tmp_path / "base"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "README.md"):
+        (model / name).write_text("as it was", encoding="utf-8")
+    study = frozen_study(tmp_path, PLAN.replace("a-model-3b", str(model)))
+    first, second = study.runs[:2]
+    do_all(study, [first])
+    (model / "README.md").write_text("a card came later", encoding="utf-8")
+    require_same_data(study)
+    (model / "model.safetensors").write_text("trained on", encoding="utf-8")
+    with pytest.raises(DataError, match=r"model.safetensors: is not the file that the plan was frozen with"):
+        do(study, second, train_by_hand("plain", 0.7))
+    study = amended(study)
+    assert study.amendments[0]["data_changed"] == [str(model / "model.safetensors")]
+    assert (record_of(study, first).state, record_of(study, second).state) == ("outdated", "waiting")
+
+
 # --- what a run leaves, and the one after it -----------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The local files that the data of runs are: those that their settings name, alone, as a folder or by a split."""
+"""The local files that the data and models of runs are: those that settings name, alone, as a folder or by a split."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from rewardlab.experiments.plan import Run
 
 DATA: Final = ("dataset", "eval_dataset", "test_dataset")
 """Settings that name data."""
-DECIDING: Final = (*DATA, "hf_split", "eval_split", "test_split")
+DECIDING: Final = (*DATA, "hf_split", "eval_split", "test_split", "model")
 """Settings that decide which files are read."""
+OF_MODELS: Final = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
+"""Endings of the files of a model that decide what is trained; others, such as a card, may change."""
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
@@ -33,6 +35,14 @@ def data_of(run: Run) -> list[Path]:
     read = [path for paths in read_by_setting(run).values() for path in paths]
     named = [path for setting in DATA for name in _names(run.settings.get(setting)) for path in _all_in(name)]
     return list(dict.fromkeys([*named, *read]))
+
+
+def model_files(run: Run) -> list[Path]:
+    """Return the files of the base model of a run, if that is a folder on this machine."""
+    folder = Path(str(run.settings.get("model") or ""))
+    places = [place for place in (folder, folder / "adapter") if run.settings.get("model") and place.is_dir()]
+    found = [path for place in places for path in sorted(place.iterdir())]
+    return [path for path in found if path.is_file() and path.suffix in OF_MODELS and not path.name.startswith(".")]
 
 
 def read_by_setting(run: Run) -> dict[str, list[Path]]:

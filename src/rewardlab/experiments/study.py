@@ -27,7 +27,7 @@ from rewardlab.core.files import provenance, sha256_file, write_text
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.experiments.config import Seen
-from rewardlab.experiments.data_files import data_of, distinct, test_files_used
+from rewardlab.experiments.data_files import data_of, distinct, model_files, test_files_used
 from rewardlab.experiments.log import LOG, append_log, read_log
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.experiments.plan_file import read_plan
@@ -78,13 +78,14 @@ class Study:
 
     @cached_property
     def data(self) -> Mapping[str, str]:
-        """File of data, or of a program -> its SHA-256, as frozen or amended."""
+        """File of data, of a model or of a program -> its SHA-256, as frozen or amended."""
         found: Mapping[str, str] = next(entry["data"] for entry in reversed(self.entries) if "data" in entry)
         return found
 
     def data_of(self, run: Run) -> dict[str, str]:
         """Return the part of `data` that a run reads."""
-        names = {str(path) for path in (*data_of(run), *program_files(run, self.plan_folder))}
+        found = (*data_of(run), *model_files(run), *program_files(run, self.plan_folder))
+        names = {str(path) for path in found}
         return {name: digest for name, digest in self.data.items() if name in names}
 
     @cached_property
@@ -280,11 +281,12 @@ def begun_and_judged(folder: Path) -> tuple[bool, bool]:
 
 
 def require_same_data(study: Study) -> None:
-    """Raise DataError if a file of data or of a program is not that of the frozen or amended plan, or is gone.
+    """Raise DataError if a file of data, a model or a program is not that of the frozen or amended plan, or is gone.
 
-    New files of data raise too. New files that a program names do not: they may be what it writes.
+    New files of data raise too. New files that a program names do not: they may be what it writes. Nor do those of
+    models, which plans of earlier versions were frozen without.
     """
-    told, now = study.data, data_digests(study.runs, study.plan_folder, programs=study.data)
+    told, now = study.data, data_digests(study.runs, study.plan_folder, known=study.data)
     # These are the files of runs that are not known yet, such as those of a search's winner.
     now |= {name: sha256_file(Path(name)) for name in told if name not in now and Path(name).is_file()}
     for name in sorted({*told, *now}):
@@ -302,17 +304,18 @@ def require_same_data(study: Study) -> None:
             )
 
 
-def data_digests(runs: Sequence[Run], plan_folder: Path, *, programs: Collection[str] | None = None) -> dict[str, str]:
-    """Return local file of data, or of a program -> its SHA-256, for all files that runs name.
+def data_digests(runs: Sequence[Run], plan_folder: Path, *, known: Collection[str] | None = None) -> dict[str, str]:
+    """Return local file of data, of a model or of a program -> its SHA-256, for all files that runs name.
 
-    With `programs`, only these files of programs are included. Raises DataError for a test file that is also trained on
-    or chosen by.
+    With `known`, of models and programs only these files are included. Raises DataError for a test file that is also
+    trained on or chosen by.
     """
     for told in test_files_used(runs):
         raise DataError(told)
     files = {path for run in distinct(runs) for path in data_of(run)}
     named = {path for run in runs for path in program_files(run, plan_folder)}
-    files |= {path for path in named if programs is None or str(path) in programs}
+    named |= {path for run in distinct(runs) for path in model_files(run)}
+    files |= {path for path in named if known is None or str(path) in known}
     return {str(path): sha256_file(path) for path in sorted(files, key=str)}
 
 
