@@ -25,7 +25,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
         ("use_peft", "lora"),
         ("max_length", "max_seq_len"),
         ("rm_eval_thresholds", "thresholds"),
-        ("profile_gpu", "track_gpu"),
+        ("profile_gpu", "profile_memory"),
         ("load_best_model_at_end", "early_stopping_metric"),
         ("dataset_num_proc", "num_workers"),
         ("label_smothing", "label_smoothing"),

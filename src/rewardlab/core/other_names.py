@@ -53,7 +53,7 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "fsdp": "sharding",
         "deepspeed": "sharding",
         "dataset_num_proc": "num_workers",
-        "profile_gpu": "track_gpu",
+        "profile_gpu": "profile_memory",
         "rm_eval_thresholds": "thresholds",
     }
 )
