@@ -223,6 +223,7 @@ def test_rows_without_ids_are_said_to_be_paired_by_their_number(tmp_path, capsys
     [
         ([], "MODELS is missing: name two score files or folders, or one run"),
         (["{a}"], "nothing to compare it with"),
+        (["nosuch"], "nosuch: no such file or folder"),
         (["{a}", "{a}"], "the same scores are named twice"),
         (["{a}", "nosuch"], "nosuch: no such file or folder"),
         (["{a}", "{b}", "--names", "x"], "--names: got 1 names for 2 models"),

@@ -236,6 +236,21 @@ def test_what_holds_no_run_is_refused_in_words(tmp_path: Path) -> None:
             read_folder(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "It is a model: name its run"),
+        ("manifest.json", {"tool": "rewardlab data split", "seed": 0, "provenance": {}}, "Name the folder that was"),
+    ],
+)
+def test_a_model_and_data_are_no_run_though_they_have_files_of_its_names(
+    name: str, content: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"holds nothing that.*{words}"):
+        read_folder(tmp_path)
+
+
 def test_a_copy_of_an_evaluation_beside_the_steps_is_no_step(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", reached=30)
     for name in ("step_30 (copy)", "step_40x", "step_²"):

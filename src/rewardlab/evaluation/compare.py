@@ -103,6 +103,7 @@ def _of_one_run(folder: Path, *, on: str | None, names: Sequence[str]) -> list[S
 
     Raises ConfigError if there is only one of these.
     """
+    require(folder.exists(), f"{folder}: no such file or folder.")
     require(not names, "--names: a single run names its models itself.")
     evals = folder / "evals"
     asked = [on] if on is not None else ["test", "selection"]

@@ -162,6 +162,10 @@ def read_folder(folder: Path) -> Record:
     settings = manifest.get("config")
     evaluated = isinstance(settings, dict) and manifest.keys() >= EVALUATED
     config = settings if isinstance(settings, dict) and evaluated else tried("config.json", read_object, nothing)
+    # Models and data have files of these names too: transformers' config.json, the manifests of `data` and `gold`.
+    is_model = "model_type" in config
+    config = nothing if is_model else config
+    manifest = nothing if "tool" in manifest else manifest
     kind: Kind = "eval" if evaluated else "probe" if probe or "folds" in config else "train"
     rooms = {"eval": folder} if evaluated else {"evals": folder / "evals"}
     evaluations = {
@@ -175,9 +179,10 @@ def read_folder(folder: Path) -> Record:
     found = [name for name in ("metrics.csv", "metrics.jsonl") if (folder / name).is_file()]
     if not (config or manifest or evaluations or found):
         said = f" {' '.join(problems)}" if problems else ""
+        what = " It is a model: name its run, or what `rewardlab eval` wrote about it." if is_model else ""
         raise ConfigError(
             f"{folder}: holds nothing that `rewardlab train`, `probe` or `eval` wrote (config.json, manifest.json, "
-            f"metrics.csv, evals/).{said} Name the folder that was --output-dir."
+            f"metrics.csv, evals/).{said}{what or ' Name the folder that was --output-dir.'}"
         )
     training = kind == "train"
     no_rows: list[Mapping[str, float]] = []
