@@ -51,6 +51,8 @@ def test_rows_without_ids_are_numbered_over_all_files(tmp_path: Path) -> None:
         ({"responses": []}, "`responses` is empty"),
         ({"responses": "x"}, "not a list of texts"),
         ({"gold": [1.0]}, "1 scores for 2 replies"),
+        ({"gold_errors": {"reply": "too long"}}, "`gold_errors` names 'reply'; wanted the number of one of the 2"),
+        ({"gold_errors": {"2": "too long"}}, "`gold_errors` names '2'"),
         ({"gold": [1.0, True]}, "reply 1 .* is True"),
         ({"gold": ["1", 2]}, "reply 0 .* is '1'"),
         ({"gold": None}, "no gold scores .* `rewardlab gold label` first"),
@@ -65,6 +67,11 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, An
     path = write(tmp_path / "rows.jsonl", ROW, {**ROW, **change})
     with pytest.raises(DataError, match=rf"rows\.jsonl:2: .*{message}"):
         list(read_gold_rows(path, labelled=True))
+
+
+def test_names_of_other_rows_in_parquet_are_no_errors_of_a_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", {**ROW, "gold_errors": {"0": "too long", "5": None}})
+    assert [row.gold_errors for row in read_gold_rows(path)] == [{"0": "too long"}]
 
 
 def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:

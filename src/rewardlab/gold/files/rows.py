@@ -121,10 +121,23 @@ def read_gold_row(row: Mapping[str, Any], where: str, number: int, *, labelled: 
         responses=tuple(responses),
         samples=tuple(one if isinstance(one, Mapping) else {} for one in samples or ()),
         gold=scores,
-        gold_errors=dict(errors) if isinstance(errors, Mapping) else {},
+        gold_errors=_errors_of(errors, len(responses), where),
         extra={column: value for column, value in row.items() if column not in (*OWN, name)},
         where=where,
     )
+
+
+def _errors_of(errors: Any, num_responses: int, where: str) -> dict[str, str]:
+    """Return why replies have no score, by their numbers. Raises DataError for a name that is not one of a reply."""
+    # In Parquet every row has the names of all others, with nothing behind them.
+    found = {name: why for name, why in errors.items() if why is not None} if isinstance(errors, Mapping) else {}
+    for name in found:
+        if not (name.isascii() and name.isdecimal() and int(name[:20]) < num_responses):
+            raise DataError(
+                f"{where}: `gold_errors` names {name!r:.60}; wanted the number of one of the {num_responses} replies, "
+                f"counted from 0."
+            )
+    return found
 
 
 def turns_of(prompt: Any, where: str) -> Conversation:
