@@ -103,6 +103,18 @@ def test_a_plan_whose_failures_were_taken_out_is_never_supported_as_a_whole(tmp_
     assert found.exit_status == 2
 
 
+@pytest.mark.parametrize(("seen", "holds"), [("results", False), ("results-not-opened", True)])
+def test_the_noise_of_all_arms_is_taken_only_if_that_was_said_before_results_were_seen(
+    study: Study, seen: str, holds: bool
+) -> None:
+    (before, *_), switched = summarise(study).hypotheses, ("baseline: plain\n", "baseline: plain\npooled: true\n")
+    after = amended(study, switched, seen=seen).hypotheses[0]
+    assert before.verdict.verdict == "undecided"
+    assert (after.verdict.p_supported < before.verdict.p_supported) is holds
+    assert (after.verdict == before.verdict) is not holds
+    assert (after.verdict.verdict == "supported") is holds
+
+
 @pytest.mark.parametrize(
     ("seen", "new"),
     [("results-not-opened", "accuracy(harsh) < accuracy(plain)"), ("results", "(accuracy(harsh)) > accuracy(plain)")],

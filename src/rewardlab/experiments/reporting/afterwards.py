@@ -12,6 +12,7 @@ from typing import Final, Literal
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import sha256_file
 from rewardlab.experiments.claims import parse
+from rewardlab.experiments.plan import Plan
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.study import Study
 
@@ -35,6 +36,9 @@ class Afterwards:
     """Hypothesis -> its claim before, where that was another one."""
     removed: Mapping[str, str] = field(default_factory=dict)
     """Hypothesis that was taken out -> its claim."""
+    pooled: bool | None = None
+    """`pooled` of the last plan that was made before results were seen; None where no later one can differ from it, or
+    it is not known."""
 
 
 def afterwards_of(study: Study) -> Afterwards:
@@ -43,9 +47,10 @@ def afterwards_of(study: Study) -> Afterwards:
     if seen is None:
         return Afterwards()
     now = {name: one.claim for name, one in study.plan.hypotheses.items()}
-    old = _claims(study, int(seen["version"]) - 1)
-    if old is None:
+    plan = _plan(study, int(seen["version"]) - 1)
+    if plan is None:
         return Afterwards(changes=dict.fromkeys(now, "not known"))
+    old = {name: one.claim for name, one in plan.hypotheses.items()}
     changes: dict[str, Change] = {
         name: "changed" if name in old else "added" for name, claim in now.items() if not _same(claim, old.get(name))
     }
@@ -53,21 +58,21 @@ def afterwards_of(study: Study) -> Afterwards:
         changes=changes,
         before={name: old[name] for name, change in changes.items() if change == "changed"},
         removed={name: claim for name, claim in old.items() if name not in now},
+        pooled=plan.pooled,
     )
 
 
-def _claims(study: Study, version: int) -> dict[str, str] | None:
-    """Return the claims of a version of the plan; None if its text is not the one that the log knows."""
+def _plan(study: Study, version: int) -> Plan | None:
+    """Return a version of the plan; None if its text is not the one that the log knows."""
     first = study.frozen
     wanted = (first if version == 1 else study.amendments[version - 2])["sha256"]
     path = study.folder / "frozen" / f"plan.{version}{(study.folder / str(first['plan'])).suffix}"
     if not path.is_file() or sha256_file(path) != wanted:
         return None
     try:
-        plan = read_plan(path, scale=first["scale"], probes=first["probes"], sets=first["sets"])
+        return read_plan(path, scale=first["scale"], probes=first["probes"], sets=first["sets"])
     except RewardlabError:
         return None
-    return {name: one.claim for name, one in plan.hypotheses.items()}
 
 
 def _same(claim: str, other: str | None) -> bool:

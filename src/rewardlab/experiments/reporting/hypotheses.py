@@ -62,12 +62,14 @@ def judged_of(study: Study, reader: Reader, afterwards: Afterwards) -> tuple[Jud
     gone = {f"{name} (before)": parse(claim) for name, claim in {**afterwards.before, **afterwards.removed}.items()}
     family = claims | gone
     asked |= {term for claim in gone.values() for term in claim.terms}
-    if study.plan.pooled:
+    # Which noise is taken is told before results are seen, or the one that suits them could be.
+    pooled = study.plan.pooled if afterwards.pooled is None else afterwards.pooled
+    if pooled:
         # The noise is that of all arms, whether a hypothesis names them or not.
         asked |= {replace(term, arm=arm) for term in asked for arm in arms_judged(study.runs)}
     found, missing = reader.observe(sorted(asked, key=str))
     wanted = {term: one for term, one in found.items() if term in asked}
-    verdicts = judge(family, wanted, missing=missing, pooled=study.plan.pooled)
+    verdicts = judge(family, wanted, missing=missing, pooled=pooled)
     judged = []
     for verdict in verdicts[: len(claims)]:
         told = study.plan.hypotheses[verdict.name]
