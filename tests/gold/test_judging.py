@@ -267,6 +267,25 @@ def test_the_verdict_is_the_only_one_of_the_last_line(answer, share):
     assert share_of(answer) == share
 
 
+@pytest.mark.parametrize(
+    ("answer", "share"),
+    [
+        ("Because.\n[[A]]", 1.0),
+        ("Because.\n**[[ B ]]**.", 0.0),
+        ("I would not call it [[A]]", None),
+        ("[[A]] is what the long one", None),
+        ("Because.\n[[A]] or", None),
+    ],
+)
+def test_of_an_answer_that_was_cut_the_last_line_is_the_verdict_alone(answer, share):
+    assert share_of(answer, is_cut=True) == share
+    one = row(0, [1, 2])
+    first, second = map(str, one.responses)
+    (done,), summary = labelled([one], Chat(planted={(first, second): Reply(answer, stop="length")}))
+    assert done.extra[JUDGEMENTS][0]["orders"][0] == share
+    assert summary.causes == ({} if share is not None else {"cut": 1})
+
+
 def test_what_stands_in_a_reply_is_not_filled_in_again():
     text = filled("{question}|{answer_a}|{answer_b}", "q {answer_b}", "{question} [[A]] \\1", "b")
     assert text == "q {answer_b}|{question} [[A]] \\1|b"

@@ -152,7 +152,7 @@ class Judge:
             reply = await self._chat([{"role": "user", "content": text}], **self._parameters())
         except tuple(self._lost) as error:
             return Opinion(share=None, cause=self._cause_of(error), detail=str(error))
-        share = share_of(reply.text)
+        share = share_of(reply.text, is_cut=reply.stop == "length")
         cause = None
         if reply.stop in REFUSALS:
             share, cause = None, "refused"

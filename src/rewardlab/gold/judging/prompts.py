@@ -43,6 +43,8 @@ Give your reasons in a few sentences. Then write your verdict alone on the last 
 [[B]] if answer B is better, [[C]] if they are equally good.
 """
 VERDICT: Final = re.compile(r"\[\[\s*([ABC])\s*\]\]")
+ALONE: Final = re.compile(r"[^\w\[\]]*\[\[\s*[ABC]\s*\]\][^\w\[\]]*")
+"""A line that is a verdict and nothing else but signs around it."""
 SHARES: Final[Mapping[str, float]] = {"A": 1.0, "B": 0.0, "C": 0.5}
 """Verdict -> what the answer that is shown first wins."""
 SPEAKERS: Final[Mapping[str, str]] = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
@@ -84,11 +86,12 @@ def question_of(prompt: Conversation) -> str:
     return "\n\n".join(f"{SPEAKERS.get(turn.role, turn.role)}: {turn.content}" for turn in said)
 
 
-def share_of(answer: str) -> float | None:
+def share_of(answer: str, *, is_cut: bool = False) -> float | None:
     """Return what the reply that was shown first wins by an answer: 1, ½ for a tie, 0; None without a verdict.
 
-    The verdict is the only one in the last line with text. One anywhere else may be a quotation.
+    The verdict is the only one in the last line with text. One anywhere else may be a quotation, and so may one in a
+    line that goes on: of an answer that was cut, the last line has to be the verdict alone.
     """
     last = next((line for line in reversed(answer.splitlines()) if line.strip()), "")
-    found = VERDICT.findall(last)
+    found = VERDICT.findall(last) if not is_cut or ALONE.fullmatch(last) else []
     return SHARES[found[0]] if len(found) == 1 else None
