@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,13 @@ def test_every_arm_of_the_ablation_and_every_rank_has_the_range_that_was_expecte
         ("lora_r16", (0.61, 0.64), (4, 6)),
     ):
         assert (lora[f"accuracy({arm})"], lora[f"peak_memory({arm})"]) == (accuracy, memory)
+
+
+@pytest.mark.parametrize("scale", [None, "tiny"])
+def test_controls_are_expected_to_show_what_the_guidelines_say(scale: str | None) -> None:
+    expected = {band.about: band.expected for band in read_plan(PLANS / "diagnostics.yaml", scale=scale).bands}
+    assert expected["accuracy(label_shuffle)"] == expected["accuracy(prompt_only)"] == (0.45, 0.55)
+    assert expected["loss(label_shuffle)"] is not None
+    assert expected["loss(label_shuffle)"][0] < math.log(2) < expected["loss(label_shuffle)"][1]
+    assert expected["accuracy(random_negatives)"] == (0.50, 0.60)
+    assert ("train_accuracy(random_negatives)" in expected) == (scale is None), "a head alone learns less by heart"
