@@ -109,13 +109,14 @@ def test_a_server_gives_the_evidence_that_its_folder_gives(
         assert one["evidence"]["value"] == pytest.approx(other["evidence"]["value"], abs=1e-4)
 
 
+@pytest.mark.parametrize("trained_on", ["{}", "other+{}"], ids=["alone", "in an ensemble"])
 def test_the_model_that_the_run_was_trained_on_is_refused_by_its_digest(
-    gold: Path, known: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_on: str, gold: Path, known: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with BlockingScorer(gold) as scorer:
         digest = scorer.details([[Message("user", "Why?"), Message("assistant", "So.")]])[0].digest
     assert digest
-    run = write_run(tmp_path / "run", known, drift=0.5, digest=digest)
+    run = write_run(tmp_path / "run", known, drift=0.5, digest=trained_on.format(digest))
     with pytest.raises(SystemExit) as ended:
         main(["rl", "audit", str(run), "--gold", str(gold)])
     assert ended.value.code == 2

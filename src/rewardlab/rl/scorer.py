@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from scipy.special import expit
@@ -23,6 +23,9 @@ from rewardlab.rl.config import ScorerConfig, require_known
 from rewardlab.rl.members import About, Found, member_of, require_scores
 from rewardlab.rl.noise import FloatArray, Noise
 from rewardlab.rl.reading import Reading
+
+AND: Final = "+"
+"""What stands between the digests of the members of an ensemble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +278,7 @@ def _scored(
                 score=float(score_R[number]),
                 noise=float(noise_R[number]),
                 spread=None if spread_R is None else float(spread_R[number]),
-                digest=None if None in digests else "+".join(cast(list[str], digests)),
+                digest=None if None in digests else AND.join(cast(list[str], digests)),
                 num_tokens=_most([one.num_tokens for one in of_members]),
                 truncated_tokens=_most([one.truncated_tokens for one in of_members]),
                 truncated_reply_tokens=_most([one.truncated_reply_tokens for one in of_members]),

@@ -19,7 +19,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.types import Conversation
 from rewardlab.rl.audit.columns import Columns, IntArray, read_conversations
 from rewardlab.rl.rollouts import Rollout
-from rewardlab.rl.scorer import RewardScorer
+from rewardlab.rl.scorer import AND, RewardScorer
 
 NAME: Final = "gold score"
 AT_A_TIME: Final = 256
@@ -67,10 +67,11 @@ def score(columns: Columns, source: str, *, most: int, seed: int) -> FloatArray:
             f"--gold {source}: answered with {len(digests)} different models ({', '.join(sorted(digests))}). Audit "
             f"again when the server keeps one."
         )
-    if same := digests & {digest for digest in columns.digests if digest is not None}:
+    # Of an ensemble the record has the digests of all members.
+    if same := digests & {own for digest in columns.digests if digest is not None for own in digest.split(AND)}:
         raise DataError(
-            f"--gold {source}: is the model that the run was trained on ({same.pop()}). It cannot be evidence against "
-            f"itself; name another one."
+            f"--gold {source}: is the model that the run was trained on, or one of its ensemble ({same.pop()}). It "
+            f"cannot be evidence against itself; name another one."
         )
     return scores_N
 
