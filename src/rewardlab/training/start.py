@@ -44,6 +44,7 @@ from rewardlab.model.trainable import require_layers
 from rewardlab.report.tables import format_estimate
 from rewardlab.training.checkpoints.resume import (
     Interrupted,
+    config_digests,
     find_interrupted,
     held_out_by,
     require_same_base,
@@ -140,6 +141,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         "data": prepared.reports,
         "tokens": {name: report.as_dict() for name, report in tokens.items()},
         "template_hash": base.renderer.spec.template_hash,
+        "model_config": config_digests(base.config),
         "truncation": base.renderer.spec.truncation,
         "ranks": ranks.size,
     }

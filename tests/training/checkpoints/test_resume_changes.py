@@ -144,6 +144,25 @@ def test_another_base_model_under_the_same_name_is_noticed(base_model, pairs_fil
         train(config)
 
 
+def test_a_model_that_computes_otherwise_with_the_same_weights_is_noticed(stopped, tmp_path):
+    base = shutil.copytree(stopped.model.model, tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] *= 50
+    (base / "config.json").write_text(json.dumps(config | {"transformers_version": "5.0.0", "dtype": "bfloat16"}))
+    message = "^--resume: rope_parameters.rope_theta, in the configuration of the model, is not what the run began with"
+    with pytest.raises(DataError, match=message):
+        train(stopped.replace(model=str(base)))
+    assert newest_checkpoint(stopped.run.output_dir).step == 5
+
+
+def test_a_run_of_a_version_that_kept_no_configuration_of_the_model_goes_on():
+    began = {"rope_theta": "0", "gone": "1"}
+    resume._require_same_config({"rope_theta": "1"}, {})
+    resume._require_same_config({"rope_theta": "0", "added": "2"}, began)
+    with pytest.raises(DataError, match="a, b, in the configuration of the model, are not"):
+        resume._require_same_config({"a": "0", "b": "0", "c": "0"}, {"a": "1", "b": "1", "c": "0"})
+
+
 @pytest.mark.slow
 def test_a_model_of_another_size_does_not_fit(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from torch import nn
 from rewardlab.analysis.metrics import column_of
 from rewardlab.core.config import HASH_DIGITS, from_mapping, settings_of, to_mapping
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
-from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json
+from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json, sha256_text
 from rewardlab.core.run_folder import CHECKPOINTS, MANIFEST, holds_models, holds_run, run_of, sweep
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, TRUNCATION_OF
 from rewardlab.data.splits import RULES
@@ -110,6 +110,8 @@ SOURCE_FACTS: Final = ("name", "rows_read", "kept", "dropped", "unused_by_limit"
 """Facts by which a dataset is recognised as the same; paths of files are not among them."""
 TOLD: Final = ("dropped_ids", "special_tokens_in_text")
 """Entries of a report on tokens that do not describe the tokens themselves."""
+NOT_COMPUTED: Final = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")
+"""Entries of a model's configuration that do not decide what it computes."""
 LEVEL: Final = ("constant", "constant_with_warmup")
 """Schedules whose learning rate does not depend on the number of steps."""
 
@@ -263,7 +265,8 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
 
 
 def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-    """Raise DataError unless data and template are those that the manifest of the run describes."""
+    """Raise DataError unless data, template and what the model computes are as the manifest of the run says."""
+    _require_same_config(facts.get("model_config", {}), manifest.get("model_config", {}))
     # Through JSON, since the manifest was: tuples become lists, and keys become strings.
     now, then = (_facts(json.loads(json.dumps(values)), manifest) for values in (facts, manifest))
     for what in now:
@@ -290,6 +293,24 @@ def frozen_fingerprint(model: nn.Module) -> str:
             # Multiplied before adding, so that parameters which change places change the result.
             total = (31 * total + bit_sum) % (1 << 61)
     return f"{total:x}"
+
+
+def config_digests(config: Any) -> dict[str, str]:
+    """Return entry of a model's configuration -> hex digits that change with its value.
+
+    Where all weights train, a checkpoint holds them, and this alone tells that the model around them is another one.
+    """
+    texts = {name: json.dumps(value, default=str) for name, value in _entries(config.to_dict())}
+    return {name: sha256_text(text)[:HASH_DIGITS] for name, text in sorted(texts.items())}
+
+
+def _entries(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a configuration; those of an inner one with both names, as in `text_config.hidden_size`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _entries({str(key): inner for key, inner in value.items()}, f"{before}{name}.")
+        elif name not in NOT_COMPUTED:
+            yield f"{before}{name}", value
 
 
 def require_same_base(fingerprint: str, manifest: Mapping[str, Any]) -> None:
@@ -351,3 +372,13 @@ def _facts(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, An
         },
         "the chat template is": manifest["template_hash"],
     }
+
+
+def _require_same_config(now: Mapping[str, str], then: Mapping[str, str]) -> None:
+    """Raise DataError if two digests of a model's configuration differ. Other versions know other entries."""
+    if changed := sorted(name for name in now.keys() & then.keys() if now[name] != then[name]):
+        raise DataError(
+            f"--resume: {', '.join(changed)}, in the configuration of the model, {'is' if len(changed) == 1 else 'are'}"
+            f" not what the run began with, so this would be another run. Name the same model, with its files as they "
+            f"were."
+        )
