@@ -101,6 +101,17 @@ def test_no_prompt_both_fits_and_judges(saved, noisy, tmp_path):
     assert len(keys[0] | keys[1]) == 160
 
 
+def test_too_few_pairs_to_fit_on_are_told_where_the_others_are(saved, tmp_path):
+    few = write_pairs(tmp_path / "few.jsonl", 60)
+    with pytest.raises(
+        DataError, match=r"too few to calibrate on.*others judge the calibration \(--judge-fraction 0.4\)"
+    ):
+        calibrate(config_for(saved, few, tmp_path / "out"))
+    judge = write_pairs(tmp_path / "judge.jsonl", 20, offset=100)
+    with pytest.raises(DataError, match="at least 50 are needed. Name more data"):
+        calibrate(config_for(saved, write_pairs(few, 40), tmp_path / "out", judge_dataset=(str(judge),)))
+
+
 def test_a_stored_calibration_leaves_scores_and_canaries_and_passes_verification(copy, noisy, tmp_path):
     (copy / "notes.txt").write_text("mine")
     (copy / "empty").mkdir()

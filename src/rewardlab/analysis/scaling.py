@@ -62,8 +62,8 @@ class Scaling:
     ranked as labelled."""
 
 
-def fit_scaling(rows: Sequence[ScoreRow], *, beta: float) -> Scaling:
-    """Fit both maps on score rows by maximum likelihood of the raw labels.
+def fit_scaling(rows: Sequence[ScoreRow], *, beta: float, advice: str = "Name more data.") -> Scaling:
+    """Fit both maps on score rows by maximum likelihood of the raw labels. `advice` is for those who have too few.
 
     Raises DataError if there are fewer than `MIN_PAIRS` comparisons with finite scores, if the scores do not vary, or
     if they rank so badly that the best scale would turn their order round.
@@ -74,7 +74,7 @@ def fit_scaling(rows: Sequence[ScoreRow], *, beta: float) -> Scaling:
     if pairs.label.size < MIN_PAIRS:
         raise DataError(
             f"{pairs.label.size} comparisons with finite scores are too few to calibrate on: at least {MIN_PAIRS} are "
-            f"needed. Name more data."
+            f"needed. {advice}"
         )
     if not np.ptp(scores):
         raise DataError("all scores are equal, so there is nothing to calibrate.")

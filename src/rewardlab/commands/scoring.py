@@ -92,7 +92,7 @@ def _score_rows(asked: ScoreArguments) -> None:
             f"(`truncated_reply_tokens`; --overlong)"
         )
     if asked.pick == "best" and result.tied:
-        say(f"{result.tied} rows have several best replies; the first of them is written")
+        say(f"in {result.tied} rows several replies are the best; the first of them is written")
     result.require_few_errors(asked.max_error_fraction, asked.output)
 
 

@@ -72,8 +72,8 @@ def all_named(config: DataConfig, given: Given = NOTHING) -> list[Named]:
     """
     if not config.dataset and "train" not in given:
         raise ConfigError(
-            "--dataset is missing: name a file, a folder or a hub dataset. Rows in memory, also those of a run that is "
-            "resumed, are given in Python: rewardlab.train(config, preferences=...)."
+            "--dataset is missing: name a file, a folder or a hub dataset. Training on rows in memory, and going on "
+            "with it, is done in Python: rewardlab.train(config, preferences=...)."
         )
     if config.dataset and "train" in given:
         raise _twice("train", config.dataset)

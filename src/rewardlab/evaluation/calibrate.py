@@ -92,12 +92,16 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
     if run.judge_dataset:
         others, sources["judged"], more = read_groups(config.evaluation(run.judge_dataset), model)
         counts["judged"] = more.as_dict()
-        parts, rule = {"fitted": groups, "judged": others}, None
+        parts, rule, advice = {"fitted": groups, "judged": others}, None, "Name more data."
     else:
+        advice = (
+            f"The others judge the calibration (--judge-fraction {run.judge_fraction:g}). Name more data, or others to "
+            f"judge on with --judge-dataset."
+        )
         parts, rule = _divided(groups, fraction=run.judge_fraction, seed=run.seed)
     shared_roots = _shared_roots(parts, store=run.store)
     rows = {name: model.score(part, progress=f"scoring ({name})") for name, part in parts.items()}
-    scaling = fit_scaling(rows["fitted"], beta=model.spec.beta)
+    scaling = fit_scaling(rows["fitted"], beta=model.spec.beta, advice=advice)
     judgement = judge_scaling(scaling, rows["judged"], beta=model.spec.beta)
     clear_evaluation(run.output_dir)
     write_json(

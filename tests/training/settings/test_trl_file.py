@@ -355,6 +355,7 @@ def test_a_file_that_asks_for_evaluation_trains_on_one_data_file(base_model, tmp
     (tmp_path / "trl.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
     main(["train", "--config", str(tmp_path / "trl.yaml")])
     assert "dataset_test_split: test -> no setting: the data are one file, without splits" in log.text
+    assert "TRL evaluates nothing" not in log.text
     assert "data: pairs[all rows]: 40 rows read, 40 kept" in log.text
     assert "length: up to 512 tokens, the positions of the model" in log.text
     assert "tokens: evaluation: 2 preferences" in log.text

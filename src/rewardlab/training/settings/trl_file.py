@@ -258,6 +258,7 @@ def _evaluation(file: Values, made: Translation, where: str) -> None:
         if share is None and not file.get("datasets") and _is_one_file(file.get("dataset_name")):
             remark = "the data are one file, without splits; a share of its prompts is held out (--eval-fraction)"
             made.say("dataset_test_split", split, remark)
+            made.settled.add("evaluation")
         elif share is None and not file.get("datasets"):
             made.set("eval_split", split, "dataset_test_split", split)
         if strategy == "epoch":
