@@ -3,7 +3,7 @@
 #   TORCH="torch==2.13.0"   what to install (with any pip options) if .venv has no torch that fits
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test docs
+.PHONY: help quickstart test checks one-step docs
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,10 +14,15 @@ quickstart: ## set up, then train and judge a first reward model on generated pr
 
 test: ## set up, then check, run one step of the quickstart, and test
 	@scripts/setup dev
+	@$(MAKE) --no-print-directory -j 2 checks one-step
+	@scripts/test # after the quickstart, which converts the built-in model that some tests load
+
+checks:
 	@scripts/check
+
+one-step:
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 		.venv/bin/rewardlab quickstart --steps 1 --test-pairs 20 --output-dir "$$folder/quickstart"
-	@scripts/test # after the quickstart, which converts the built-in model that some tests load
 
 docs: ## set up, then build the documentation as one site in build/site
 	@scripts/setup docs

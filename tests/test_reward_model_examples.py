@@ -68,6 +68,7 @@ def test_the_commands_of_the_seeds_are_understood(command: str) -> None:
         assert config.model.lora_target_modules == tuple(MODULES.split(","))
 
 
+@pytest.mark.slow
 def test_every_command_in_the_seeds_is_understood() -> None:
     lines = seed_texts().replace("\\\n", " ").splitlines()
     commands = [line.split(SCRIPT, 1)[1] for line in lines if "python" in line and SCRIPT in line]
@@ -129,6 +130,7 @@ def test_the_table_has_the_best_evaluation_with_its_interval_the_gap_and_the_fin
         assert [row["run"] for row in csv.DictReader(file)] == ["A1_none", "A2_scheduler"]
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_study_are_listed(tmp_path) -> None:
     study = finished_study(tmp_path)
     rows = load("analyze_rm_experiments").main([str(study.folder), "--csv", str(tmp_path / "table.csv")])
@@ -147,6 +149,7 @@ def test_nothing_to_compare_is_an_error_and_writes_nothing(tmp_path, capsys, mon
     assert not list(tmp_path.glob("**/*.csv"))
 
 
+@pytest.mark.slow
 def test_runs_are_named_by_arm_and_seed_and_outdated_ones_are_left_out(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     study = finished_study(tmp_path)

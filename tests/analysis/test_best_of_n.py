@@ -82,6 +82,7 @@ def test_the_order_of_the_replies_changes_nothing(proxy: list[float], data: st.D
     assert found == pytest.approx(picked(np.array(proxy), gold, most=len(proxy)), rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_thousands_of_replies_stay_finite_and_rise_to_the_largest() -> None:
     """The mean of the largest of n of 1, …, K is n(K + 1)/(n + 1)."""
     num = 5000

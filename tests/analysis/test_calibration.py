@@ -46,6 +46,7 @@ def test_ece_is_the_definition_over_symmetrised_pairs(pairs: Pairs, bins: int) -
     assert ece(p, y, bins=bins) == pytest.approx(naive_ece(pairs, bins), abs=1e-9)
 
 
+@pytest.mark.slow
 @given(pairs=pair_lists, swaps=st.randoms(use_true_random=False))
 def test_swapping_the_order_of_any_comparison_changes_nothing(pairs: Pairs, swaps: object) -> None:
     p, y = (np.array(column) for column in zip(*pairs, strict=True))
@@ -64,6 +65,7 @@ def test_a_calibrated_simulator_is_near_zero_and_an_overconfident_one_above_a_te
     assert ece(*simulate(100_000, sharpness=2.0)) > 0.1
 
 
+@pytest.mark.slow
 @given(pairs=pair_lists)
 def test_bins_sum_to_the_number_of_comparisons_and_mirror_each_other(pairs: Pairs) -> None:
     p, y = zip(*pairs, strict=True)
@@ -88,6 +90,7 @@ def test_the_diagram_is_the_curve_of_scikit_learn_over_both_orders() -> None:
     assert [bar.mean_probability for bar in bins] == pytest.approx(probabilities)
 
 
+@pytest.mark.slow
 @given(pairs=pair_lists)
 def test_ece_follows_from_the_bins(pairs: Pairs) -> None:
     p, y = zip(*pairs, strict=True)

@@ -94,6 +94,7 @@ def test_a_mean_of_any_shape():
         assert covered(without(totals), shape.mean) < 0.93
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("n", "spread", "sharpness"), [(40, 1.5, 1.0), (40, 1.5, 3.0), (100, 3.0, 1.5), (500, 1.5, 1.3)]
 )

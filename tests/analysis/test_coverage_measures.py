@@ -61,6 +61,7 @@ def test_pairs_of_a_prompt_that_are_alike(statistic: Statistic, prompts: int) ->
     assert covered(statistic, as_if_alone, truth) < held - 0.03
 
 
+@pytest.mark.slow
 def test_ratios_by_few_prompts_that_have_most_of_the_variance() -> None:
     """Ten prompts of 20 rows, in which few prompts lie far from the others."""
     generator, each = np.random.default_rng(6), 20
@@ -85,6 +86,7 @@ def test_ratios_by_few_prompts_that_have_most_of_the_variance() -> None:
     assert (without < ours - 0.02).all()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("which", [0, 1])
 def test_coefficients_of_few_prompts_have_students_interval(which: int) -> None:
     """Widened for the skewness of the influences it holds the length coefficient in 99.6 % of cases."""
@@ -111,6 +113,7 @@ def test_a_mean_over_sources_of_few_prompts() -> None:
     assert 0.92 - ROOM <= covered(statistic, drawn, truth) <= 0.97 + ROOM
 
 
+@pytest.mark.slow
 def test_parts_of_the_brier_score_of_a_model_that_is_too_sure() -> None:
     generator, design = np.random.default_rng(2), NAMED["plain, too sure"]
 

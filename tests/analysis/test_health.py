@@ -364,6 +364,7 @@ def run_of(seed: int, *, pairs: int, evaluations: int, batch: int, gain: float, 
     return rows
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("pairs", [20, 60, 300, 2000])
 @pytest.mark.parametrize("batch", [2, 16])
 def test_healthy_runs_are_silent_however_noisy(pairs, batch):
@@ -374,6 +375,7 @@ def test_healthy_runs_are_silent_however_noisy(pairs, batch):
             assert judge(rows, facts) == [], f"seed {seed}, gain {gain}"
 
 
+@pytest.mark.slow
 def test_long_healthy_runs_with_many_looks_and_a_row_a_step_are_silent():
     for seed in range(3):
         rows = run_of(seed, pairs=60, evaluations=50, batch=2, gain=2.0, log_every=1)

@@ -68,6 +68,7 @@ def spearman_both_ways(x: np.ndarray, y: np.ndarray) -> float:
     return oracle.spearmanr(np.concatenate([x, -x]), np.concatenate([y, -y])).statistic
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("each", [1, 4])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def test_any_order_of_the_rows_gives_the_same_numbers_to_the_bit() -> None:
     assert json.dumps(judged(shuffled, **options).as_dict()) == json.dumps(judged(rows, **options).as_dict())
 
 
+@pytest.mark.slow
 @given(pairs=cases)
 @settings(max_examples=20, deadline=None)
 def test_a_comparison_recorded_the_other_way_round_changes_nothing(pairs: list[Case]) -> None:
@@ -130,6 +131,7 @@ def test_label_ties_have_no_preferred_reply_and_are_in_no_slice_by_length_differ
     assert sliced[0] == sliced[1] == [("0", 1), ("29", 1)]
 
 
+@pytest.mark.slow
 @given(pairs=cases)
 @settings(max_examples=20, deadline=None)
 def test_every_estimate_lies_in_its_interval_and_every_comparison_is_counted_once(pairs: list[Case]) -> None:

@@ -103,6 +103,7 @@ def test_every_comparison_is_decided_tied_or_not_finite(pairs: list[Case]) -> No
     assert 0 <= result.correct <= result.decided
 
 
+@pytest.mark.slow
 @given(pairs=cases)
 def test_swapping_the_order_of_comparisons_changes_no_metric(pairs: list[Case]) -> None:
     # A label within rounding of a tie is a tie after 1 − y and was none before; it is not about orientation.
@@ -116,6 +117,7 @@ def test_swapping_the_order_of_comparisons_changes_no_metric(pairs: list[Case]) 
             assert getattr(other, side) == pytest.approx(getattr(estimate, side), nan_ok=True, abs=1e-9), (name, side)
 
 
+@pytest.mark.slow
 @given(pairs=cases, cuts=st.lists(st.integers(0, 30), max_size=4))
 def test_the_sums_of_parts_are_the_sums_of_the_whole(pairs: list[Case], cuts: list[int]) -> None:
     rows = rows_of(pairs)
@@ -134,6 +136,7 @@ def test_accuracy_is_exact_for_any_batch_size(batch_size: int) -> None:
     assert reduce(add, (sums(batch, beta=1) for batch in batches)).accuracy == 0.8
 
 
+@pytest.mark.slow
 @given(pairs=st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9), st.sampled_from([0.0, 1.0])), min_size=1))
 def test_accuracy_and_loss_are_those_of_scikit_learn(pairs: list[Case]) -> None:
     pairs = [pair for pair in pairs if pair[0] != pair[1]] or [(1.0, 0.0, 0.0)]
@@ -200,6 +203,7 @@ def test_weights_and_margins_of_the_data_do_not_enter_the_metrics() -> None:
     assert evaluate(weighted, beta=1) == evaluate(plain, beta=1) != evaluate([], beta=1)
 
 
+@pytest.mark.slow
 @given(pairs=cases)
 def test_orientation_makes_every_label_at_least_one_half(pairs: list[Case]) -> None:
     columns = oriented(join_comparisons(rows_of(pairs)))

@@ -69,6 +69,7 @@ def test_below_ten_prompts_nothing_is_said():
     assert math.isnan(found["m0"].rank.low)
 
 
+@pytest.mark.slow
 def test_many_models_that_are_equally_good_are_all_kept_in_most_samples():
     kept = [
         min(one.p_best for one in standings(gains(150, *[0.7] * 6, seed=seed), np.arange(150), draws=300).values())

@@ -31,6 +31,7 @@ def judged(rows: list[ScoreRow], **other) -> KWise:
     return kwise(score_table(rows), **other)
 
 
+@pytest.mark.slow
 @given(group=groups)
 @settings(max_examples=60)
 def test_tau_b_is_that_of_scipy_and_0_for_scores_that_are_all_equal(group: tuple[np.ndarray, np.ndarray]) -> None:
@@ -40,6 +41,7 @@ def test_tau_b_is_that_of_scipy_and_0_for_scores_that_are_all_equal(group: tuple
         assert own == pytest.approx(truth, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(group=groups)
 @settings(max_examples=60)
 def test_ndcg_is_that_of_scikit_learn_with_ties(group: tuple[np.ndarray, np.ndarray]) -> None:

@@ -46,6 +46,7 @@ def made(n: int, sharpness: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.
     return expit(sharpness * logit), (generator.random(n) < expit(logit)).astype(np.float64)
 
 
+@pytest.mark.slow
 @given(judged=st.lists(st.tuples(probabilities, st.sampled_from([0.0, 0.3, 0.5, 1.0])), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_the_parts_are_those_of_isotonic_regression_of_pairs_in_both_orders(judged: list) -> None:

@@ -104,6 +104,7 @@ def test_tests_are_by_prompt_and_refused_below_ten():
     assert math.isnan(few.p_accuracy)
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_shift_knows_that_its_unit_is_estimated():
     """Against the jackknife over prompts: a shift that is the same for all replies is known as well as the unit."""
     generator = np.random.default_rng(0)

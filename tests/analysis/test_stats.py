@@ -38,6 +38,7 @@ def test_wilson_ends_exactly_at_zero_and_one() -> None:
         assert 0 < stats.wilson(n, n).low < 1
 
 
+@pytest.mark.slow
 @given(outcomes=st.lists(st.sampled_from([0.0, 1.0]), min_size=10, max_size=60))
 def test_a_share_of_plain_wins_has_wilsons_interval_whether_or_not_keys_are_given(outcomes: list[float]) -> None:
     expected = stats.wilson(sum(outcomes), len(outcomes))

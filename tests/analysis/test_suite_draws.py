@@ -309,6 +309,7 @@ def test_what_is_not_there_is_counted_against_the_published_suite() -> None:
     assert result.rows[0].score.value == pytest.approx(56 / 58)
 
 
+@pytest.mark.slow
 def test_a_suite_without_some_of_its_parts_is_not_called_the_published_one() -> None:
     """Of PPE's benchmarks and RMB's pairwise parts the number of rows is not known here, yet they must be there."""
     items = [item(str(n), "MATH", all_pairs(1, 1), (1, 2), str(n)) for n in range(12)]

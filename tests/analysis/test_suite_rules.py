@@ -360,6 +360,7 @@ def rows_of(suite: str, drawn: Drawn) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(SHAPES)), small_suites, st.integers(0, 100))
 @settings(max_examples=40, deadline=None)
 def test_the_order_of_rows_changes_no_number(suite: str, drawn: Drawn, seed: int) -> None:
@@ -383,6 +384,7 @@ def test_a_rising_transform_of_the_scores_changes_no_rule_of_order(suite: str, d
     assert values(suite, rows, fair=fair) == values(suite, transformed, fair=fair)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(SHAPES)), small_suites)
 @settings(max_examples=20, deadline=None)
 def test_breaking_ties_at_random_is_the_mean_over_tie_breaks(suite: str, drawn: Drawn) -> None:

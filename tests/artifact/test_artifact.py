@@ -45,6 +45,7 @@ def copy(saved, tmp_path):
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plain_transformers_gives_the_canary_scores(tmp_path, family):
     _, _, spec = save(tmp_path / "rm", family)
@@ -68,6 +69,7 @@ def test_plain_transformers_gives_the_canary_scores(tmp_path, family):
     assert torch.allclose(scores, torch.tensor([canary.score for canary in spec.canaries]), atol=2e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_loaded_model_scores_as_the_live_one_did(tmp_path, family):
     model, renderer, _ = save(tmp_path / "rm", family)
@@ -95,6 +97,7 @@ def test_a_clean_process_minds_no_file_of_the_current_folder(copy, tmp_path, mon
     assert said.stderr.startswith("error: nosuch: no such folder.")
 
 
+@pytest.mark.slow
 def test_every_process_that_is_started_keeps_the_current_folder_off_its_path():
     """`-P` stands before each `-m` that a program or a batch script gives to Python."""
     root = Path(__file__).resolve().parents[2]
@@ -122,6 +125,7 @@ def test_the_folder_says_what_engines_need_to_know(saved):
     assert (saved / "model.safetensors").stat().st_mode & 0o444
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "rope",
     [
@@ -272,6 +276,7 @@ def test_a_spec_of_another_version_is_refused(copy):
         load(copy)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("fitted", [{"temperature": 2.0}, {"affine": [0.5, 1.0]}])
 def test_a_calibration_in_the_spec_changes_no_score_unasked(copy, fitted):
     raw = load(copy).score_replies("How?", ["So."])
@@ -349,6 +354,7 @@ def test_a_save_that_would_not_give_the_live_scores_is_refused(tmp_path, monkeyp
     assert not (tmp_path / "rm").exists()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_canary_without_a_finite_live_score_is_told_and_left_out_of_the_comparison(
     tmp_path, monkeypatch, caplog, number

@@ -70,6 +70,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [*((kind, torch.float32) for kind in MODELS), ("shared", torch.bfloat16), ("half", torch.float16)],
@@ -93,6 +94,7 @@ def test_a_folder_with_known_states_is_the_folder_without(tmp_path, passes, kind
     assert load(tmp_path / "kept")
 
 
+@pytest.mark.slow
 def test_another_backbone_gets_states_of_its_own(tmp_path, passes):
     model, states = slightly_trained(), CanaryStates()
     passes.clear()
@@ -106,6 +108,7 @@ def test_another_backbone_gets_states_of_its_own(tmp_path, passes):
     assert contents(tmp_path / "kept") == contents(tmp_path / "anew")
 
 
+@pytest.mark.slow
 def test_a_state_in_other_bits_lets_all_be_computed(tmp_path, passes, log):
     model, states = slightly_trained(), CanaryStates()
     passes.clear()
@@ -124,6 +127,7 @@ def test_a_state_in_other_bits_lets_all_be_computed(tmp_path, passes, log):
         assert contents(tmp_path / arithmetic) == contents(tmp_path / "first")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_reload_that_disagrees_is_refused_though_states_are_known(tmp_path, monkeypatch, number):
     model, states = slightly_trained(), CanaryStates()

@@ -28,6 +28,7 @@ def test_pad_is_a_token_that_never_ends_a_rendering():
     assert choose_pad(plain, 384) < len(plain.tokenizer), "an existing token: nothing is resized"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 def test_pad_equal_to_eos_does_not_move_the_score_in_plain_transformers(tmp_path, family):
     _, renderer, spec = save(tmp_path / "rm", family, template=None)
@@ -40,6 +41,7 @@ def test_pad_equal_to_eos_does_not_move_the_score_in_plain_transformers(tmp_path
     assert scores == pytest.approx([canary.score for canary in spec.canaries], abs=2e-5)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_pads_left_is_saved_to_pad_right(tmp_path):
     """GPT-2 counts positions from the beginning of the row, so padding there would be another score."""
     config = GPT2Config(vocab_size=384, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)

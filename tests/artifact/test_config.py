@@ -109,6 +109,7 @@ def test_layers_by_another_name_are_told_by_their_number(tmp_path):
     assert "n_layer: expected at most 100000, found 1e+09" in refusal(tmp_path / "rm")
 
 
+@pytest.mark.slow
 def test_what_a_base_says_of_activations_and_positions_elsewhere_is_not_saved(tmp_path):
     model, renderer = old_transformers.tiny_model(old_transformers.MODELS["Llama, another base"]())
     for name, value in (("rope_theta", 5.0), ("rotary_pct", 0.5), ("sentence_transformers", {"a": 1})):
@@ -120,6 +121,7 @@ def test_what_a_base_says_of_activations_and_positions_elsewhere_is_not_saved(tm
     assert load(tmp_path / "rm").beta == 1.0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["Phi-3, longrope", "StableLM, partial rotary", "GPT-NeoX, partial rotary", "GPT-2"])
 def test_uncommon_position_settings_agree_with_themselves(tmp_path, name):
     model, renderer = old_transformers.tiny_model(old_transformers.MODELS[name]())

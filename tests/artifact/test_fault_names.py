@@ -64,6 +64,7 @@ def flip(weights: dict[str, torch.Tensor]) -> None:
         tensor.mul_(torch.where(torch.rand(tensor.shape, generator=draw) < 0.25, -1.0, 1.0))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("change", [swap, flip])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_damaged_weights_have_no_name(tmp_path, change, precision):

@@ -155,6 +155,7 @@ def plant_dropped_rope(folder: Path, depth: int) -> None:
     edit(folder / "config.json", drop)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("plant", "depth", "named"),
     [
@@ -278,6 +279,7 @@ SCALED: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", SCALED)
 def test_dropped_position_settings_are_named_for_every_kind_of_scaling(tmp_path, kind):
     config, dropped, unscaled = SCALED[kind]
@@ -299,6 +301,7 @@ def test_dropped_position_settings_are_named_for_every_kind_of_scaling(tmp_path,
         assert fault.endswith("(dropped_rope_scaling)")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "older"),
     [
@@ -330,6 +333,7 @@ def test_older_names_of_position_settings_say_the_same_and_change_nothing_here(t
     assert {name: read[name] for name in own} == own
 
 
+@pytest.mark.slow
 def test_default_position_settings_have_no_decoy(tmp_path):
     renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
     for family in ("llama", "gemma3"):

@@ -47,6 +47,7 @@ def _verified_here(monkeypatch: pytest.MonkeyPatch, few_canaries: None) -> None:
     monkeypatch.setattr(importing, "verify_in_clean_process", verify)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_imported_folder_gives_the_scores_of_its_source(tmp_path, layout):
     make, kind, has_constant = LAYOUTS[layout]
@@ -96,6 +97,7 @@ def _plain(folder: Path, token_ids: list[int]) -> float:
     return float(model(torch.tensor([token_ids])).logits[0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # TRL's own calls of transformers and torch
 def test_a_model_that_trls_own_trainer_saved_gives_its_scores(tmp_path):
     """The peer itself: RewardTrainer trains, evaluates and saves; the folder that it wrote is imported."""

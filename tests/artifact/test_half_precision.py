@@ -76,6 +76,7 @@ def test_files_live_models_and_loaded_ones_have_the_same_bits_in_half_precision(
         assert not torch.equal(copy, slightly_trained().backbone.get_parameter(name).to(dtype)), "not the nearest"
 
 
+@pytest.mark.slow
 def test_every_float_tensor_of_a_half_precision_folder_is_rounded_under_its_name(tmp_path):
     model = slightly_trained()
     save(tmp_path / "rm", model, torch.bfloat16)
@@ -97,6 +98,7 @@ def test_weights_in_both_half_precisions_one_after_the_other_are_right_on_averag
 # --- references ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("attention", ["padded", "shared"])
 def test_a_float32_folder_loads_in_half_precision_and_scores_as_it_promised(folder, attention):
     spec = read_spec(folder)
@@ -109,6 +111,7 @@ def test_a_float32_folder_loads_in_half_precision_and_scores_as_it_promised(fold
     assert load(folder, precision="fp16").model.compute_dtype is torch.float16
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox"])
 def test_every_family_loads_in_half_precision(tmp_path, family):
     save(tmp_path / family, slightly_trained(make_model(family)))
@@ -126,6 +129,7 @@ def test_the_live_scores_of_a_run_in_bf16_are_those_of_its_saved_model(folder):
     assert live == pytest.approx(wanted, abs=0.02)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
 def test_a_half_precision_folder_keeps_what_was_learned_and_has_canaries_of_its_own(tmp_path, folder, dtype, precision):
     spec = save(tmp_path / "rm", slightly_trained(), dtype)
@@ -168,6 +172,7 @@ def test_weights_rounded_to_the_nearest_behind_the_folders_back_are_named_in_any
 # --- range -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_weights_beyond_the_range_of_float16_are_refused_with_a_way_out(tmp_path):
     model = make_model()
     with torch.no_grad():
@@ -180,6 +185,7 @@ def test_weights_beyond_the_range_of_float16_are_refused_with_a_way_out(tmp_path
     save(tmp_path / "rm", model, torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_weights_too_small_for_float16_are_refused_with_a_way_out(tmp_path):
     model = make_model()
     with torch.no_grad():
@@ -191,6 +197,7 @@ def test_weights_too_small_for_float16_are_refused_with_a_way_out(tmp_path):
     save(tmp_path / "rm", model, torch.float16)
 
 
+@pytest.mark.slow
 def test_a_model_whose_arithmetic_leaves_the_range_of_float16_is_named(tmp_path):
     model = make_model()
     with torch.no_grad():

@@ -83,6 +83,7 @@ def test_in_a_file_it_has_no_score_and_its_cause(saved, tmp_path):
     assert list(second["score_errors"]) == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_while_training_such_rows_are_left_out_and_counted(tmp_path):
     folder = write_base_model(tmp_path / "base", template=OPEN)

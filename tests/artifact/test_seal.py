@@ -153,6 +153,7 @@ def test_digests_that_were_taken_away_are_missed(copy):
     assert "beta" in refusal(copy)
 
 
+@pytest.mark.slow
 def test_a_spec_beside_the_files_of_another_model_is_noticed(copy, tmp_path):
     save_reward_model(
         tmp_path / "other", make_model(), wide_renderer(), beta=1.0, save_dtype=torch.float32, provenance={}
@@ -210,6 +211,7 @@ def test_the_same_model_gives_the_same_files_wherever_it_was_trained(tmp_path):
     assert len({sha256_file(folder / SPEC_FILE) for folder in folders}) == 4
 
 
+@pytest.mark.slow
 def test_a_model_trained_on_from_a_folder_has_a_digest_of_its_own(saved, tmp_path):
     scorer = load(saved)
     assert getattr(scorer.model.config, KEY) == json.loads((saved / "config.json").read_text())[KEY]
@@ -254,6 +256,7 @@ def test_a_folder_of_the_first_version_loads_with_a_line_on_what_is_not_known(co
     assert verify(copy, precision=precision).num_canaries == 6
 
 
+@pytest.mark.slow
 def test_a_folder_without_word_on_typed_control_tokens_reads_them_as_it_did(tmp_path):
     renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256, special_tokens_in_text="keep"))
     folder = tmp_path / "rm"

@@ -157,6 +157,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_the_processes_that_it_started(tmp_path):
     port, child = engine_process.free_port(), tmp_path / "child"
     command = [sys.executable, "-c", SLEEPY, str(port), str(child)]
@@ -170,6 +171,7 @@ def test_a_server_ends_with_the_processes_that_it_started(tmp_path):
     assert _ends(pid)
 
 
+@pytest.mark.slow
 def test_a_script_that_is_asked_to_end_leaves_no_server_behind(tmp_path):
     port, child = engine_process.free_port(), tmp_path / "child"
     command = [sys.executable, "-c", SLEEPY, str(port), str(child)]
@@ -198,6 +200,7 @@ def _ends(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_an_error_with_its_last_words(tmp_path):
     command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
     port = engine_process.free_port()
@@ -348,6 +351,7 @@ def test_a_warm_server_has_seen_each_prompt_once_with_another_reply_and_a_cold_o
             assert seen[0][0].replies != seen[1][0].replies
 
 
+@pytest.mark.slow
 def test_throughput_is_measured_beside_the_loop_with_the_scores_compared(tmp_path, serving):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -22,6 +22,7 @@ def test_a_world_is_highest_where_its_kind_says(kind: str, highest: set[int]) ->
     assert (world.fall > 0.01) == (kind in ("turning", "falling"))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("noise", gold_turnover.NOISES)
 def test_drawn_prompts_have_the_expected_curve(noise: str) -> None:
     world = gold_turnover.world("turning", 8)
@@ -33,6 +34,7 @@ def test_drawn_prompts_have_the_expected_curve(noise: str) -> None:
     assert (np.abs(gain_PN.mean(0) - (world.gold_N - world.gold_N[0])) <= 4 * error_N + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_rates_are_written(tmp_path: Path) -> None:
     flags = ["--draws", "3", "--flips", "99", "--kinds", "turning", "--prompts", "50", "--results", str(tmp_path)]
     assert gold_turnover.main(flags) in (0, 1)

@@ -60,6 +60,7 @@ def test_kernels_are_held_to_the_law(tmp_path):
     assert "| layer tiny K=8 | mask | **holds** |" in page
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_or_fails_is_told_and_the_others_are_measured(tmp_path, monkeypatch, capsys):
     right = BACKENDS["mask"]
 
@@ -102,6 +103,7 @@ def test_rows_of_the_kernels_have_the_shapes_that_go_wrong_first():
     assert 4096 <= sum(shared + sum(own) for shared, own in shapes) < 6000
 
 
+@pytest.mark.slow
 def test_memory_is_split_by_what_it_is_for(tmp_path):
     assert gpu_memory.main([*TINY, "--results", str(tmp_path)]) == 0
     found, page = result(tmp_path)
@@ -136,6 +138,7 @@ def test_one_sharded_rank_has_the_losses_of_one_alone(tmp_path):
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_losses_that_differ_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_sharded, "TOLERANCE", {"fp32": -1.0})
     flags = ["--cells", "tiny full", "--repeats", "1", "--warmup", "0", "--results", str(tmp_path)]
@@ -143,6 +146,7 @@ def test_losses_that_differ_are_told(tmp_path, monkeypatch):
     assert "| DIFFERENT: at most" in result(tmp_path)[1]
 
 
+@pytest.mark.slow
 def test_the_gpu_is_sampled_beside_steps(tmp_path):
     flags = ["--steps", "2", "--repeats", "2", "--interval-ms", "1", "--results", str(tmp_path)]
     assert gpu_nvml.main([*TINY, *flags]) == 0

@@ -93,6 +93,7 @@ def test_bf16_is_measured_where_it_is_native_or_said_to_be_left_out(tmp_path, mo
     assert "no bf16" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_scoring_differs_by_rounding_alone(tmp_path):
     arguments = ["--cells", "best-of-8", "--groups", "3", "--repeats", "2", "--in-process", "--results", str(tmp_path)]
     assert score_cpu.main([*arguments, *TINY]) == 0
@@ -181,6 +182,7 @@ def test_operations_are_sorted_by_their_names(operation, kind):
     assert profile_step.kind_of(operation) == kind
 
 
+@pytest.mark.slow
 def test_growth_measures_the_tokens_that_the_formula_promises(tmp_path):
     arguments = ["--size", "tiny", "--replies", "2", "4", "--shares", "0.25", "0.75", "--tokens", "256", "512"]
     sizes = ["--at-tokens", "256", "--length", "32", "--repeats", "1", "--threads", "1", "--results", str(tmp_path)]
@@ -196,6 +198,7 @@ def test_growth_measures_the_tokens_that_the_formula_promises(tmp_path):
         assert plot.name in next(tmp_path.glob("*.md")).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_watching_is_timed_beside_a_run_that_nobody_watches(tmp_path):
     flags = ["--size", "tiny", "--layers", "1", "--steps", "2", "--batch-size", "2", "--repeats", "2", "--threads", "1"]
     assert monitoring.main([*flags, "--results", str(tmp_path)]) == 0

@@ -44,6 +44,7 @@ def test_coverage_of_every_kind_of_interval(tmp_path, capsys, monkeypatch):
     assert "Accuracy by prompt" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_coverage_of_statistics_that_are_no_means(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage_measures, "PROMPTS", (15,))
     flags = ["--draws", "4", "--slow-draws", "2", "--truth-prompts", "2000", "--results", str(tmp_path)]
@@ -53,6 +54,7 @@ def test_coverage_of_statistics_that_are_no_means(tmp_path, monkeypatch):
     assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
 
 
+@pytest.mark.slow
 def test_coverage_of_further_intervals_of_a_judgement(tmp_path, monkeypatch):
     monkeypatch.setattr(coverage_judged, "PROMPTS", (15,))
     monkeypatch.setattr(coverage_judged, "EACH", (4,))
@@ -77,6 +79,7 @@ def test_coverage_of_comparisons_of_changed_texts_and_of_matches(tmp_path, monke
     assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
 
 
+@pytest.mark.slow
 def test_what_removing_flagged_rows_is_said_to_be_worth(tmp_path):
     asked = ["--draws", "2", "--pairs", "100", "--results", str(tmp_path), "--kinds", "nothing to learn"]
     assert mislabels_worth.main(asked) == 0
@@ -85,6 +88,7 @@ def test_what_removing_flagged_rows_is_said_to_be_worth(tmp_path):
     assert all(cell["truth"] == 0 < cell["removed"] and 0 <= cell["coverage"] <= 1 for cell in cells)
 
 
+@pytest.mark.slow
 def test_what_judging_rows_costs(tmp_path):
     assert judge_rows.main(["--rows", "400", "--draws", "5", "--rounds", "2", "--results", str(tmp_path)]) == 0
     found = result(tmp_path)

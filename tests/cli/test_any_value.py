@@ -355,6 +355,7 @@ def require_file_is_plain(path: Path, text: str) -> None:
 
 
 # The first draw makes the strategies, which a busy machine does slowly.
+@pytest.mark.slow
 @tried(suppress_health_check=[HealthCheck.too_slow])
 @given(settings=st.dictionaries(names, values, max_size=4), kind=st.sampled_from(["json", "yaml", "toml"]))
 def test_a_file_with_any_settings_is_taken_or_refused(settings, kind, tmp_path_factory):

@@ -75,6 +75,7 @@ class FakeHub:
         return SimpleNamespace(commit_url=f"https://hub.example/{repo_id}/commit/1")
 
 
+@pytest.mark.slow
 def test_the_card_of_a_run_and_of_the_model_in_it_is_the_same(run, capsys):
     main(["card", str(run)])
     assert capsys.readouterr().out == f"wrote {run / 'best/README.md'}\n"

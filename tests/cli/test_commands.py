@@ -68,6 +68,7 @@ def test_what_train_saves_can_be_judged_scored_and_verified(base_model, pairs_fi
     assert len((out / "eval.scores.jsonl").read_text().splitlines()) == 24
 
 
+@pytest.mark.slow
 def test_eval_takes_a_seeded_limit_and_says_where_the_numbers_are(saved, pairs_file, tmp_path, capsys):
     main(["eval", "--model", str(saved), "--dataset", str(pairs_file), "--limit", "5", "--output-dir", str(tmp_path)])
     printed = capsys.readouterr().out
@@ -167,6 +168,7 @@ def test_eval_has_the_flags_of_its_configuration():
     assert parse_command(EvalConfig, line.split(), "eval") == wanted
 
 
+@pytest.mark.slow
 def test_eval_uses_strengths_and_margins_as_training_does(saved, tmp_path, capsys):
     rows = [
         {"prompt": f"How {n}?", "chosen": "So.", "rejected": "no", "strength": strength, "gap": 0.5}
@@ -270,6 +272,7 @@ def test_a_transcript_in_a_prompt_is_scored_as_its_turns(saved, tmp_path):
     assert first == pytest.approx(second, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_eval_does_not_name_a_flag_that_it_lacks(saved, tmp_path, capsys):
     rows = [{"prompt": "How?", "chosen": "So. " * 300, "rejected": "no"}] + [
         {"prompt": f"How {n}?", "chosen": "So.", "rejected": "no"} for n in range(6)

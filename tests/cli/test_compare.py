@@ -90,6 +90,7 @@ def test_the_models_of_one_evaluation_are_compared_in_its_order(runs, capsys):
     assert "The reference is b." in done.stdout
 
 
+@pytest.mark.slow
 def test_scores_alone_are_judged_by_the_gold_model(tmp_path, capsys):
     for name, noise in (("a", 1.0), ("b", 0.5), ("gold", 0.0)):
         rows = [

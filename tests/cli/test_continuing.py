@@ -36,6 +36,7 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"rewardlab.{place}.verify_in_clean_process", verify)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("made", [imported, exported])
 def test_training_goes_on_with_the_head_of_the_folder(made, tmp_path, verified_here, capsys):
     start = made(tmp_path)

@@ -86,6 +86,7 @@ def test_rows_are_rewritten_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two")
 @pytest.mark.usefixtures("verified_here")
 def test_a_run_writes_down_the_shares_it_trained_on(base_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ def pairs(count: int) -> list[dict[str, object]]:
     return [{"prompt": f"q{n}", "chosen": f"yes {n}" * (n % 3 + 1), "rejected": f"no {n}"} for n in range(count)]
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_and_replaces_only_its_own(tmp_path: Path, capsys) -> None:
     path = write_rows(tmp_path / "a.jsonl", *pairs(30))
     out = tmp_path / "out"

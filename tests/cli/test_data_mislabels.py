@@ -135,6 +135,7 @@ def test_heads_on_two_layers_of_a_model_testify(base_model, data, tmp_path):
     np.testing.assert_array_equal(search.ranking.order_N, again.ranking.order_N)
 
 
+@pytest.mark.slow
 def test_a_reward_model_testifies_by_its_scores_and_says_if_it_was_trained_on_the_rows(
     verified_here, data, tmp_path, log
 ):

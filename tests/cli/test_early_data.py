@@ -72,6 +72,7 @@ def test_it_is_told_before_the_model_is_looked_for(files, capsys, words, said):
     assert not Path(files["out"]).exists()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "words", ["train --dataset {odd_csv}", "eval --dataset {missing}", "probe --dataset {empty}", "score"]
 )

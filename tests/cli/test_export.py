@@ -50,6 +50,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16", "float32"])
 def test_an_exported_folder_is_the_one_that_saving_in_its_dtype_gives(
     tmp_path, folder, renderer, capsys, monkeypatch, dtype
@@ -107,6 +108,7 @@ def test_adapters_are_copied_as_trained(base_model, tmp_path, verified_here):
     assert read_spec(tmp_path / "half").files["adapter/adapter_config.json"]
 
 
+@pytest.mark.slow
 def test_what_is_there_is_replaced_only_when_asked_for(tmp_path, folder, capsys, verified_here):
     out = tmp_path / "out"
     out.mkdir()
@@ -143,6 +145,7 @@ def test_a_folder_is_not_exported_over_itself(folder, capsys, place):
     assert verify(folder).num_files > 0
 
 
+@pytest.mark.slow
 def test_a_damaged_folder_and_one_out_of_range_export_nothing(tmp_path, folder, renderer, capsys):
     out = tmp_path / "out"
     wide = make_model()
@@ -157,6 +160,7 @@ def test_a_damaged_folder_and_one_out_of_range_export_nothing(tmp_path, folder, 
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_an_export_that_does_not_verify_leaves_what_was_there(tmp_path, folder, monkeypatch):
     def refuse(place: Path) -> None:
         assert (place / SPEC_FILE).is_file()

@@ -80,6 +80,7 @@ def test_shards_hold_the_same_weights_and_give_the_same_scores_everywhere(made, 
     assert plain_scores(shards) == pytest.approx(canonical, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_one_file_is_written_as_before_if_everything_fits(made, tmp_path, verified_here):
     export(made, tmp_path / "plain")
     export(made, tmp_path / "large", "--max-shard-size", "1GB")
@@ -122,6 +123,7 @@ def test_other_sizes_are_refused(text):
         bytes_of_size(text)
 
 
+@pytest.mark.slow
 def test_a_bias_of_zero_changes_no_score_and_another_one_is_refused(made, tmp_path, verified_here):
     out = tmp_path / "biased"
     export(made, out, "--zero-bias")
@@ -204,6 +206,7 @@ def test_the_base_model_is_written_as_a_classifier_that_the_adapters_fit(lora_ru
         assert logit == pytest.approx(canary.score, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_adapters_on_another_base_model_are_refused(lora_run, tmp_path, capsys):
     source, out = lora_run / "run/step_2", tmp_path / "adapter"
     other = write_base_model(tmp_path / "other")

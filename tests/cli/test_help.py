@@ -118,6 +118,7 @@ def test_help_and_bad_flags_need_neither_torch_nor_transformers(arguments):
     assert answer.returncode == (2 if arguments == ["train"] else 0)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)
@@ -130,6 +131,7 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (answer.returncode, answer.stderr) == (141, b"")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_lacks_a_letter_loses_the_letter_and_not_the_text():
     answer = in_process("train", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (answer.returncode, answer.stderr) == (0, "")

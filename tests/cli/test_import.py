@@ -52,6 +52,7 @@ def change_weights(folder: Path, change) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 def test_the_report_says_what_was_found_how_it_renders_and_which_constant_is_left_out(tmp_path, capsys):
     made = value_head_file(tmp_path / "source")
     main(["import", str(made.folder), "--output-dir", str(tmp_path / "rm"), "--max-seq-len", "128", "--beta", "2"])
@@ -101,6 +102,7 @@ def test_a_missing_head_is_refused_with_what_was_found(tmp_path, said):
     assert "Found: score [1, 32] in model.safetensors" in words
 
 
+@pytest.mark.slow
 def test_two_heads_are_refused_until_one_is_named(tmp_path, said, capsys):
     made = trl_value_head(tmp_path / "source")
     change_weights(made.folder, lambda weights: weights.update({"value_head.weight": torch.ones(1, 32)}))
@@ -112,6 +114,7 @@ def test_two_heads_are_refused_until_one_is_named(tmp_path, said, capsys):
     assert "(v_head head v_head.summary)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_layer_of_an_unknown_name_is_a_head_only_if_it_is_named(tmp_path, said, capsys):
     made = linear_head(tmp_path / "source", name="judge", said=None)
     assert "a linear layer of an unknown name. Found: judge [1, 32]" in said(made.folder)
@@ -148,6 +151,7 @@ def test_a_bias_that_transformers_ignores_has_to_be_meant(tmp_path, said, capsys
     main(["import", str(made.folder), "--output-dir", str(tmp_path / "zero")])
 
 
+@pytest.mark.slow
 def test_a_mean_and_std_of_which_nothing_is_said_are_not_guessed(tmp_path, said, capsys):
     made = linear_head(tmp_path / "source", statistics=(0.5, 2.0), normalize=None)
     words = said(made.folder)
@@ -191,6 +195,7 @@ def test_an_encoder_is_told_that_its_kind_is_not_supported(tmp_path, said):
     assert "BertForSequenceClassification has no head called `score`. Encoders, and models whose head" in words
 
 
+@pytest.mark.slow
 def test_a_classifier_whose_scores_are_said_to_be_normalised_is_not_read_without(tmp_path, said, capsys):
     made = seq_cls(tmp_path / "source", template=ENDED)
     edit_config(made.folder, mean=0.5, std=2.0)
@@ -218,6 +223,7 @@ def test_an_index_names_no_file_of_another_folder(tmp_path, said, name):
     assert "weights lie beside their index" in said(made.folder)
 
 
+@pytest.mark.slow
 def test_a_link_in_an_index_leads_nowhere_but_into_the_cache_of_the_hub(tmp_path, said):
     made = trl_value_head(tmp_path / "models--me--rm/snapshots/1", pickled=True)
     blobs = tmp_path / "models--me--rm/blobs"
@@ -263,6 +269,7 @@ def test_adapters_and_quantised_weights_are_told_what_to_do(tmp_path, said):
     assert "it holds adapters, not a whole model. Merge them" in said(made.folder)
 
 
+@pytest.mark.slow
 def test_a_folder_of_rewardlab_and_one_that_exists_are_left_alone(tmp_path, capsys):
     made = seq_cls(tmp_path / "source")
     main(["import", str(made.folder), "--output-dir", str(tmp_path / "rm")])
@@ -340,6 +347,7 @@ def test_where_a_score_is_read_is_asked_for_if_text_follows_the_last_eos(tmp_pat
     assert "changed this between their versions" in said(made.folder, "--layout", "ms-swift")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_adds_a_bos_behind_the_templates_back_has_to_be_decided_about(tmp_path, said):
     from tokenizers.processors import TemplateProcessing
 
@@ -356,6 +364,7 @@ def test_a_tokenizer_that_adds_a_bos_behind_the_templates_back_has_to_be_decided
         assert (read_spec(tmp_path / bos).canaries[0].token_ids[0] == 1) == first
 
 
+@pytest.mark.slow
 def test_a_source_that_reads_its_score_before_the_end_is_not_imported_as_another(tmp_path, said):
     template = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
     made = seq_cls(tmp_path / "source", template=template)
@@ -365,6 +374,7 @@ def test_a_source_that_reads_its_score_before_the_end_is_not_imported_as_another
     assert "Its pad token 2 is also the token that ends a conversation, so its own class skips that token" in words
 
 
+@pytest.mark.slow
 def test_rounding_that_moves_scores_is_refused(tmp_path, said, capsys):
     made = seq_cls(tmp_path / "source")
     assert "Its weights are not bfloat16 values, so rounding moved them. Use --dtype float32" in said(

@@ -52,6 +52,7 @@ def test_verify_asks_for_the_rendering_of_a_foreign_model_and_verifies_what_it_m
     main(["verify", str(made.folder)])
 
 
+@pytest.mark.slow
 def test_a_template_that_is_missing_has_to_be_named_and_the_folder_may_be_another(tmp_path, capsys, monkeypatch):
     made = seq_cls(tmp_path / "source", template=None)
     asked = answering(monkeypatch, "", "plain", "", "", str(tmp_path / "rm"))
@@ -71,6 +72,7 @@ def test_where_nobody_can_be_asked_verify_says_what_to_do(tmp_path, capsys, monk
     assert "'twice'" in refusal(capsys, "verify", made.folder)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("after", ["original", "imported"])
 def test_an_import_in_place_that_is_interrupted_leaves_the_original(tmp_path, monkeypatch, log, error, after):
@@ -107,6 +109,7 @@ def test_what_an_import_in_place_left_is_named(tmp_path, capsys):
     assert f"{tmp_path / 'source.original'} is the original, and {tmp_path / 'source.imported'} is the new" in words
 
 
+@pytest.mark.slow
 def test_an_import_in_place_keeps_the_files_beside_it(tmp_path, capsys):
     made = seq_cls(tmp_path / "source")
     assert "--output-dir is missing: name the new folder, or say --in-place" in refusal(capsys, "import", made.folder)

@@ -115,6 +115,7 @@ def test_a_folder_below_a_file_is_refused(flags, pairs_file, capsys):
     assert said.startswith(f"cannot write to {pairs_file / 'run'} (Not a directory)")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(flags, pairs_file, tmp_path, monkeypatch, capsys):
     write = save_module.write_weights
 
@@ -197,6 +198,7 @@ def test_a_checkpoint_for_which_there_is_no_room_says_that(flags, pairs_file, tm
     assert said.startswith(wanted)
 
 
+@pytest.mark.slow
 def test_the_script_itself_exits_with_2_and_no_traceback(tmp_path):
     answer = in_process("train", *BASE[:2], "--dataset", tmp_path / "nosuch.jsonl", "--output-dir", tmp_path / "run")
     assert answer.returncode == 2

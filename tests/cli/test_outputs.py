@@ -29,6 +29,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("inside", ["", "evals", "best"])
 def test_an_evaluation_stays_out_of_a_run(saved, tmp_path, capsys, inside):
     run = tmp_path / "run"
@@ -232,6 +233,7 @@ def test_what_others_put_beside_the_steps_of_a_run_stays_when_it_goes_on(base_mo
     assert there(tmp_path / "run", {"step_99/notes.txt": "mine"})
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_killed_while_it_was_written_can_be_replaced(saved, tmp_path, monkeypatch):
     data = write_pairs(tmp_path / "pairs.jsonl", 6)
     line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]

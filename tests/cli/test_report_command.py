@@ -39,6 +39,7 @@ def test_texts_can_be_left_out(run, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [f"wrote {tmp_path / name}" for name in ("report.html", "report.md")]
 
 
+@pytest.mark.slow
 def test_several_runs_are_set_side_by_side(run, tmp_path, capsys):
     other = write_run(tmp_path / "other", reached=20)
     main(["report", str(run), str(other), "--output-dir", str(tmp_path), "--mistakes", "0"])
@@ -87,6 +88,7 @@ def test_neither_command_loads_torch(run, tmp_path):
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["report.html", "report.md"])
 def test_a_report_that_is_not_ours_is_replaced_only_when_asked(run, tmp_path, capsys, name):
     (tmp_path / name).write_text("mine")
@@ -104,6 +106,7 @@ def test_the_report_of_several_needs_a_place_of_its_own(run, tmp_path, capsys):
     assert not (other / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_the_folder_of_several_models_is_reported_as_they_are(tmp_path, capsys, log):
     manifest = json.dumps({"config": {"model": "m"}, "data": [], "tokens": {}, "provenance": {}})
     for name in ("a", "b"):
@@ -118,6 +121,7 @@ def test_the_folder_of_several_models_is_reported_as_they_are(tmp_path, capsys, 
     assert "models.json names gone, of which nothing is there" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_report(base_model, tmp_path, verified_here, capsys):
     data, folder = write_pairs(tmp_path / "pairs.jsonl", 12), tmp_path / "run"
     main([*map(str, short_run(base_model, folder)), "--dataset", str(data)])
@@ -125,6 +129,7 @@ def test_a_run_ends_with_its_report(base_model, tmp_path, verified_here, capsys)
     assert "Finished at step 2 of 2." in (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_whose_report_cannot_be_written_has_ended_well_all_the_same(
     base_model, tmp_path, verified_here, capsys, monkeypatch
 ):

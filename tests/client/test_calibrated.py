@@ -48,6 +48,7 @@ def test_scores_are_raw_until_others_are_asked_for(url: str) -> None:
             assert served.affine == (SCALE, SHIFT)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_calibration_is_refused_when_the_client_connects(tmp_path: Path) -> None:
     with (
         serving(save_tiny(tmp_path / "rm")) as address,

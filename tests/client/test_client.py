@@ -31,6 +31,7 @@ def _no_waiting() -> Iterator[None]:
         yield
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_is_recognised_and_gives_the_scores_in_order(engine: str) -> None:
     fake = ENGINES[engine]()

@@ -99,6 +99,7 @@ def test_a_file_of_ten_thousand_levels_is_refused(tmp_path, name, text):
     assert said(tmp_path, name, text).startswith("nested too deep")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -58,6 +58,7 @@ def preferred(one: Judged) -> tuple[int, int, int] | None:
     return None if label == 0.5 else (p, a, b) if label > 0.5 else (p, b, a)
 
 
+@pytest.mark.slow
 @given(JUDGED)
 @settings(max_examples=60, deadline=None)
 def test_contradictions_are_the_pairs_that_some_row_judges_the_other_way(judged: list[Judged]) -> None:
@@ -66,6 +67,7 @@ def test_contradictions_are_the_pairs_that_some_row_judges_the_other_way(judged:
     assert scores("contradictions", facts_of(rows_of(judged))) == expected
 
 
+@pytest.mark.slow
 @given(JUDGED)
 @settings(max_examples=60, deadline=None)
 def test_a_row_is_in_a_cycle_exactly_if_a_path_leads_back_to_it(judged: list[Judged]) -> None:

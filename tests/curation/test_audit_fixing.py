@@ -42,6 +42,7 @@ def planted_file(tmp_path: Path) -> Path:
     return tmp_path / "planted.jsonl"
 
 
+@pytest.mark.slow
 def test_rows_that_stay_are_the_lines_of_the_file_and_every_other_is_traced(tmp_path: Path) -> None:
     path, cleaned = planted_file(tmp_path), tmp_path / "out" / "cleaned.jsonl"
     before = path.read_bytes()
@@ -61,6 +62,7 @@ def test_rows_that_stay_are_the_lines_of_the_file_and_every_other_is_traced(tmp_
     assert len(gone) == 42 + 23 + 38 + 45
 
 
+@pytest.mark.slow
 def test_any_check_can_be_removed_and_is_then_not_found_again(tmp_path: Path) -> None:
     path, cleaned = planted_file(tmp_path), tmp_path / "cleaned.jsonl"
     names = [name for name in CHECKS if not name.startswith(("overlap-", "leak"))]
@@ -68,6 +70,7 @@ def test_any_check_can_be_removed_and_is_then_not_found_again(tmp_path: Path) ->
     assert all(check["flagged"] == 0 for check in audited(cleaned).values())
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_and_is_not_removed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(planted_file(tmp_path), "--fix", "--output", tmp_path / "cleaned.jsonl") == 1
     said = capsys.readouterr().out

@@ -58,6 +58,7 @@ def test_pairs_of_similarity_of_at_least_nine_tenths_are_found_and_none_below_se
     assert not is_found[similar < 0.7].any()
 
 
+@pytest.mark.slow
 def test_groups_are_the_components_of_all_pairs_compared_by_brute_force() -> None:
     rng = random.Random(1)
     texts = []
@@ -76,6 +77,7 @@ def test_groups_are_the_components_of_all_pairs_compared_by_brute_force() -> Non
     assert near_groups(signatures(texts)).tolist() == numbered(np.array(wanted)).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(alphabet="ab \n中", max_size=12), max_size=30), st.randoms(use_true_random=False))
 def test_groups_do_not_depend_on_the_order_of_texts(texts: list[str], rng: random.Random) -> None:
@@ -164,6 +166,7 @@ def test_shingle_hashes_are_equal_exactly_where_shingles_are() -> None:
         assert (one == other) == (first == second)
 
 
+@pytest.mark.slow
 def test_hashes_are_the_same_in_every_process() -> None:
     program = (
         "from rewardlab.curation.shingles import shingle_hashes\n"

@@ -56,6 +56,7 @@ def dropped(path: Path, **settings: object) -> dict[str, int]:
     return dict(report.dropped)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.csv", "a.parquet"])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_row_of_too_many_characters_is_dropped_in_every_format(tmp_path: Path, name: str, first: bool) -> None:
@@ -103,6 +104,7 @@ def test_turns_and_replies_have_a_limit(tmp_path: Path) -> None:
     assert (report.kept, dict(report.dropped)) == (2, {})
 
 
+@pytest.mark.slow
 def test_a_csv_row_without_an_end_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     line = "Why?," + "x" * 99_990 + ",no\n"

@@ -70,6 +70,7 @@ def win_of(preference: Preference, reply: int, other: int) -> float | None:
 # --- label_shuffle -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.8, 1.0])
 def test_two_replies_are_swapped_as_often_as_is_said(rate):
     control = replace(SHUFFLE, shuffle_rate=rate)

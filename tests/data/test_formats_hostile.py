@@ -90,6 +90,7 @@ def check(changed: tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]], 
     assert described(found).replace("\n", "").isprintable()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("more", READINGS, ids=str)
 @given(changed=changed_rows())
 @settings(max_examples=120, deadline=None)

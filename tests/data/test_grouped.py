@@ -52,6 +52,7 @@ posts = st.lists(
 
 
 class TestPosts:
+    @pytest.mark.slow
     @given(judged=posts, least=st.sampled_from([None, 2.0]), most=st.sampled_from([None, 1, 3]))
     @settings(max_examples=40, deadline=None)
     def test_every_judgement_is_kept_or_counted(

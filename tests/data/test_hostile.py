@@ -216,6 +216,7 @@ def require_every_row(folder: Path, ending: str, schema: str, rows: list[dict[st
         assert found == pairs_in([GOOD[schema], *rows])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("ending", FORMATS)
 @EXAMPLES
 @given(changed=changed_rows())

@@ -134,6 +134,7 @@ class Oracle:
         return groups, dropped
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "changed", [{}, {"limit": 25, "eval_limit": 3}, {"limit": 1000, "seed": 3}, {"seed": 1}], ids=str
 )
@@ -165,6 +166,7 @@ def test_the_data_are_those_of_a_plain_loop(
     assert any(dropped for _, dropped in (wanted.train, wanted.eval)), "some rows ought to be left out"
 
 
+@pytest.mark.slow
 def test_the_second_start_reads_the_cache_and_says_so(
     config: RewardTrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_limit_tokenises_no_more_than_it_keeps(config: RewardTrainerConfig, mo
     assert sum(counted) == 2 * 11
 
 
+@pytest.mark.slow
 def test_no_row_stays_in_memory_as_an_object(config: RewardTrainerConfig) -> None:
     renderer = renderer_of(config)
     prepared = load_data(config.data, renderer, seed=0)

@@ -86,6 +86,7 @@ def test_the_fewest_tokens_go_from_the_middle_of_the_reply(
     assert rendered.token_ids[-1] == whole[-1], "the score is read where it would be read"
 
 
+@pytest.mark.slow
 @given(drawn=turns, reply=words.map(lambda text: text * 3), limit=st.integers(30, 90), ends=st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_what_is_cut_depends_on_the_conversation_alone(

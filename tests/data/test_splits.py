@@ -117,6 +117,7 @@ def rows_of(drawn: Iterable[tuple]) -> list[Preference]:
     ]
 
 
+@pytest.mark.slow
 @given(drawn=DRAWN, fraction=st.floats(0.01, 0.5), seed=st.integers(0, 3))
 @settings(max_examples=150, deadline=None)
 def test_sides_share_nothing_that_joins_and_hold_what_was_asked_for(
@@ -164,6 +165,7 @@ def test_small_conversations_that_come_first_do_not_keep_a_large_one_out(seed: i
     assert found.prompts in (4, 5)
 
 
+@pytest.mark.slow
 @given(drawn=DRAWN)
 @settings(max_examples=150, deadline=None)
 def test_folds_go_by_the_same_roots_unless_one_has_more_than_half(drawn: list[tuple]) -> None:
@@ -190,6 +192,7 @@ def test_folds_go_by_the_same_roots_unless_one_has_more_than_half(drawn: list[tu
     assert grouped(numbers.tolist()) == by_rule[rule]
 
 
+@pytest.mark.slow
 @given(drawn=DRAWN, seed=st.integers(0, 3), order=st.randoms(use_true_random=False))
 @settings(max_examples=50, deadline=None)
 def test_it_depends_on_the_set_of_rows_and_the_seed_and_not_on_their_order(drawn, seed, order) -> None:
@@ -330,6 +333,7 @@ def spoken(path: Path, fraction: float) -> tuple[list[set[str]], list[set[str]]]
     return turns, [{text for text in texts if len(text.encode()) >= JOINING_BYTES} for texts in said]
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_of_human_dialogues_no_first_turn_and_no_statement_is_on_both_sides() -> None:
     path = shared_data("dev/hh_helpful.train.jsonl.gz")

@@ -47,6 +47,7 @@ def test_the_written_dataset_is_the_same_on_every_platform(tmp_path: Path) -> No
     assert {name: sha256_file(tmp_path / "data" / name) for name in PINNED_SHA256} == PINNED_SHA256
 
 
+@pytest.mark.slow
 def test_hash_randomisation_does_not_change_the_pairs() -> None:
     code = "from rewardlab.data.synthetic import generate; print(generate(20, seed=4, topics='test'))"
     command = [sys.executable, "-c", code]

@@ -95,6 +95,7 @@ def _noting(start, begun):
     return started
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.usefixtures("_soon")
 def test_a_process_that_was_forked_off_is_watched_too():

@@ -37,6 +37,7 @@ def matched(group) -> bool:
     return any(abs(lengths[one.first] - lengths[one.second]) < SETTINGS.threshold for one in group.comparisons)
 
 
+@pytest.mark.slow
 def test_pairs_of_equal_length_in_a_single_conversation_leave_the_other_controls():
     of = simulated()
     roots = np.array([0 if matched(group) else 1 + n for n, group in enumerate(of.groups)])
@@ -47,6 +48,7 @@ def test_pairs_of_equal_length_in_a_single_conversation_leave_the_other_controls
     assert {"full", "label_shuffle", "length_only"} <= set(arms)
 
 
+@pytest.mark.slow
 def test_pairs_of_equal_length_that_are_all_ties_leave_the_other_controls():
     of = simulated()
     groups = [

@@ -212,6 +212,7 @@ def test_one_rank_out_of_memory_in_a_sharded_model_ends_all_with_what_to_do(tmp_
     assert "out of memory on rank 1 with --micro-token-budget 100. Start again with --micro-token-budget 50" in said
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("sharding", ["full", "none"])
 def test_one_rank_out_of_memory_among_collectives_ends_all(sharding, tmp_path, on_ranks):
     ends, said, seconds = on_ranks("runs_out_of_memory_while_clipping", 2, tmp_path, sharding=sharding)
@@ -237,6 +238,7 @@ def test_what_gets_no_gradient_is_named_on_ranks_too(sharding, tmp_path, on_rank
     assert "trained tensors without a gradient: backbone.unread" in said
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_told_with_its_rank(tmp_path, on_ranks):
     ends, said, _ = on_ranks("not_finite", 2, tmp_path)
     assert all(status == 2 for status in ends.values())

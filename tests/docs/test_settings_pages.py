@@ -88,6 +88,7 @@ def known_flags() -> set[str]:
     return {one.flag for one in found} | switches | earlier | {*flags.SHORTHANDS, "--config", "--help", "--version"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_every_flag_that_a_page_names_exists(page: str) -> None:
     text = OTHER_PROGRAMS.sub("", (ROOT / page).read_text(encoding="utf-8"))

@@ -68,6 +68,7 @@ def faults(source: str) -> list[tuple[int, str]]:
     return found + [(line, match[0]) for line, text in texts for match in IS_NO.finditer(text)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("room", ROOMS)
 def test_docstrings_and_comments_say_is_not_a_and_begin_with_a_verb(room: str) -> None:
     of_files = {str(path.relative_to(SOURCE)): faults(path.read_text(encoding="utf-8")) for path in files(room)}

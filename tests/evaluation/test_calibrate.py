@@ -81,6 +81,7 @@ def config_for(model: Path, data: Path, out: Path, **settings: object) -> Calibr
     return CalibrateConfig.of(model=str(model), dataset=(str(data),), output_dir=out, judge_fraction=0.4, **settings)
 
 
+@pytest.mark.slow
 def test_nothing_is_stored_unless_it_is_asked(copy, noisy, tmp_path):
     before = {path.name: path.read_bytes() for path in copy.iterdir()}
     result = calibrate(config_for(copy, noisy, tmp_path / "out"))
@@ -101,6 +102,7 @@ def test_no_prompt_both_fits_and_judges(saved, noisy, tmp_path):
     assert len(keys[0] | keys[1]) == 160
 
 
+@pytest.mark.slow
 def test_too_few_pairs_to_fit_on_are_told_where_the_others_are(saved, tmp_path):
     few = write_pairs(tmp_path / "few.jsonl", 60)
     with pytest.raises(
@@ -146,6 +148,7 @@ def test_a_stored_calibration_leaves_scores_and_canaries_and_passes_verification
     assert again.scaling == result.scaling, "fitted to raw scores, whatever was stored"
 
 
+@pytest.mark.slow
 def test_conversations_that_both_fit_and_judge_are_counted_and_nothing_is_stored(copy, noisy, tmp_path):
     before = {path.name: path.read_bytes() for path in copy.iterdir()}
     rows = [json.loads(line) for line in noisy.read_text().splitlines()]
@@ -243,6 +246,7 @@ def test_a_source_called_beta_keeps_its_metrics(tmp_path):
     assert values["calibrated"] is False
 
 
+@pytest.mark.slow
 def test_score_writes_what_is_asked_for(copy, noisy, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "How?", "responses": ["So.", "no", "x" * 500]}) + "\n")
@@ -266,6 +270,7 @@ def test_score_writes_what_is_asked_for(copy, noisy, tmp_path, capsys):
     assert "2 replies scored (probability), 1 not" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_prints_before_and_after_and_says_whether_it_is_stored(copy, noisy, tmp_path, capsys):
     line = ["calibrate", str(copy), "--dataset", str(noisy), "--judge-dataset"]
     other = write_pairs(tmp_path / "other.jsonl", 60, offset=1000)

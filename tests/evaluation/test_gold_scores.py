@@ -85,6 +85,7 @@ def test_a_model_that_is_its_own_gold_agrees_with_itself_everywhere(model, tmp_p
         assert (tmp_path / "judged" / name).read_bytes() == (tmp_path / "gold" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_scores_in_the_data_are_gold_scores_and_the_report_has_what_they_say(model, tmp_path):
     data = lists(tmp_path / "data.jsonl")
     found = judged(model, data, tmp_path / "out", "--gold", str(data))

@@ -125,6 +125,7 @@ def test_temperatures_count_when_asked_alone(calibrated, pairs_file, tmp_path):
         assert (metrics["beta"], metrics["calibrated"]) == (found["beta"], asked)
 
 
+@pytest.mark.slow
 def test_another_evaluation_leaves_nothing_of_the_ensemble(members, pairs_file, tmp_path):
     config = EvalConfig.of(
         ensemble=tuple(map(str, members[:2])), dataset=str(pairs_file), output_dir=tmp_path / "out", overwrite=True

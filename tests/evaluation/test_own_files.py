@@ -148,6 +148,7 @@ def held(folder: Path) -> Iterator[None]:
         process.communicate("")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_model_of_a_run_that_goes_on_is_not_replaced_by_a_calibrated_one(models, pairs_file, tmp_path, capsys, begun):
     run = tmp_path / "run"

@@ -84,6 +84,7 @@ def test_the_shift_is_that_of_the_scores_of_the_changed_texts(saved, data, tmp_p
     assert shift.n == 18
 
 
+@pytest.mark.slow
 def test_pairs_that_a_change_makes_equal_lose_their_order(saved, tmp_path):
     """Of each row's three pairs, the one of replies that differ in their markdown alone is a tie without it."""
     bold, plain, other = "It is **{}** ok", "It is {} ok", "no {}"
@@ -120,6 +121,7 @@ def test_all_that_can_make_a_row_move_is_one_family_of_tests():
     assert p_accuracy == pytest.approx({"a": 0.5, "b": 0.004, "few": math.nan}, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_at_most_so_many_are_drawn_and_an_evaluation_without_removes_the_table(saved, data, tmp_path, monkeypatch):
     monkeypatch.setattr(perturbed_module, "MOST", 6)
     config = EvalConfig.of(model=str(saved), dataset=str(data), output_dir=tmp_path / "out", perturb=True, seed=3)

@@ -80,6 +80,7 @@ def test_a_short_run_in_float32_has_one_if_it_is_asked_for(base_model, pairs_fil
     assert not run_module._wants_card(config.replace(precision_card="never"), 4)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), ModelError("no range")])
 def test_a_run_whose_card_cannot_be_made_ends_well_without_one(
     base_model, pairs_file, tmp_path, monkeypatch, log, error
@@ -292,6 +293,7 @@ def test_a_live_model_of_which_nothing_was_chosen_is_compared_at_the_last_step(
     assert result.live.measures[name]["NLL"].value == pytest.approx(last["eval_loss"]["value"], abs=1e-12)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("moved", "told"), [(0.05, False), (0.3, True)])
 def test_live_and_saved_scores_are_told_apart_beyond_what_the_arithmetic_leaves_open(
     base_model, pairs_file, tmp_path, monkeypatch, log, moved, told

@@ -165,6 +165,7 @@ def asked(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return data, cache
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("changes", [{"reuse": False}, {"precision": "bf16"}, {"attention": "padded"}, {"limit": 19}])
 def test_another_question_is_computed(models, asked, tmp_path, scored, changes):
     data, cache = asked
@@ -172,12 +173,14 @@ def test_another_question_is_computed(models, asked, tmp_path, scored, changes):
     assert len(scored) == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_where_the_cache_is_off(models, pairs_file, tmp_path, scored):
     for name in "ab":
         evaluate_folder(config_for(models["one"], pairs_file, tmp_path / name, cache_dir="none"))
     assert scored == [40, 40]
 
 
+@pytest.mark.slow
 def test_damaged_scores_are_computed_again(models, pairs_file, tmp_path, own_cache, scored, log):
     first, *_ = evaluate_folder(config_for(models["one"], pairs_file, tmp_path / "a", cache_dir=own_cache))
     (entry,) = Path(own_cache, "scores").glob("*.json")
@@ -277,6 +280,7 @@ def test_columns_that_cannot_divide_are_refused():
         slices_of(rows, ["list"], judged={("s", "0")})
 
 
+@pytest.mark.slow
 def test_slices_are_written_beside_scores_that_stay_as_they_are(models, tmp_path):
     data = write_pairs(tmp_path / "pairs.jsonl", 20)
     rows = [json.loads(line) | {"kind": "ab"[n % 2]} for n, line in enumerate(data.read_text().splitlines())]
@@ -311,6 +315,7 @@ def test_a_model_that_is_missing_is_told_before_the_first_is_scored(models, pair
     assert scored == []
 
 
+@pytest.mark.slow
 def test_slices_and_thresholds_that_are_asked_for_are_printed(models, tmp_path, capsys):
     data = write_pairs(tmp_path / "pairs.jsonl", 24)
     rows = [json.loads(line) | {"kind": "ab"[n % 2]} for n, line in enumerate(data.read_text().splitlines())]

@@ -101,6 +101,7 @@ def test_the_rule_of_the_suite_judges_scores_that_were_combined(suite, members, 
     assert page.count("These are scores of an ensemble: ") == 3
 
 
+@pytest.mark.slow
 def test_a_reply_that_one_member_cannot_score_loses_its_comparisons_and_is_counted(members, tmp_path, capsys):
     WRITERS["hhh"](tmp_path / "data", 12)
     path = next((tmp_path / "data").rglob("*.json*"))
@@ -119,6 +120,7 @@ def test_a_reply_that_one_member_cannot_score_loses_its_comparisons_and_is_count
     assert "1 without a score by m1" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_the_heads_of_a_probe_are_members_on_the_scale_of_its_fit(members, tmp_path, capsys):
     best = Path(shutil.copytree(members[0], tmp_path / "probe/best"))
     scorer = rewardlab.load(best)
@@ -157,6 +159,7 @@ def test_what_has_no_common_scale_is_refused_before_anything_is_scored(members, 
     assert not list(tmp_path.glob("out/**/*.json*"))
 
 
+@pytest.mark.slow
 def test_a_later_evaluation_replaces_the_combinations_only_on_request(members, tmp_path, capsys):
     WRITERS["hhh"](tmp_path / "data", 12)
     evaluate(members, tmp_path / "data", tmp_path / "out", "hhh")

@@ -59,6 +59,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return said
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("suite", WRITERS)
 def test_a_folder_of_every_layout_is_scored_judged_and_written(suite, saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -107,6 +108,7 @@ def test_a_suite_ends_with_a_precision_card_on_its_own_pairs(saved, tmp_path, ca
         assert path.read_bytes() == (again / f"suite.{name}.scores.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_several_models_on_a_suite_have_a_verdict_each(saved, tmp_path, capsys):
     shutil.copytree(saved, tmp_path / "other")
     WRITERS["hhh"](tmp_path / "data", 12)
@@ -116,6 +118,7 @@ def test_several_models_on_a_suite_have_a_verdict_each(saved, tmp_path, capsys):
     assert all((tmp_path / "out" / name / "precision.json").is_file() for name in ("reward", "other"))
 
 
+@pytest.mark.slow
 def test_a_reply_has_the_score_that_a_loaded_model_gives_it(saved, tmp_path):
     import rewardlab
 
@@ -131,6 +134,7 @@ def test_a_reply_has_the_score_that_a_loaded_model_gives_it(saved, tmp_path):
     assert len(list(join_comparisons(rows))) == sum(len(item.pairs) for item in items.values())
 
 
+@pytest.mark.slow
 def test_several_suites_are_read_from_folders_of_their_names(saved, tmp_path, capsys):
     for suite in ("llmbar", "hhh"):
         WRITERS[suite](tmp_path / "data" / suite, 4)
@@ -144,6 +148,7 @@ def test_several_suites_are_read_from_folders_of_their_names(saved, tmp_path, ca
     }
 
 
+@pytest.mark.slow
 def test_a_reply_above_the_limit_is_counted_and_its_comparison_is_lost(saved, tmp_path, capsys):
     rows = [
         {"prompt": f"basil {n}?", "chosen": "yes " * (300 if n < 3 else 1), "rejected": "no", "subset": "hep-go"}

@@ -86,6 +86,7 @@ def test_noise_of_earlier_runs_comes_before_assumptions() -> None:
     assert found.parts[0].error == pytest.approx(noise.error(10, 5000))
 
 
+@pytest.mark.slow
 def test_an_earlier_study_shows_the_noise_of_the_next(tmp_path: Path) -> None:
     study = finished_study(tmp_path, noise=0.4)
     assumed, said = noise_seen(study.folder, ["margin", "gap", "stopped_at", "accuracy"])
@@ -104,6 +105,7 @@ def test_an_earlier_study_shows_the_noise_of_the_next(tmp_path: Path) -> None:
     assert assumed.within_prompt == Assumed().within_prompt, "each prompt has one comparison"
 
 
+@pytest.mark.slow
 def test_check_takes_the_noise_of_an_earlier_study(tmp_path: Path) -> None:
     study = finished_study(tmp_path / "earlier")
     text = PLAN + f"assume: {{study: {study.folder}}}\n"

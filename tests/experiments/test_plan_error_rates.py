@@ -73,6 +73,7 @@ def test_equal_arms_are_found_apart_no_more_often_than_told_whoever_is_chosen_af
     assert found_by(claim, of_prompts) <= MOST
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("claim", ["accuracy(a, step=9) > accuracy(b, step=9)", "accuracy(a, step=9) > 0.7"])
 def test_values_of_curves_have_the_noise_of_their_rows(claim: str) -> None:
     assert found_by(claim, of_curve) <= MOST

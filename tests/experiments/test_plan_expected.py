@@ -136,6 +136,7 @@ def test_without_an_interval_no_place_is_excluded() -> None:
 # --- the report ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_report_says_where_each_quantity_lies_beside_what_was_expected(tmp_path: Path) -> None:
     bands = (
         "{accuracy(smooth): {failure: 0.58, success: 0.63, expected: [0.5, 0.6]}, accuracy(harsh): "
@@ -155,6 +156,7 @@ def test_the_report_says_where_each_quantity_lies_beside_what_was_expected(tmp_p
     assert told_of["accuracy(smooth)"]["verdict"]["places"] == ["above"]
 
 
+@pytest.mark.slow
 def test_a_plan_without_ranges_or_without_edges_has_no_columns_for_them(tmp_path: Path) -> None:
     found = summarise(finished_study(tmp_path / "edges"))
     assert tables.bands(found).header == ("quantity", "mean", "band", "failure", "success")
@@ -164,6 +166,7 @@ def test_a_plan_without_ranges_or_without_edges_has_no_columns_for_them(tmp_path
     assert (chart.bands, chart.notes) == ((), ())
 
 
+@pytest.mark.slow
 def test_the_chart_of_the_arms_shows_what_was_expected(tmp_path: Path) -> None:
     bands = "{accuracy(smooth): {expected: [0.2, 0.4]}, accuracy(plain): {failure: 0.5, success: 0.6}}"
     found = summarise(finished_study(tmp_path, with_bands(bands)))
@@ -176,6 +179,7 @@ def test_the_chart_of_the_arms_shows_what_was_expected(tmp_path: Path) -> None:
     assert "Expected: smooth 0.2 to 0.4." in chart.words
 
 
+@pytest.mark.slow
 def test_what_has_no_value_yet_says_why(tmp_path: Path) -> None:
     study = frozen_study(tmp_path, with_bands("{accuracy(harsh): {expected: [0.2, 0.4]}}"))
     do_all(study, [run for run in study.runs if run.arm != "harsh"])

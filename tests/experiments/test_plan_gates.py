@@ -61,6 +61,7 @@ def run(study: Study, **how: Any) -> tuple[int, list[str]]:
     return running.run_study(RunConfig(study=study.folder, **how), say=told.append, redo=redo), told
 
 
+@pytest.mark.slow
 def test_an_open_gate_lets_the_next_phase_begin(tmp_path: Path) -> None:
     study = frozen_study(tmp_path, GATED.replace("LIMIT", "0.6"))
     status, told = run(study)
@@ -88,6 +89,7 @@ def test_a_gate_is_passed_by_hand_with_a_reason_only(tmp_path: Path) -> None:
         RunConfig(study=tmp_path, past_gate="one")
 
 
+@pytest.mark.slow
 def test_gates_and_choices_cannot_read_the_test_data(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="validation data only"):
         gate_claim('accuracy(plain, on="test") > 0.6')
@@ -99,6 +101,7 @@ def test_gates_and_choices_cannot_read_the_test_data(tmp_path: Path) -> None:
     assert judge_gate(study, study.plan.phases[0]).state == "open", "it needs none of them"
 
 
+@pytest.mark.slow
 def test_a_search_chooses_by_validation_and_its_winner_is_run_with_fresh_seeds(tmp_path: Path) -> None:
     study = frozen_study(tmp_path, SEARCH)
     assert [one.name for one in study.runs if one.arm == "winner"] == []
@@ -156,6 +159,7 @@ def test_quantities_are_read_from_scores_curves_and_records(tmp_path: Path) -> N
     assert at_step.influence_SC is None
 
 
+@pytest.mark.slow
 def test_the_spread_of_the_speed_leaves_out_the_first_row_which_warms_up(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     path = study.run_folder(study.runs[0]) / "metrics.csv"
@@ -169,6 +173,7 @@ def test_the_spread_of_the_speed_leaves_out_the_first_row_which_warms_up(tmp_pat
     assert found[term].by_seed_S == pytest.approx([0.1, 0.0, 0.0])
 
 
+@pytest.mark.slow
 def test_the_spread_of_the_speed_leaves_out_each_start_and_weighs_rows_by_their_seconds(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     whole = read_folder(study.run_folder(study.runs[0]))
@@ -187,6 +192,7 @@ def test_the_spread_of_the_speed_leaves_out_each_start_and_weighs_rows_by_their_
     assert math.isnan(spread(rows[:2])), "one row says nothing"
 
 
+@pytest.mark.slow
 def test_a_run_that_recorded_nothing_has_no_time_and_no_last_step(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     record = read_folder(study.run_folder(study.runs[0]))
@@ -222,6 +228,7 @@ def test_a_gate_does_not_ask_about_arms_that_are_left_out_unless_none_is_left(tm
     assert not check(study.plan).errors
 
 
+@pytest.mark.slow
 def test_scores_that_were_changed_afterwards_are_refused(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     path = study.run_folder(study.runs[0]) / TEST_SCORES
@@ -237,6 +244,7 @@ def test_what_is_not_there_is_missing_with_the_reason(tmp_path: Path) -> None:
     assert list(missing.values()) == ["no run of plain is done", "no run of smooth is done"]
 
 
+@pytest.mark.slow
 def test_a_log_whose_last_line_was_changed_after_the_runs_is_noticed(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     path = study.folder / "log.jsonl"

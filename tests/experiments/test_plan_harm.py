@@ -184,6 +184,7 @@ def test_a_value_at_a_step_is_not_that_of_the_seeds_that_reached_it(tmp_path: Pa
     assert missing[wanted[1]] == "1 of 3 runs of plain have no gap at step 300: seed 2 (it ended at step 200)"
 
 
+@pytest.mark.slow
 def test_arms_that_were_judged_on_different_rows_are_told_wherever_they_are_compared(tmp_path: Path) -> None:
     study = frozen_study(tmp_path)
     do_all(study, [run for run in study.runs if run.arm != "smooth"])

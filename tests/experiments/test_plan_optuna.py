@@ -165,6 +165,7 @@ def test_a_search_that_was_killed_goes_on_with_the_same_trials(
     assert (trained.names, len(drawn(study))) == ([], TRIALS), "nothing is left to do"
 
 
+@pytest.mark.slow
 def test_a_search_none_of_whose_trials_can_be_done_ends_after_the_first(tmp_path: Path, trained) -> None:
     study = frozen_study(tmp_path, PLAIN)
     trained.fail_after = 0

@@ -129,6 +129,7 @@ def test_exit_status_tells_support_refutation_and_the_rest(tmp_path: Path) -> No
     assert exit_status(()) == 2, "without hypotheses nothing was supported"
 
 
+@pytest.mark.slow
 def test_an_unfinished_study_says_so_first_and_why(tmp_path: Path) -> None:
     study = frozen_study(tmp_path)
 
@@ -185,6 +186,7 @@ def test_everything_that_departs_from_the_plan_is_listed(tmp_path: Path) -> None
         assert "DEVIATIONS from the frozen plan" in form
 
 
+@pytest.mark.slow
 def test_looking_at_results_is_noted_and_cannot_be_denied_afterwards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from helpers.study_folders import frozen_study, train_by_hand
 from rewardlab.experiments.one_run import do
 from rewardlab.experiments.reporting.summary import Summary, summarise
@@ -27,6 +29,7 @@ def done(
     return summarise(open_study(study.folder))
 
 
+@pytest.mark.slow
 def test_a_control_is_neither_advised_nor_a_setting_that_matters(tmp_path: Path) -> None:
     arms = "{plain: {}, low: {lr: 1e-6}, high: {lr: 1e-4}, shuffled: {diagnostic_mode: label_shuffle}}"
     found = done(tmp_path, arms, signs={"shuffled": "no_skill"}, gaps={"shuffled": 0.3})

@@ -38,6 +38,7 @@ def amended(study: Study, *changes: tuple[str, str], seen: str = "results") -> S
     return summarise(amend(study.folder, reason="why", seen=seen, begun=True, judged=True))
 
 
+@pytest.mark.slow
 def test_a_claim_that_was_changed_is_marked_in_every_form(study: Study) -> None:
     found = amended(study, ("harms: accuracy(harsh) > accuracy(plain)", "harms: accuracy(harsh) < accuracy(plain)"))
     one = next(one for one in found.hypotheses if one.verdict.name == "harms")
@@ -54,6 +55,7 @@ def test_a_claim_that_was_changed_is_marked_in_every_form(study: Study) -> None:
     assert json.dumps(json_report(found))
 
 
+@pytest.mark.slow
 def test_it_is_counted_apart_and_supports_nothing(tmp_path: Path) -> None:
     study = finished_study(tmp_path, skills=APART)
     found = amended(
@@ -71,6 +73,7 @@ def test_it_is_counted_apart_and_supports_nothing(tmp_path: Path) -> None:
     assert "CLAIMS OF AFTERWARDS" in text_report(found)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "after",
     [pytest.param("", id="taken out"), pytest.param("accuracy(plain) > 0.1", id="replaced by what surely holds")],
@@ -92,6 +95,7 @@ def test_claims_that_failed_stay_in_the_family_when_they_are_taken_out_or_replac
     assert f"adjusted over {now.num_hypotheses} hypotheses" in " ".join(text_report(found).split())
 
 
+@pytest.mark.slow
 def test_a_plan_whose_failures_were_taken_out_is_never_supported_as_a_whole(tmp_path: Path) -> None:
     study = finished_study(tmp_path, skills=APART)
     found = amended(
@@ -103,6 +107,7 @@ def test_a_plan_whose_failures_were_taken_out_is_never_supported_as_a_whole(tmp_
     assert found.exit_status == 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("seen", "holds"), [("results", False), ("results-not-opened", True)])
 def test_the_noise_of_all_arms_is_taken_only_if_that_was_said_before_results_were_seen(
     study: Study, seen: str, holds: bool
@@ -115,6 +120,7 @@ def test_the_noise_of_all_arms_is_taken_only_if_that_was_said_before_results_wer
     assert (after.verdict.verdict == "supported") is holds
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("seen", "new"),
     [("results-not-opened", "accuracy(harsh) < accuracy(plain)"), ("results", "(accuracy(harsh)) > accuracy(plain)")],

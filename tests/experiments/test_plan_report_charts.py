@@ -26,6 +26,7 @@ seeds: [0, 1]
 """
 
 
+@pytest.mark.slow
 def test_rows_of_different_units_are_each_drawn_on_a_scale_of_their_own(tmp_path: Path) -> None:
     study = frozen_study(tmp_path, PLAN + "  early: stopped_at(harsh) < 350\n")
     do_all(study, [run for run in study.runs if run.arm != "harsh"])
@@ -46,6 +47,7 @@ def test_rows_of_different_units_are_each_drawn_on_a_scale_of_their_own(tmp_path
     assert ">holds</text>" in html
 
 
+@pytest.mark.slow
 def test_no_interval_of_a_step_goes_beyond_the_steps_of_the_runs(tmp_path: Path) -> None:
     bands = "bands:\n  stopped_at(harsh): {failure: 450, success: 350}\n"
     study = frozen_study(tmp_path, re.sub(r"bands:\n.*\n", bands, PLAN))
@@ -64,6 +66,7 @@ def test_no_interval_of_a_step_goes_beyond_the_steps_of_the_runs(tmp_path: Path)
     assert band.verdict.allowed == ("acceptable", "success"), "no run has the 450 steps of a failure"
 
 
+@pytest.mark.slow
 def test_rows_of_one_unit_share_a_scale(tmp_path: Path) -> None:
     found = summarise(finished_study(tmp_path))
     sheet = tables.verdicts(found.hypotheses)
@@ -79,6 +82,7 @@ def six_arms(folder: Path, names: str = "plain shuffled sched smooth stop winner
     return summarise(finished_study(folder, text, skills=skills))
 
 
+@pytest.mark.slow
 def test_curves_of_many_arms_share_axes_and_the_baseline_and_no_two_arms_share_a_line(tmp_path: Path) -> None:
     found = six_arms(tmp_path)
     for column in ("Accuracy", "Loss"):
@@ -107,6 +111,7 @@ def test_names_of_arms_stand_below_a_chart_where_there_is_room(tmp_path: Path) -
     assert "6: an_arm_with_a_long_name_5" in chart.words
 
 
+@pytest.mark.slow
 def test_the_ablation_is_drawn_as_steps_with_the_intervals_of_the_changes(tmp_path: Path) -> None:
     found = six_arms(tmp_path)
     chart = waterfall_chart(found)
@@ -129,6 +134,7 @@ def test_the_ablation_is_drawn_as_steps_with_the_intervals_of_the_changes(tmp_pa
     assert [series for series, _ in chart.legend] == [0, 2, 3], "a step of 0 is neither better nor worse"
 
 
+@pytest.mark.slow
 def test_what_arms_are_is_said_line_by_line(tmp_path: Path) -> None:
     found = summarise(finished_study(tmp_path))
     assert "\nplain: nothing added\nsmooth: smoothing\nharsh: " in text_report(found)

@@ -42,6 +42,7 @@ def rising(text: str, folder: Path, **how: object) -> Summary:
     return summarise(open_study(study.folder))
 
 
+@pytest.mark.slow
 def test_a_main_effect_is_the_mean_over_all_arms_with_the_value(tmp_path: Path) -> None:
     found = rising(GRID, tmp_path)
     means = {row.arm: row.cells[0].estimate.value for row in found.arms.rows if row.cells[0].estimate}
@@ -62,11 +63,13 @@ def test_a_main_effect_is_the_mean_over_all_arms_with_the_value(tmp_path: Path) 
     assert any("Widen the grid of lr" in one.do and "above 1e-05" in one.do for one in found.advice)
 
 
+@pytest.mark.slow
 def test_arms_that_share_nothing_else_have_no_effect_of_a_setting(tmp_path: Path) -> None:
     text = HEAD + "arms: {a: {lr: 1e-6, steps: 400}, b: {lr: 1e-5, steps: 300}, c: {lr: 1e-4, batch_size: 8}}\n"
     assert rising(text, tmp_path).sensitivities == ()
 
 
+@pytest.mark.slow
 def test_one_setting_at_a_time_and_settings_that_go_together(tmp_path: Path) -> None:
     arms = "{a: {}, b: {label_smoothing: 0.2}, c: {lora: true, lora_rank: 8}, d: {lora: true, lora_rank: 16}}"
     (found,) = rising(HEAD + f"arms: {arms}\n", tmp_path).sensitivities
@@ -78,6 +81,7 @@ def test_one_setting_at_a_time_and_settings_that_go_together(tmp_path: Path) -> 
     assert found.unmatched == ("lora",), "no arm with adapters has the rank of the one without"
 
 
+@pytest.mark.slow
 def test_a_winner_is_shown_on_fresh_seeds_beside_the_numbers_that_chose_it(tmp_path: Path) -> None:
     study = finished_study(tmp_path, SEARCH, skills={"warmup_steps=50": 0.9, "warmup_steps=0": 0.6})
     waiting = summarise(study)
@@ -99,6 +103,7 @@ def test_a_winner_is_shown_on_fresh_seeds_beside_the_numbers_that_chose_it(tmp_p
     assert [row.arm for row in found.arms.rows] == ["plain", "winner"], "arms of the search read no test data"
 
 
+@pytest.mark.slow
 def test_health_is_told_of_every_arm_and_large_gaps_are_advised_on(tmp_path: Path) -> None:
     found = rising(GRID, tmp_path, gap=0.2, sign="overfitting")
     row = found.arms.rows[0]
@@ -130,6 +135,7 @@ def test_bands_tell_what_the_interval_leaves_open(tmp_path: Path) -> None:
     assert rows["gap(a)"][2].startswith("acceptable")
 
 
+@pytest.mark.slow
 def test_charts_hold_every_arm_and_every_seed(tmp_path: Path) -> None:
     found = rising(GRID, tmp_path)
     (chart,) = arm_charts(found)
@@ -142,6 +148,7 @@ def test_charts_hold_every_arm_and_every_seed(tmp_path: Path) -> None:
     assert "not intervals" in curves[0].words
 
 
+@pytest.mark.slow
 def test_methods_name_model_data_seeds_and_when_it_was_frozen(tmp_path: Path) -> None:
     found = rising(GRID, tmp_path)
     for part in ("from m on train.jsonl", "6 arms of 2 seeds (0, 1)", "1e-06 or 5e-06 or 1e-05", found.frozen.time):
@@ -149,6 +156,7 @@ def test_methods_name_model_data_seeds_and_when_it_was_frozen(tmp_path: Path) ->
     assert str(tmp_path) not in found.methods, "a folder of one machine says nothing to a reader"
 
 
+@pytest.mark.slow
 def test_methods_tell_of_the_search_of_gates_and_of_the_size_of_the_data(tmp_path: Path) -> None:
     text = SEARCH.replace("arms: [plain]}", "arms: [plain], gate: {learns: accuracy(plain) > 0.95}}")
     study = frozen_study(tmp_path, text)

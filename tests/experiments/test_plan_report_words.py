@@ -62,6 +62,7 @@ def test_one_of_anything_is_said_in_the_singular(tmp_path: Path) -> None:
     assert "1 error: mend" in check_report(wrong)
 
 
+@pytest.mark.slow
 def test_a_single_test_is_adjusted_over_nothing_and_a_search_is_called_once(tmp_path: Path) -> None:
     phases = (
         "phases: [{name: search, seeds: [7, 8], search: {grid: {lr: [1e-6, 1e-5, 1e-4]}}}, {name: m, arms: [a, b]}]"

@@ -99,6 +99,7 @@ def test_a_run_that_another_plan_run_has_begun_is_waited_for_before_it_has_a_rec
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_before_it_can_write_why_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_run_that_ends_before_it_can_write_why_is_interrupted(
     assert record_of(study, study.runs[0]).state == "interrupted"
 
 
+@pytest.mark.slow
 def test_outdated_runs_are_left_alone_with_the_command_that_does_them_again(tmp_path: Path, by_hand: list[str]) -> None:
     study = changed(finished_study(tmp_path), "lr: 0.01", "lr: 0.02")
     lines = amendment_lines(study)
@@ -136,6 +138,7 @@ def test_outdated_runs_are_left_alone_with_the_command_that_does_them_again(tmp_
         run(study, redo=("harsch",))
 
 
+@pytest.mark.slow
 def test_status_tells_that_a_closed_gate_is_what_runs_wait_for(tmp_path: Path, by_hand: list[str]) -> None:
     study = frozen_study(tmp_path, GATED)
     assert "gate" not in text_report(status_of(study, NOTHING))

@@ -116,6 +116,7 @@ def test_an_amendment_needs_a_reason_and_a_change(tmp_path: Path) -> None:
         amend(study.folder, reason=" ", seen="results", begun=False, judged=False)
 
 
+@pytest.mark.slow
 def test_runs_of_other_settings_are_outdated_and_done_again_only_when_asked(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     edit(study.folder, "lr: 0.01", "lr: 0.02")
@@ -294,6 +295,7 @@ def test_ranks_started_by_hand_find_each_other_and_those_of_another_torchrun_do_
         assert arguments_of_first(study, run, wait_s=0.3)
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_long_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,6 +357,7 @@ def test_a_run_whose_process_died_is_interrupted(tmp_path: Path) -> None:
         do(study, run, stays)
 
 
+@pytest.mark.slow
 def test_an_archive_holds_everything_but_models_with_checksums_and_is_the_same_each_time(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     first = archive(study, tmp_path / "one.tar.gz", weights=False)
@@ -381,6 +384,7 @@ def test_an_archive_holds_everything_but_models_with_checksums_and_is_the_same_e
     assert open_study(tmp_path / "out/study").plan.title == study.plan.title, "it opens where it is unpacked"
 
 
+@pytest.mark.slow
 def test_an_archive_holds_runs_that_lie_on_another_disk(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     plain = archive(study, tmp_path / "one.tar.gz", weights=False)

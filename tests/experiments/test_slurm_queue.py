@@ -17,6 +17,7 @@ def cluster(tmp_path, monkeypatch):
     return Cluster(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_what_waits_and_why_is_told_by_run(cluster):
     cluster.slurm.hold()
     study = cluster.study()
@@ -32,6 +33,7 @@ def test_what_waits_and_why_is_told_by_run(cluster):
     assert queue.problems == []
 
 
+@pytest.mark.slow
 def test_an_earlier_job_of_the_same_number_is_not_taken_for_ours(cluster):
     cluster.slurm.hold()
     study = cluster.study()
@@ -46,6 +48,7 @@ def test_an_earlier_job_of_the_same_number_is_not_taken_for_ours(cluster):
     assert begin[len("--starttime=") :][:4] == read_jobs(study.folder)[0].time[:4]
 
 
+@pytest.mark.slow
 def test_what_sacct_says_is_read_in_all_its_forms(cluster):
     cluster.slurm.hold()
     study = cluster.study()
@@ -69,6 +72,7 @@ def test_what_sacct_says_is_read_in_all_its_forms(cluster):
     assert queue.problems == ["squeue: down"]
 
 
+@pytest.mark.slow
 def test_what_sacct_believes_to_run_is_gone_if_squeue_knows_nothing_of_it(cluster):
     cluster.slurm.hold()
     study = cluster.study()
@@ -80,6 +84,7 @@ def test_what_sacct_believes_to_run_is_gone_if_squeue_knows_nothing_of_it(cluste
     assert "sacct says RUNNING" in found.detail
 
 
+@pytest.mark.slow
 def test_of_two_submissions_the_newer_counts_unless_the_older_is_queued(cluster):
     cluster.slurm.hold()
     study = cluster.study()

@@ -48,6 +48,7 @@ def test_nothing_left_to_do_is_said(cluster):
     assert cluster.slurm.jobs == {}
 
 
+@pytest.mark.slow
 def test_an_outdated_run_is_not_submitted_and_said(cluster):
     cluster.slurm.hold()
     study = cluster.study()
@@ -110,6 +111,7 @@ def test_two_jobs_of_one_name_are_refused(cluster):
         submit(cluster.study(phases=phases))
 
 
+@pytest.mark.slow
 def test_a_phase_with_more_runs_than_an_array_may_have_is_divided(cluster, monkeypatch):
     monkeypatch.setattr("rewardlab.experiments.slurm.submitting.MOST_TASKS", 3)
     submission = submit(cluster.study())
@@ -174,6 +176,7 @@ def test_a_study_whose_jobs_are_queued_is_not_submitted_twice_unless_asked(clust
     assert len(read_jobs(study.folder)) == 2
 
 
+@pytest.mark.slow
 def test_a_queue_that_cannot_be_asked_is_no_empty_queue(cluster):
     cluster.slurm.hold()
     study = cluster.study()
@@ -224,6 +227,7 @@ def test_a_dry_run_writes_and_submits_nothing(cluster):
     assert read_jobs(study.folder) == []
 
 
+@pytest.mark.slow
 def test_without_sbatch_the_script_that_is_left_submits_the_same_by_hand(cluster):
     cluster.slurm.hold()
     study = cluster.study()
@@ -245,6 +249,7 @@ def test_without_sbatch_the_script_that_is_left_submits_the_same_by_hand(cluster
     assert [(name, [[shifted(word) for word in one] for one in before]) for name, before in by_hand] == ours
 
 
+@pytest.mark.slow
 def test_scripts_of_an_earlier_submission_are_not_left_about(cluster):
     cluster.slurm.hold()
     study = cluster.study()

@@ -21,6 +21,7 @@ def cluster(tmp_path, monkeypatch):
 # --- order ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_phases_follow_each_other_and_gates_go_before_what_they_guard(cluster):
     study = cluster.study()
     submission = submit(study)
@@ -48,6 +49,7 @@ def test_phases_follow_each_other_and_gates_go_before_what_they_guard(cluster):
     assert [job.id for job in read_jobs(study.folder)[0].jobs] == list(number.values())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("status", [1, 2])
 def test_behind_a_gate_that_is_not_open_only_the_report_is_made(status, cluster):
     cluster.ends("gate:first", status)
@@ -61,6 +63,7 @@ def test_behind_a_gate_that_is_not_open_only_the_report_is_made(status, cluster)
     assert queue.queued == []
 
 
+@pytest.mark.slow
 def test_a_task_that_fails_ends_no_other_and_its_status_is_that_of_the_job(cluster):
     cluster.ends("a:seed_1", 3)
     study = cluster.study()
@@ -74,6 +77,7 @@ def test_a_task_that_fails_ends_no_other_and_its_status_is_that_of_the_job(clust
 # --- queued again --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_task_that_has_work_left_is_queued_again_alone(cluster):
     cluster.ends("a:seed_0", 75)
     cluster.ends("b:seed_1", 75, 75)
@@ -87,6 +91,7 @@ def test_a_task_that_has_work_left_is_queued_again_alone(cluster):
     assert f"b:seed_1 restart=0 rank= world= job={array}" in cluster.log
 
 
+@pytest.mark.slow
 def test_a_task_whose_node_fails_is_queued_again(cluster):
     cluster.ends("a:seed_1", NODE_FAILED)
     submit(cluster.study())
@@ -94,6 +99,7 @@ def test_a_task_whose_node_fails_is_queued_again(cluster):
     assert cluster.slurm.asked("scontrol") == []
 
 
+@pytest.mark.slow
 def test_a_task_is_queued_again_so_often_and_then_fails_with_its_status(cluster):
     cluster.ends("a:seed_0", 75, 75, 75, 75)
     study = cluster.study(max_restarts=2)
@@ -109,6 +115,7 @@ def test_a_task_is_queued_again_so_often_and_then_fails_with_its_status(cluster)
     assert log.count("queued again") == 2, "what was printed before a restart is kept"
 
 
+@pytest.mark.slow
 def test_a_failure_is_never_queued_again(cluster):
     cluster.ends("a:seed_0", 1)
     cluster.ends("a:seed_1", 137)

@@ -320,6 +320,7 @@ def layout(folder: Path, rows: Rows, *, gold: np.ndarray | None = None) -> Check
     )
 
 
+@pytest.mark.slow
 def test_the_layout_of_one_file_a_fact_passes_and_its_faults_are_named(tmp_path: Path) -> None:
     rows = drawn()
     config = layout(tmp_path, rows)
@@ -364,6 +365,7 @@ def test_pairs_as_lines_are_read_like_columns(tmp_path: Path) -> None:
         check(config)
 
 
+@pytest.mark.slow
 def test_rows_are_shown_by_the_seed(tmp_path: Path) -> None:
     config = replace(stages(tmp_path, drawn()), num_samples=3)
     first, again, other = check(config), check(config), check(replace(config, seed=1))

@@ -70,6 +70,7 @@ def require_own_scores(found: Labelled, made: Made) -> None:
             assert score == pytest.approx(made.own(ids), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_plain_classification_folder_is_gold_and_its_rendering_is_told(plain, samples, tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO, "rewardlab")
     found = labelled_by(plain.folder, samples, tmp_path / "labels.jsonl")
@@ -79,6 +80,7 @@ def test_a_plain_classification_folder_is_gold_and_its_rendering_is_told(plain, 
     assert "if it was trained with another rendering" in caplog.text
 
 
+@pytest.mark.slow
 def test_it_is_imported_once_and_again_when_its_files_change(plain, samples, tmp_path, monkeypatch) -> None:
     first = find_model(str(plain.folder))
     with monkeypatch.context() as patched:
@@ -102,6 +104,7 @@ def test_an_import_that_is_there_needs_no_lock_and_one_that_is_not_whole_is_made
     assert (other.folder == first.folder, other.source == first.source) == (False, False)
 
 
+@pytest.mark.slow
 def test_labels_go_on_where_the_import_was_made_anew(plain, samples, tmp_path) -> None:
     labelled_by(plain.folder, samples, tmp_path / "labels.jsonl")
     shutil.rmtree(cache_folder({"REWARDLAB_CACHE": str(tmp_path / "cache")}))
@@ -120,6 +123,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plain: Made) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_hub_name_is_gold_and_its_commit_is_in_the_manifest(hub, plain, samples, tmp_path) -> None:
     found = labelled_by("their/model", samples, tmp_path / "labels.jsonl")
     require_own_scores(found, plain)
@@ -128,6 +132,7 @@ def test_a_hub_name_is_gold_and_its_commit_is_in_the_manifest(hub, plain, sample
     assert labelled_by(f"their/model@{COMMIT}", samples, tmp_path / "labels.jsonl").was_complete
 
 
+@pytest.mark.slow
 def test_another_commit_of_a_hub_name_is_another_model(hub, samples, tmp_path) -> None:
     labelled_by("their/model", samples, tmp_path / "labels.jsonl")
     other = COMMIT[::-1]
@@ -174,6 +179,7 @@ def test_what_is_open_is_refused_and_names_the_import(samples, tmp_path, templat
     assert f"Import it with `rewardlab import {made.folder} --output-dir NEW`" in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_proxy_may_be_a_plain_folder_and_one_with_a_value_head_is_refused(plain, tmp_path, hub) -> None:
     rows = list(read_gold_rows(labelled.write(tmp_path / "labels.jsonl", labelled.rows(3)), labelled=True))
     one, other = proxy_scores([str(plain.folder), "hub=their/model"], rows, tmp_path / "scores")
@@ -187,6 +193,7 @@ def test_a_proxy_may_be_a_plain_folder_and_one_with_a_value_head_is_refused(plai
         proxy_scores([str(head.folder)], rows, tmp_path / "scores")
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_a_plain_folder(plain, samples, tmp_path, capsys) -> None:
     words = ["--model_name", str(plain.folder), "--input", str(samples), "--output", str(tmp_path / "x.jsonl")]
     main(["gold", "label", *words])
@@ -195,6 +202,7 @@ def test_the_command_line_takes_a_plain_folder(plain, samples, tmp_path, capsys)
     assert re.search(r"\n[\d,]+ tokens scored now, [\d,]+ a second\n", out)
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_read_are_told_before_a_model_is_loaded(plain, tmp_path, monkeypatch) -> None:
     from rewardlab.core.errors import DataError
 

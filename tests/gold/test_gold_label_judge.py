@@ -90,6 +90,7 @@ def test_a_judge_that_sees_places_alone_is_told_and_scores_say_nothing(samples, 
     assert "cost:" in told
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("faults", [[429, 500, 503], ["drop"] * 3, ["none", "garbage", "null"], [0.1, 0.0, 0.2]])
 def test_faults_that_pass_change_nothing(samples, judge, faults) -> None:
     server, url = judge
@@ -99,6 +100,7 @@ def test_faults_that_pass_change_nothing(samples, judge, faults) -> None:
     assert not server.faults
 
 
+@pytest.mark.slow
 def test_what_was_said_is_kept_when_the_server_goes(samples, judge) -> None:
     server, url = judge
     whole = content(label(config(samples, url, output="whole.jsonl")))

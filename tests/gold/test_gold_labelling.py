@@ -86,6 +86,7 @@ def numbers(path: Path) -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_of_rewardlab_score(folder, samples, tmp_path, undisturbed) -> None:
     found = label(config(folder, samples, tmp_path / "labels.jsonl"))
     assert content(found) == undisturbed
@@ -127,6 +128,7 @@ def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
     assert not (tmp_path / ".labels.jsonl.partial").exists()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", PLACES)
 def test_ended_at_any_of_ten_places_it_goes_on(folder, samples, tmp_path, undisturbed, monkeypatch, at) -> None:
     from rewardlab.gold.kept_results import Kept
@@ -159,6 +161,7 @@ def by(url: str, *others: str) -> dict[str, Any]:
     return {"backend": "http", "url": (url, *others)}
 
 
+@pytest.mark.slow
 def test_a_server_gives_the_scores_of_its_folder_and_its_tokens(folder, url, samples, tmp_path, undisturbed) -> None:
     found = label(config("", samples, tmp_path / "labels.jsonl", scoring=by(url)))
     assert found.tokens == label(config(folder, samples, tmp_path / "here.jsonl")).tokens > 20 * NUM
@@ -181,6 +184,7 @@ def test_faults_that_pass_change_nothing(url, samples, tmp_path, undisturbed, fa
     assert fault in faults.met
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_keeps_what_is_scored(url, samples, tmp_path, undisturbed, log, monkeypatch) -> None:
     from rewardlab.client.config import ClientConfig
 
@@ -197,11 +201,13 @@ def _with_few_attempts(init):
     return lambda self, **settings: init(self, **{**settings, "attempts": 1})
 
 
+@pytest.mark.slow
 def test_two_servers_of_different_models_are_refused(url, another, samples, tmp_path) -> None:
     with served(another) as other, pytest.raises(ConfigError, match="different models"):
         label(config("", samples, tmp_path / "labels.jsonl", scoring=by(url, other)))
 
 
+@pytest.mark.slow
 def test_two_servers_of_one_model_share_the_rows(folder, url, samples, tmp_path, undisturbed) -> None:
     with served(folder) as other:
         found = label(config("", samples, tmp_path / "labels.jsonl", scoring=by(url, other)))
@@ -211,6 +217,7 @@ def test_two_servers_of_one_model_share_the_rows(folder, url, samples, tmp_path,
 # --- what is asked for -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_and_with_overwrite_scores_everything_anew(folder, another, samples, tmp_path) -> None:
     first = content(label(config(folder, samples, tmp_path / "labels.jsonl")))
     with pytest.raises(ConfigError, match="model was .*, now"):
@@ -255,6 +262,7 @@ def test_a_changed_output_is_noticed(folder, samples, tmp_path) -> None:
         label(config(folder, samples, tmp_path / "labels.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_reply_above_the_limit_is_told_and_costs_no_other(folder, samples, tmp_path) -> None:
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     rows[2]["responses"][1] = "basil " * 200
@@ -269,6 +277,7 @@ def test_a_reply_above_the_limit_is_told_and_costs_no_other(folder, samples, tmp
     assert by_id["row 4"].gold[1:] == tuple(numbers(found.place.twin)[4][1:])
 
 
+@pytest.mark.slow
 def test_a_smaller_limit_is_that_of_the_labels_alone(folder, samples, tmp_path) -> None:
     found = label(config(folder, samples, tmp_path / "labels.jsonl", scoring={"max_length": 30, "overlong": "cut"}))
     whole = label(config(folder, samples, tmp_path / "whole.jsonl"))
@@ -276,6 +285,7 @@ def test_a_smaller_limit_is_that_of_the_labels_alone(folder, samples, tmp_path) 
     assert found.counts["cut"] > 0
 
 
+@pytest.mark.slow
 def test_parts_together_are_the_whole(folder, samples, tmp_path, undisturbed) -> None:
     for number in (1, 2, 3):
         label(config(folder, samples, tmp_path / "labels.jsonl", shard=f"{number}/3"))
@@ -323,6 +333,7 @@ def test_files_and_flags_of_the_scripts_that_it_replaces(folder, tmp_path, capsy
     assert "4 gold scores of 2 prompts" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_scores_of_proxies_are_computed_or_read(folder, another, samples, tmp_path) -> None:
     labelled = label(config(folder, samples, tmp_path / "labels.jsonl"))
     rows = list(read_gold_rows(labelled.place.rows))
@@ -341,6 +352,7 @@ def test_a_folder_of_a_run_may_hold_others_that_are_called_alike(tmp_path) -> No
     assert model_in(tmp_path) == tmp_path / "step_10"
 
 
+@pytest.mark.slow
 def test_scores_of_other_rows_are_refused(folder, samples, tmp_path) -> None:
     labelled = label(config(folder, samples, tmp_path / "labels.jsonl"))
     rows = list(read_gold_rows(labelled.place.rows))

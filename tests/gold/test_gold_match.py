@@ -179,6 +179,7 @@ def test_identical_replies_and_what_is_missing_are_left_out_and_counted() -> Non
     assert len(own.replies.first_N) == 36 * 3 + 2 + 3 * 1
 
 
+@pytest.mark.slow
 def test_intervals_are_by_prompt() -> None:
     rows = drawn(rows=300)
     scores = scored(rows, 0.8)
@@ -219,11 +220,13 @@ def test_the_place_from_which_on_scores_are_shifted_is_found() -> None:
     assert abs(order.first_row - 201) <= 10
 
 
+@pytest.mark.slow
 def test_a_sign_that_is_turned_round_is_told_from_replies_that_are_swapped() -> None:
     rows = drawn(replies=4)
     assert "opposite sign" in judged(rows, -scored(rows))["order of scores"].evidence
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("match_rate", [0.5, 0.66, 0.9])
 def test_honest_scores_are_in_order_whatever_they_know(match_rate: float) -> None:
     for seed in range(10):
@@ -235,6 +238,7 @@ def test_honest_scores_are_in_order_whatever_they_know(match_rate: float) -> Non
 # --- verdicts --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_good_proxy_passes_everything_that_can_be_known() -> None:
     rows, train = drawn(rows=600), drawn(rows=900, seed=4, tag="t")
     matched = match_parts(
@@ -246,6 +250,7 @@ def test_a_good_proxy_passes_everything_that_can_be_known() -> None:
     assert exit_status(matched.findings) == 0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("match_rate", "rows", "status"),
     [(0.88, 600, "pass"), (0.75, 1000, "warn"), (0.6, 600, "fail"), (0.5, 600, "fail"), (0.8, 100, "undecided")],
@@ -257,6 +262,7 @@ def test_the_match_is_judged_by_its_interval(match_rate: float, rows: int, statu
     assert ("not shown to be better than chance" in found.evidence) == (match_rate == 0.5)
 
 
+@pytest.mark.slow
 def test_compressed_scores_fail_with_a_poor_match_and_are_told_with_a_good_one() -> None:
     rows = drawn(rows=600)
     poor = judged(rows, scored(rows, 0.66, scale=0.1))["compressed scores"]
@@ -266,6 +272,7 @@ def test_compressed_scores_fail_with_a_poor_match_and_are_told_with_a_good_one()
     assert judged(rows, scored(rows, 0.66, scale=0.8))["compressed scores"].status == "pass"
 
 
+@pytest.mark.slow
 def test_compressed_gold_is_named() -> None:
     rows = drawn(rows=300)
     narrow = with_gold(rows, gold_of(rows) / 20)
@@ -303,6 +310,7 @@ def test_losses_are_judged_by_their_intervals(end: Estimate, epoch: Estimate | N
     assert (found["loss at the end"].status, found["loss after an epoch"].status) == tuple(statuses)
 
 
+@pytest.mark.slow
 def test_scores_of_other_texts_than_the_run_was_judged_on_are_named() -> None:
     rows = drawn(rows=400)
     found = judged(rows, scored(rows, 0.6), runs={"p0": facts()})["template and texts"]
@@ -351,6 +359,7 @@ def given(rows_scores: np.ndarray) -> Callable[..., list[Proxy]]:
     return scores
 
 
+@pytest.mark.slow
 def test_the_report_says_what_was_found_and_is_written(tmp_path: Path) -> None:
     rows = drawn(replies=3)
     own = config(tmp_path, rows)
@@ -370,6 +379,7 @@ def test_the_report_says_what_was_found_and_is_written(tmp_path: Path) -> None:
         claim(own)
 
 
+@pytest.mark.slow
 def test_prompts_of_both_parts_are_told(tmp_path: Path) -> None:
     rows = drawn()
     write_rows(tmp_path / "train.jsonl", (row.as_json() for row in rows[:50] + drawn(rows=150, seed=8, tag="t")))

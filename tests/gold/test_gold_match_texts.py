@@ -53,6 +53,7 @@ def found_by(
     return findings["template and texts"], asked
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("has", "good", "form"), [("", None, WITHOUT), (None, "", EMPTY)])
 def test_a_system_turn_that_is_not_that_of_training_is_named_with_the_gain(tmp_path, model, has, good, form) -> None:
     rows = [replace(row, prompt=with_system(row.prompt, has)) for row in drawn()]
@@ -64,6 +65,7 @@ def test_a_system_turn_that_is_not_that_of_training_is_named_with_the_gain(tmp_p
     assert asked == [300, 200]
 
 
+@pytest.mark.slow
 def test_no_gain_names_nothing_and_is_told(tmp_path, model) -> None:
     finding, _ = found_by(tmp_path, model, drawn(), good=None)
     assert finding.status != "fail"
@@ -72,6 +74,7 @@ def test_no_gain_names_nothing_and_is_told(tmp_path, model) -> None:
     assert "difference 0.0%" in alike.evidence
 
 
+@pytest.mark.slow
 def test_none_are_scored_again_where_that_is_asked_for_and_it_is_said(tmp_path, model) -> None:
     finding, asked = found_by(tmp_path, model, drawn(), good="", num_rescored=0)
     assert asked == [300]

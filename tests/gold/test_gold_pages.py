@@ -11,6 +11,7 @@ from pages import blocks, read, run_examples
 COUNTS = {"gold-build.md": 4, "gold-judge.md": 3, "gold-match.md": 4, "gold-check.md": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", COUNTS)
 def test_the_example_runs_and_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
     monkeypatch.chdir(tmp_path)

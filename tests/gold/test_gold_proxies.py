@@ -54,6 +54,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, entry=backends.entry) -> None:
     monkeypatch.setattr(backends, "entry", told)
 
 
+@pytest.mark.slow
 def test_why_scores_are_missing_is_told(tmp_path: Path, rows: Path, model: Path, monkeypatch) -> None:
     failing(monkeypatch)
     (one,) = proxy_scores([str(model)], list(read_gold_rows(rows)), tmp_path / "scores")

@@ -89,6 +89,7 @@ def run(line: str, home: Path, *more: str) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_labels_are_written_where_and_as_the_script_did(home, capsys) -> None:
     (home / "datasets/alpacafarm/rm/rm_rewards.json").unlink()
     assert run(LABEL.replace("Skywork/Skywork-Reward-V2-Llama-3.1-8B", GOLD), home) == 0
@@ -104,6 +105,7 @@ def test_the_gold_model_of_the_script_is_looked_for_on_the_hub(home, capsys) -> 
     assert "--model Skywork/Skywork-Reward-V2-Llama-3.1-8B: no such folder, and the hub did not give" in told
 
 
+@pytest.mark.slow
 def test_training_quality_asks_for_the_rows_and_takes_so_many(home, capsys) -> None:
     assert run(QUALITY, home) == 2
     told = capsys.readouterr().err

@@ -66,6 +66,7 @@ def first_token_p(model, folder: Path) -> torch.Tensor:
         return torch.softmax(model(torch.tensor([rendered(folder)])).logits[0, -1].double(), -1)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.6)])
 def test_the_first_token_has_the_distribution_of_the_model(folder, model, monkeypatch, temperature, top_p) -> None:
     num = 4000
@@ -91,6 +92,7 @@ def test_the_first_token_has_the_distribution_of_the_model(folder, model, monkey
     assert chisquare(observed, [one * scale for one in expected]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_reply_depends_on_its_seed_and_not_on_its_neighbours(folder) -> None:
     together = draw(folder, [*asks(6), *asks(3, OTHER)])
     alone = [draw(folder, [ask])[0] for ask in [*asks(6), *asks(3, OTHER)]]
@@ -111,6 +113,7 @@ def test_the_log_probability_is_that_of_the_model_for_the_whole_reply(folder, mo
         assert reply["logprob"] == pytest.approx(whole, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_reply_ends_at_the_end_token_though_it_pads_the_others(folder) -> None:
     found = draw(folder, asks(60), max_tokens=80)
     ended = [reply for reply in found if reply["stop"] == "stop"]
@@ -180,6 +183,7 @@ def test_a_run_that_goes_on_writes_the_same_bytes(folder, tmp_path, monkeypatch)
     assert all(len(row.responses) == 2 for row in read_gold_rows(resumed.rows))
 
 
+@pytest.mark.slow
 def test_replies_to_one_prompt_share_its_computation_and_are_the_same(folder, monkeypatch) -> None:
     several = [*asks(4), *asks(3, OTHER), *asks(2)]
     alone = [draw(folder, [ask])[0] for ask in several]

@@ -50,6 +50,7 @@ def content(found: Labelled) -> tuple[bytes, bytes]:
     return found.place.rows.read_bytes(), found.place.twin.read_bytes()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("failing", ["rewardlab.gold.labelling.run.write_rewards", "write_summed_json"])
 @pytest.mark.parametrize("had_errors", [False, True])
 def test_ended_between_its_files_it_goes_on(folder, samples, monkeypatch, failing, had_errors) -> None:

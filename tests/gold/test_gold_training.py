@@ -152,6 +152,7 @@ def test_trl_trains_on_the_files_as_they_are(built, base_model, tmp_path, form):
     assert any(not torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_a_proxy_is_trained_from_the_folder(built, base_model, tmp_path):
     words = ["--data", str(built), "--model", str(base_model), "--output-dir", str(tmp_path / "run")]
@@ -161,6 +162,7 @@ def test_a_proxy_is_trained_from_the_folder(built, base_model, tmp_path):
     assert (tmp_path / "run" / "evals").is_dir()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.usefixtures("verified_here")
 @pytest.mark.parametrize("name", ["train.trl.jsonl", "train.columns.json", "rm_implicit.jsonl", "pretty.jsonl"])
 def test_files_in_trls_form_train_here(built, base_model, tmp_path, name):

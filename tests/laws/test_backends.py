@@ -131,6 +131,7 @@ def test_flex_attention_scores_as_conversations_alone(family):
     assert (scores - reference).abs().max() <= 1e-5 * max(1, reference.abs().max())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", IN_HALF)
 def test_in_half_precision_no_backend_errs_more_than_twice_as_much_as_the_padded_path(backend, dtype):

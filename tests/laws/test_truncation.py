@@ -141,6 +141,7 @@ def test_files_servers_and_clients_follow_the_rule_unless_asked(
             assert bool(rendering.truncated_reply_tokens) == (not keeps_reply)
 
 
+@pytest.mark.slow
 def test_a_table_has_the_column_of_replies_only_for_models_that_cut_them(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:

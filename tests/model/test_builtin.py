@@ -280,6 +280,7 @@ def test_its_configuration_serves_old_and_new_transformers(converted: Path) -> N
     assert [generation[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, 2, 2]
 
 
+@pytest.mark.slow
 @needs_wheel
 def test_it_splits_numbers_into_digits_and_closes_each_turn(converted: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(converted)

@@ -164,6 +164,7 @@ def test_other_families_and_parts_that_train_stay_on_the_device(device, family, 
     assert device.waits == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_layers_multiply_in_the_precision_of_the_run_and_the_head_in_float32(device, dtype):
     model = model_on(device, "segments", dtype)
@@ -173,6 +174,7 @@ def test_layers_multiply_in_the_precision_of_the_run_and_the_head_in_float32(dev
     assert device.products == {(dtype, False): linear, (torch.float32, True): 3}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("backend", ["varlen", "flash"])
 def test_ragged_kernels_are_called_once_a_layer_and_direction(device, backend):
     model = model_on(device, backend)
@@ -194,6 +196,7 @@ def test_copies_of_all_layers_are_rounded_by_as_many_kernels_as_those_of_one(dev
     assert device.waits == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("copies", [True, False], ids=["copies", "as where it is sharded"])
 def test_what_an_adapter_adds_is_not_left_to_cublas_which_rounds_before_it_adds(device, copies):
     model = model_on(device, kind="lora")
@@ -207,6 +210,7 @@ def test_what_an_adapter_adds_is_not_left_to_cublas_which_rounds_before_it_adds(
     require_gradients(model)
 
 
+@pytest.mark.slow
 def test_selective_checkpointing_keeps_products_and_attention_and_full_computes_them_again(device):
     calls = {}
     for mode in ("none", "selective", "full"):
@@ -220,6 +224,7 @@ def test_selective_checkpointing_keeps_products_and_attention_and_full_computes_
     assert calls["none"][0] < calls["full"][0] <= 42 + 14
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_the_block_mask_of_flex_attention_is_made_on_the_device(device, monkeypatch):
     monkeypatch.setattr(attention_backends, "_compiled_flex", lambda device_type: flex_attention)
@@ -245,6 +250,7 @@ def test_a_step_waits_for_the_device_once(device, backend, dtype, tmp_path):
         assert {tensor.dtype for tensor in state.values()} == {torch.float32}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("settings", [{"kwise_loss": "plackett-luce"}, {"center_lambda": 0.1, "max_grad_norm": 0.5}])
 def test_no_loss_waits_for_the_device(device, settings, tmp_path):
     trainer = trainer_on(device, tmp_path, **settings)
@@ -252,6 +258,7 @@ def test_no_loss_waits_for_the_device(device, settings, tmp_path):
     assert device.waits == ["a number read in fetch of totals"]
 
 
+@pytest.mark.slow
 def test_everything_sent_to_the_device_comes_from_pinned_memory(device, tmp_path):
     trainer = trainer_on(device, tmp_path)
     batches = trainer._planned(0)
@@ -274,6 +281,7 @@ def test_the_next_batch_is_sent_before_the_present_one_is_computed(device, tmp_p
     assert order[:4] == ["sent", "sent", "computed", "sent"]
 
 
+@pytest.mark.slow
 def test_scoring_reads_the_device_once_a_row(device):
     model = model_on(device).eval()
     score_groups(model, MANY, budget=128)
@@ -342,6 +350,7 @@ def test_a_gradient_on_another_device_raises(device):
         run_backward(Elsewhere.apply(x).sum())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["full", "lora"])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_the_graph_is_walked_as_by_pytorch(kind, checkpointing):

@@ -25,6 +25,7 @@ def step_of(model, seed):
         preference_loss(model(batch), batch, LossConfig()).backward()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])  # gemma2 scales its embedding's output
 @pytest.mark.parametrize("max_norm", [1e9, 0.0], ids=["updated", "not finite on the way"])
 def test_steps_are_those_of_a_plain_embedding(family, max_norm):

@@ -76,6 +76,7 @@ def test_adapters_head_and_named_modules_train_in_float32_and_nothing_else(base_
     assert len(adapted_layers(model)) == 14
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_scale_is_alpha_over_r_or_its_root_here_and_in_peft(base_model, tmp_path, kind):
     config = config_for(base_model, **KINDS[kind])
@@ -88,6 +89,7 @@ def test_the_scale_is_alpha_over_r_or_its_root_here_and_in_peft(base_model, tmp_
         assert scalings == pytest.approx([wanted] * 14)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["score", "head", "classifier"])
 def test_naming_the_head_among_the_modules_to_save_changes_nothing(base_model, tmp_path, name):
     config = config_for(base_model, lora_modules_to_save=(name,))
@@ -104,6 +106,7 @@ def test_naming_the_head_among_the_modules_to_save_changes_nothing(base_model, t
 # --- what is saved, and who reads it -----------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", ["llama", pytest.param("gpt_neox", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "saved"), ALL)
 def test_merged_adapter_and_live_scores_are_the_same(tmp_path, family, kind, saved):
@@ -147,6 +150,7 @@ def test_merged_weights_are_those_of_the_formula(base_model, kind):
         assert torch.allclose(merge_update(layer, layer.get_base_layer().weight), wanted, rtol=0, atol=1e-6), name
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_a_bf16_run_merges_into_the_weights_as_they_were(base_model, kind):
     """The base lies on no bf16 grid; what is frozen is held in bf16, what trains and what is saved is not."""
@@ -179,6 +183,7 @@ def test_sharing_prompts_changes_neither_scores_nor_gradients(base_model, kind):
     assert (found["shared"][1] - found["padded"][1]).norm() <= 1e-5 * found["padded"][1].norm()
 
 
+@pytest.mark.slow
 def test_modules_are_named_so_that_peft_finds_these_and_no_others(tmp_path):
     """In PEFT `norm` would be every module whose name ends so."""
     base_model = write_ordinary_base(tmp_path / "base")

@@ -29,6 +29,7 @@ def _few_rows_at_a_time(monkeypatch):
     monkeypatch.setattr(norm, "PLACES", 4 * 32)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_differences():
     rows = torch.randn(2, 5, 32, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(32, dtype=torch.float64, requires_grad=True)

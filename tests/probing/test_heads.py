@@ -80,6 +80,7 @@ def test_far_from_zero_scores_are_not_rounded_to_ties():
     assert other.sums.accuracy == one.sums.accuracy
 
 
+@pytest.mark.slow
 def test_bootstrap_heads_spread_as_fresh_samples_do():
     def accuracy(groups, states, heads):
         return uncertainty(groups, states, heads).over_heads.value
@@ -109,6 +110,7 @@ def test_a_range_is_of_a_hundred_heads_or_more():
     assert enough.low <= enough.value <= enough.high
 
 
+@pytest.mark.slow
 def test_the_curve_rises_and_its_end_is_the_cross_validation():
     groups, states, _ = planted(400, width=30)
     weighted = [replace(g, comparisons=tuple(replace(c, weight=2.0) for c in g.comparisons)) for g in groups]

@@ -261,10 +261,12 @@ def test_a_probe_ends_with_a_precision_card_of_its_model_on_the_test_data(
     assert probe(config.replace(overwrite=True)).card is None, "a probe is complete without"
 
 
+@pytest.mark.slow
 def test_a_probe_without_test_data_has_no_card(base_model, pairs_file, tmp_path):
     assert probe(config_for(base_model, pairs_file, tmp_path / "run")).card is None
 
 
+@pytest.mark.slow
 def test_a_nested_backbone_is_probed_too(tmp_path):
     torch.manual_seed(0)
     config = OPTConfig(vocab_size=384, hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4,
@@ -309,6 +311,7 @@ def test_the_command_prints_layers_curve_baselines_and_where_the_model_is(base_m
     assert not (tmp_path / "cache" / "states").exists()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mode", ["prompt_only", "label_shuffle"])
 def test_a_control_changes_what_a_probe_is_fitted_to_and_is_written_down(mode, base_model, tmp_path):
     pairs, folder = write_pairs(tmp_path / "pairs.jsonl", 24), tmp_path / "probe"

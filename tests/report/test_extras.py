@@ -222,6 +222,7 @@ def test_changed_texts_are_told_with_what_moves_the_score(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_told_with_its_members_as_one_and_what_their_disagreement_predicts(tmp_path: Path) -> None:
     for name in ("a", "b"):
         in_eval(tmp_path / name)

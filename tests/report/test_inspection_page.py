@@ -98,6 +98,7 @@ def test_a_row_with_all_its_replies_is_shown_in_html_and_markdown() -> None:
         assert all(word in made for word in ("row 1", "fact", "why", "Reply 1", "so", "Reply 2", "no"))
 
 
+@pytest.mark.slow
 def test_a_report_says_the_ceiling_that_repeated_judgements_tell(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     silent = markdown_page(report_of([tell(read_folder(folder), find_texts=None)]))

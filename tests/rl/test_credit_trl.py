@@ -79,6 +79,7 @@ def names_of(rows: list, size: int) -> list[int]:
     return [number // size for number in range(len(rows))]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(groups_of_rewards(), st.sampled_from(["trl", "trl-batch", "trl-none"]))
 def test_grpo(drawn, rule) -> None:
@@ -89,6 +90,7 @@ def test_grpo(drawn, rule) -> None:
     np.testing.assert_allclose(ours, theirs, atol=NEAR, rtol=NEAR)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(groups_of_rewards(), st.booleans())
 def test_rloo(drawn, normalised) -> None:
@@ -99,6 +101,7 @@ def test_rloo(drawn, normalised) -> None:
     np.testing.assert_allclose(ours, theirs, atol=NEAR, rtol=NEAR)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(groups_of_rewards(functions=2))
 def test_async_grpo_which_adds_rewards_up_without_weights(drawn) -> None:

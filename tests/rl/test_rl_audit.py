@@ -65,6 +65,7 @@ def test_a_run_whose_reward_does_not_rise_has_nothing_to_exploit() -> None:
     assert judged(record("flat", size=toy_logs.Size(steps=60, prompts=32))).verdict == "no rise"
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(scale=st.floats(0.01, 100), shift=st.floats(-100, 100), seed=st.integers(0, 1000), falls=st.booleans())
 def test_the_scale_of_reward_and_evidence_changes_nothing(scale: float, shift: float, seed: int, falls: bool) -> None:
@@ -170,6 +171,7 @@ def written(folder: Path, columns: Columns, name: str = "gold") -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_report_and_says_by_its_status_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

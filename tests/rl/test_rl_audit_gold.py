@@ -109,6 +109,7 @@ def test_a_server_gives_the_evidence_that_its_folder_gives(
         assert one["evidence"]["value"] == pytest.approx(other["evidence"]["value"], abs=1e-4)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("trained_on", ["{}", "other+{}"], ids=["alone", "in an ensemble"])
 def test_the_model_that_the_run_was_trained_on_is_refused_by_its_digest(
     trained_on: str, gold: Path, known: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -45,6 +45,7 @@ values = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(drawn=st.lists(values, max_size=5))
 def test_what_is_read_is_what_was_written_by_step(drawn: list[dict], tmp_path_factory: pytest.TempPathFactory) -> None:

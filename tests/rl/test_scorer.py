@@ -28,6 +28,7 @@ def texts_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("scorer") / "concat", chat_template="concat")
 
 
+@pytest.mark.slow
 def test_folder_server_and_load_give_the_same_scores_in_order(folder: Path, url: str) -> None:
     import rewardlab
 
@@ -39,6 +40,7 @@ def test_folder_server_and_load_give_the_same_scores_in_order(folder: Path, url:
     np.testing.assert_allclose(scores(folder, [TALKS[n] for n in order]), np.array(expected)[order], atol=NEAR)
 
 
+@pytest.mark.slow
 def test_every_form_of_a_rollout_has_the_score_of_its_conversation(folder: Path) -> None:
     import rewardlab
 
@@ -83,6 +85,7 @@ def test_plain_texts_are_refused_until_it_is_said_how_they_are_read(where: str, 
         scores(source, [("Why?", "So.")])
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_texts_needs_no_word_on_how_they_are_read(texts_only: Path) -> None:
     import rewardlab
 
@@ -92,6 +95,7 @@ def test_a_model_that_takes_texts_needs_no_word_on_how_they_are_read(texts_only:
         np.testing.assert_allclose(scores(url, [("Why? ", "So."), ("Why? ", "No.")]), expected, atol=NEAR)
 
 
+@pytest.mark.slow
 def test_a_transcript_is_split_into_its_turns_and_read_as_one_turn_if_so_asked(folder: Path) -> None:
     import rewardlab
 
@@ -156,6 +160,7 @@ def test_nothing_to_score_is_no_error(folder: Path) -> None:
     assert scores(folder, []) == []
 
 
+@pytest.mark.slow
 def test_the_noise_is_that_of_the_artifact_for_the_arithmetic_or_the_measured_one(folder: Path, url: str) -> None:
     async def noise(source: Any, **settings: Any) -> Noise:
         async with RewardScorer(source, **settings) as scorer:
@@ -198,6 +203,7 @@ def test_an_ensemble_is_on_one_scale_and_its_lower_bound_is_below_its_mean(tmp_p
     np.testing.assert_allclose(mixed, scaled.mean(axis=0), atol=10 * NEAR)
 
 
+@pytest.mark.slow
 def test_members_without_a_calibration_are_refused(folder: Path, tmp_path: Path) -> None:
     other = save_tiny(tmp_path / "other", seed=1, scale=(0.0, 1.0))
     with pytest.raises(ConfigError, match=r"rm: it has no calibration.*rewardlab calibrate"):

@@ -52,6 +52,7 @@ def test_an_error_of_one_member_ends_the_call_and_all_are_closed(told: Any) -> N
     assert [told[name].closed for name in "ab"] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_an_error_that_says_who_waited(folder: Path) -> None:
     async def done() -> list[float]:
         scorer = RewardScorer(address, client={"attempts": 1, "timeout_s": 2.0})

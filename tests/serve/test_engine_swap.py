@@ -142,6 +142,7 @@ def test_what_was_prepared_before_is_scored_by_the_old_model_which_is_then_freed
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_replaced_while_it_is_loaded_is_refused(folders, tmp_path, monkeypatch):
     best = Path(shutil.copytree(folders[0], tmp_path / "best"))
     own = slots._load

@@ -151,6 +151,7 @@ def test_each_kind_of_model_is_published_where_it_was_asked_for(admin, url, ever
     assert [Path(body["folder"]).name for _, body in admin.asked] == asked
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_or_answers_something_else_ends_no_run(caplog):
     gone = publisher("http://127.0.0.1:9", timeout_s=0.5)
     with caplog.at_level(logging.WARNING, logger="rewardlab"):

@@ -91,6 +91,7 @@ def test_every_sabotage_of_an_endpoint_is_caught_under_its_name(
         assert err.replace(url, "http://127.0.0.1:8000").strip() in messages_on_page(), "docs/wrong-scores.md"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "rewardlab"])
 @pytest.mark.parametrize("harmless", HARMLESS)
 def test_a_sound_endpoint_is_right_in_every_form(engine, url, folder, capsys, dialect, harmless):
@@ -222,6 +223,7 @@ def test_the_token_is_sent_and_never_shown(engine, url, folder, capsys, monkeypa
     assert "secret-1" not in out + err
 
 
+@pytest.mark.slow
 def test_of_several_models_one_is_named(engine, url, folder, capsys):
     engine.be(names=("other", "rm"))
     status, _, err = said(capsys, url, "--model", folder)
@@ -234,6 +236,7 @@ def test_of_several_models_one_is_named(engine, url, folder, capsys):
     assert "takes no name at /classify" in said(capsys, url, "--model", folder, "--served-name", "rm")[2]
 
 
+@pytest.mark.slow
 def test_the_path_of_an_address_is_before_every_route(engine, folder, capsys):
     engine.be(dialect="rewardlab")
     with running(Starlette(routes=[Mount("/some/prefix", app_of(engine))])) as url:

@@ -113,6 +113,7 @@ def state_of(model) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says how much memory is free")
 def test_trials_leave_no_gradient_no_moved_weight_and_no_drawn_number(monkeypatch):
     model = make_model(layout="unshared")

@@ -62,6 +62,7 @@ def test_what_is_not_json_with_one_meaning_is_malformed(client, body):
     assert (error.code, error.type) == (400, "malformed")
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none()

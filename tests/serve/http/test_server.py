@@ -76,6 +76,7 @@ def get(host: str, port: int, path: str) -> str:
         connection.close()
 
 
+@pytest.mark.slow
 def test_many_clients_at_a_time_each_get_their_own_scores(serve, engine: FakeEngine):
     host, port, _, _ = serve()
 

@@ -137,6 +137,7 @@ class Payload:
         return Path.touch, (self.trace,)
 
 
+@pytest.mark.slow
 def test_resuming_unpickles_nothing(copied, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a pickle was read")
@@ -165,6 +166,7 @@ def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(copied, tmp_
     assert not trace.exists()
 
 
+@pytest.mark.slow
 def test_a_part_that_calls_something_is_refused_and_calls_nothing(copied, tmp_path):
     folder, trace = as_earlier_version(copied.run.output_dir, 5), tmp_path / "trace"
     (data,) = (folder / "tensors").glob("*.distcp")
@@ -245,6 +247,7 @@ def test_a_digit_in_the_settings_of_a_run_is_no_other_learning_rate(copied):
         train(copied.replace(lr=0.008))
 
 
+@pytest.mark.slow
 def test_settings_are_those_before_if_a_process_died_between_manifest_and_settings(copied, monkeypatch):
     def dies(path: Path, _value: object) -> None:
         assert path.name == "config.json"
@@ -259,6 +262,7 @@ def test_settings_are_those_before_if_a_process_died_between_manifest_and_settin
     assert (copied.run.output_dir / "step_8").is_dir()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("damaged", [("step_0", "test_before_training"), ("step_4",)])
 def test_scores_that_changed_on_the_disk_are_not_taken_for_what_the_model_gave(damaged, copied, log):
     evals, whole = copied.run.output_dir / "evals", whole_of(copied)
@@ -281,6 +285,7 @@ def test_scores_that_changed_on_the_disk_are_not_taken_for_what_the_model_gave(d
     assert drawn == {step: scores for step, scores in wanted.items() if f"step_{step}" not in {*damaged} - {"step_0"}}
 
 
+@pytest.mark.slow
 def test_a_best_that_says_another_step_is_refused(copied):
     path = copied.run.output_dir / "best/reward_spec.json"
     spec = json.loads(path.read_text())

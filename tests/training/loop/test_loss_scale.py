@@ -71,6 +71,7 @@ def distance(one, other):
     )
 
 
+@pytest.mark.slow
 def test_float16_trains_as_float32_does(tmp_path):
     """Three bits finer than bf16, so some eight times as near to float32."""
     exact, exact_gradients, exact_weights = taken(trainer_in(torch.float32, tmp_path / "exact"))

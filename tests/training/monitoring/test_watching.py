@@ -74,6 +74,7 @@ def test_observers_are_told_of_every_step_pass_and_row_in_order(tmp_path):
         }
 
 
+@pytest.mark.slow
 def test_watching_changes_no_number(tmp_path, monkeypatch):
     told: list = []
     alone, watched = trainer_on(tmp_path / "a", None), trainer_on(tmp_path / "b", Observers([listener(told)]))
