@@ -39,7 +39,8 @@ def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: 
     steps = num_steps or NUM_STEPS
     data = folder / "preferences"
     earlier = (data / "train.jsonl").is_file()
-    num_train = steps * BATCH_SIZE + NUM_EVAL_PAIRS
+    # A run of a few steps, as `make test` has, is not judged on more pairs than it trains on.
+    num_train = steps * BATCH_SIZE + min(steps * BATCH_SIZE, NUM_EVAL_PAIRS)
     # Locked only while the data are written, since `train` takes the lock of the same folder itself.
     with only_writer(folder):
         write_dataset(data, num_train=num_train, num_test=num_test, seed=seed)
