@@ -131,8 +131,9 @@ def _errors_of(errors: Any, num_responses: int, where: str) -> dict[str, str]:
     """Return why replies have no score, by their numbers. Raises DataError for a name that is not one of a reply."""
     # In Parquet every row has the names of all others, with nothing behind them.
     found = {name: why for name, why in errors.items() if why is not None} if isinstance(errors, Mapping) else {}
+    numbers = set(map(str, range(num_responses)))
     for name in found:
-        if not (name.isascii() and name.isdecimal() and int(name[:20]) < num_responses):
+        if name not in numbers:
             raise DataError(
                 f"{where}: `gold_errors` names {name!r:.60}; wanted the number of one of the {num_responses} replies, "
                 f"counted from 0."
