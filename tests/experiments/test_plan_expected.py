@@ -57,7 +57,6 @@ def record(*values: float) -> Observed:
         ({"expected": [0.5, float("nan")]}, "wanted two numbers"),
         ({"expected": "0.5 to 0.6"}, "wanted two numbers"),
         ({"expected": ["1e-5", 1.0]}, r"YAML reads 1e-5 as a text: write 1\.0e-5"),
-        ({"expects": [0.5, 0.6]}, "unknown 'expects'. Did you mean 'expected'"),
     ],
 )
 def test_a_band_that_cannot_be_meant_is_refused_with_its_place(values: dict[str, Any], why: str) -> None:

@@ -6,20 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.terminal import brief
 from rewardlab.experiments.grids import as_number
 from rewardlab.experiments.plan import Band
 
-KEYS: Final = ("failure", "success", "expected")
+BAND_KEYS: Final = ("failure", "success", "expected")
 
 
 def read_band(about: str, values: Mapping[str, Any], where: str) -> Band:
-    """Return a band as a plan says it. Raises ConfigError, with the place, for anything else."""
-    if unknown := [name for name in values if name not in KEYS]:
-        near = did_you_mean(unknown[0], KEYS)
-        raise ConfigError(f"{where}: unknown {brief(unknown[0])}.{near} It may say: {', '.join(KEYS)}.")
+    """Return a band from its `BAND_KEYS` in a plan. Raises ConfigError, with the place, for what they cannot be."""
     expected = values.get("expected")
     edges = {name: values[name] for name in ("failure", "success") if name in values}
     if len(edges) == 1 or (not edges and expected is None):

@@ -27,7 +27,7 @@ from rewardlab.experiments.plan import (
     Plan,
     Search,
 )
-from rewardlab.experiments.plan_bands import read_band
+from rewardlab.experiments.plan_bands import BAND_KEYS, read_band
 from rewardlab.experiments.sweeps import require_able_to_prune, sweep_of
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -281,11 +281,14 @@ class _Reader:
         }
 
     def _bands(self) -> list[Band]:
-        return [
-            read_band(str(about), self._section(f"bands.{about}", given), f"{self._where}: bands.{about}")
-            for about, given in self._merged("bands").items()
-            if given is not None  # a scale unsets a band so
-        ]
+        bands = []
+        for about, given in self._merged("bands").items():
+            if given is None:  # a scale unsets a band so
+                continue
+            values, where = self._section(f"bands.{about}", given), f"{self._where}: bands.{about}"
+            _require_known(values, BAND_KEYS, where)
+            bands.append(read_band(str(about), values, where))
+        return bands
 
     def _baseline(self, arms: Mapping[str, Arm]) -> str | None:
         name = self._values.get("baseline")
