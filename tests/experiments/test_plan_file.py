@@ -96,7 +96,10 @@ def test_settings_given_with_set_win_over_the_base(tmp_path: Path) -> None:
         ({"phases": [{"name": "one", "arms": ["plane", "lora"]}]}, "no arm 'plane'.*plain"),
         ({"grid": {"lr": 3}}, "lr: wanted a list of values"),
         ({"bands": {"accuracy(plain)": {"failure": 0.5}}}, "wanted `failure` and `success`"),
-        ({"bands": {"accuracy(plain)": {"expects": [0.5, 0.6]}}}, "accuracy.plain.: unknown 'expects'. Did you mean 'expected'"),
+        (
+            {"bands": {"accuracy(plain)": {"expects": [0.5, 0.6]}}},
+            "accuracy.plain.: unknown 'expects'. Did you mean 'expected'",
+        ),
         ({"baseline": "plan"}, "baseline: there is no arm 'plan'"),
         ({"hypothesis": {}}, "unknown 'hypothesis'.*hypotheses"),
         ({"waterfall": ["plain", "nothing"]}, "waterfall: there is no arm 'nothing'"),
