@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run every arm for every rate and seed; the result is written again after each rate."""
+    """Run every arm for every rate and seed; the result is written again after each seed."""
     options = parse(arguments)
     ours.quiet()
     torch.set_num_threads(options.threads)
@@ -150,17 +150,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.folders:
             tag, options.lr = f"{rows.name}.folders", [0.0]
         for lr in options.lr:
-            found[lr] = judge_folders(rows, options) if options.folders else run_rate(rows, lr, options, Path(work))
-            results.write(
-                "half_rounding",
-                tag,
-                page=page_of(found, rows.name, options),
-                data=record_of(found),
-                options=options,
-                device=torch.device(options.device),
-                load=(load_before, machine.load_average()),
-                say=lr == options.lr[-1],
-            )
+            so_far = [judge_folders(rows, options)] if options.folders else run_rate(rows, lr, options, Path(work))
+            for seed, arms in enumerate(so_far):
+                found[lr] = arms
+                results.write(
+                    "half_rounding",
+                    tag,
+                    page=page_of(found, rows.name, options),
+                    data=record_of(found),
+                    options=options,
+                    device=torch.device(options.device),
+                    load=(load_before, machine.load_average()),
+                    say=lr == options.lr[-1] and (bool(options.folders) or seed == options.seeds - 1),
+                )
     return 0
 
 
@@ -190,8 +192,8 @@ def machinery_of(options: argparse.Namespace) -> Machinery:
     return Machinery(device=torch.device(options.device), half=options.half, exports=options.exports)
 
 
-def run_rate(rows: Rows, lr: float, options: argparse.Namespace, work: Path) -> dict[str, list[Trained]]:
-    """Every arm and seed at one learning rate."""
+def run_rate(rows: Rows, lr: float, options: argparse.Namespace, work: Path) -> Iterator[dict[str, list[Trained]]]:
+    """Every arm at one learning rate: what there is after each seed."""
     machinery = machinery_of(options)
     own = machinery.arms()
     arms: dict[str, list[Trained]] = {name: [] for name in (*own, TRL)}
@@ -215,7 +217,7 @@ def run_rate(rows: Rows, lr: float, options: argparse.Namespace, work: Path) -> 
                     trained = train_arm(rows, fixed | own[name], options.steps, work=saved, machinery=machinery)
             arms[name].append(trained)
             print(f"lr {lr:g}, seed {seed}, {name}: loss {np.mean(trained.losses[-5:]):.3f}", flush=True)
-    return arms
+        yield arms
 
 
 def record_of(found: Mapping[float, Mapping[str, Sequence[Trained]]]) -> dict[str, Any]:
