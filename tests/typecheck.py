@@ -3,8 +3,9 @@
 jaxtyping's own decorator binds the arguments of every call, for sizes that are computed from them (`"{n} 3"`, which no
 annotation here has), and looks at all of them twice. Done everywhere it takes as long as the code that it watches.
 Here the shapes of a call are held against each other by jaxtyping's context alone, and only where a signature or the
-fields of a dataclass have shapes; all else is checked by beartype alone. An annotation with a name that is not known
-where the function is defined, such as that of its own class, is not checked.
+fields of a dataclass have shapes; all else is checked by beartype alone. The checks of a function are made when it is
+first called: half of the functions that tests import are called by none in the same process. An annotation with a name
+that is not known then is not checked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial, update_wrapper, wraps
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, isgeneratorfunction
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
+from weakref import WeakSet
 
 import jaxtyping
 from beartype import BeartypeConf
@@ -31,6 +33,8 @@ check all of them took a fifth of the time of the tests."""
 _with_shapes = jaxtyping.jaxtyped
 _test = [0]
 """The number of the test that runs."""
+_LATER: WeakSet[Any] = WeakSet()
+"""Functions that are checked from their first call on."""
 _wrappers: dict[tuple[CodeType, str, str], Any] = {}
 """What checks a function that is defined anew at every call of the one around it."""
 
@@ -42,7 +46,7 @@ def begin_test() -> None:
 
 def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     """As `jaxtyping.jaxtyped`, for functions and classes; what a call of another type raises is beartype's own, but for
-    constructors and what names its own class: there it is a TypeError.
+    constructors of dataclasses: there it is a TypeError.
 
     With JAXTYPING_DISABLE=1 nothing is checked.
     """
@@ -56,6 +60,8 @@ def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         return what
     if not isinstance(what, FunctionType):
         return _with_shapes(what, typechecker=typechecker)
+    if "<locals>" not in what.__qualname__ and not _makes(what):
+        return _first_calls(what, typechecker)
     known = _wrappers.get(_key(what))
     return _around(known, what) if known is not None else _checked(what, typechecker)
 
@@ -77,7 +83,7 @@ def _checked(function: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
     elif _is_checked(checked):
         _wrappers[_key(function)] = checked
     checked.__annotations__ = function.__annotations__
-    return checked if "<locals>" in function.__qualname__ or _makes(function) else _first_calls(checked, function)
+    return checked
 
 
 def _makes(function: FunctionType) -> bool:
@@ -85,20 +91,24 @@ def _makes(function: FunctionType) -> bool:
     return bool(function.__code__.co_flags & (CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR))
 
 
-def _first_calls(checked: Any, plain: FunctionType) -> Any:
+def _first_calls(plain: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
     """A function of which the first calls in each test are checked."""
     test = calls = 0
+    checked: Any = None
 
-    @wraps(checked)
+    @wraps(plain)
     def looked_at(*args: Any, **kwargs: Any) -> Any:
-        nonlocal test, calls
+        nonlocal test, calls, checked
         if test != _test[0]:
             test, calls = _test[0], 0
         if calls == MOST:
             return plain(*args, **kwargs)
         calls += 1
+        if checked is None:
+            checked = _checked(plain, typechecker)
         return checked(*args, **kwargs)
 
+    _LATER.add(looked_at)
     return looked_at
 
 
@@ -142,7 +152,7 @@ def _in_context(checked: Any) -> Any:
 
 def _is_checked(function: Any) -> bool:
     """Whether this is a function that beartype made around another one, or is around such a one."""
-    if hasattr(function, "__wrapped__") and _is_checked(function.__wrapped__):
+    if function in _LATER or (hasattr(function, "__wrapped__") and _is_checked(function.__wrapped__)):
         return True
     return "__beartype_func" in (getattr(function, "__kwdefaults__", None) or {})
 
