@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import rewardlab
-from conftest import write_base_model, write_pairs
+from common import write_base_model, write_pairs
 from pages import promised_and_printed, read
 from rewardlab.artifact.seal import recorded_digest
 from rewardlab.core.errors import ConfigError, DataError

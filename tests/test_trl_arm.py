@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import rewardlab
-from conftest import write_base_model, write_pairs
+from common import write_base_model, write_pairs
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json

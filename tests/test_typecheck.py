@@ -106,11 +106,11 @@ def test_methods_that_name_their_own_class_are_checked():
     ones, more = torch.ones(3, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
     row = Row.of(ones, ones)
     assert row.same_as(Row(ones, ones))
-    with pytest.raises(BeartypeCallHintParamViolation):
+    with pytest.raises(TypeCheckError):
         row.same_as(row, strictly="yes")
-    with pytest.raises(BeartypeCallHintParamViolation):
+    with pytest.raises(TypeCheckError):
         row.same_as(ones)
-    with pytest.raises(BeartypeCallHintParamViolation):
+    with pytest.raises(TypeCheckError):
         Row.of(ones, more)
 
 

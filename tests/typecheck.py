@@ -10,6 +10,7 @@ that is not known then is not checked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import partial, update_wrapper, wraps
@@ -46,7 +47,7 @@ def begin_test() -> None:
 
 def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     """As `jaxtyping.jaxtyped`, for functions and classes; what a call of another type raises is beartype's own, but for
-    constructors of dataclasses: there it is a TypeError.
+    constructors and what names its own class: there it is a TypeError.
 
     With JAXTYPING_DISABLE=1 nothing is checked.
     """
@@ -77,13 +78,22 @@ def _checked(function: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
     shapes = any(map(_is_shape, hints.values()))
     if shapes and isgeneratorfunction(function):  # what it yields is not checked
         return _with_shapes(typechecker(function), typechecker=None)
-    checked = typechecker(function) if known else _by_type_error(_with_hints(function, hints))
+    if not known:
+        checked = _by_type_error(_with_hints(function, hints))
+    else:
+        checked = (_by_type_error if _names_its_class(function) else typechecker)(function)
     if shapes:
         checked = _in_context(checked)
     elif _is_checked(checked):
         _wrappers[_key(function)] = checked
     checked.__annotations__ = function.__annotations__
     return checked
+
+
+def _names_its_class(function: FunctionType) -> bool:
+    """Whether an annotation of a method has the name of its class, as that of a second constructor has."""
+    *_, owner, _ = ("", *function.__qualname__.split("."))
+    return bool(owner) and any(re.search(rf"\b{owner}\b", str(one)) for one in function.__annotations__.values())
 
 
 def _makes(function: FunctionType) -> bool:

@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from conftest import make_groups
+from common import make_groups
 from rewardlab.analysis.linear import (
     TOLERANCE,
     Comparisons,

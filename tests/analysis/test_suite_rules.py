@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import SHARED
+from common import SHARED
 from rewardlab.analysis.suites.judging import judge_suite
 from rewardlab.analysis.suites.outcomes import Outcome, beats, top_share
 from rewardlab.analysis.suites.registry import SUITES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import CHATML, make_model, make_tokenizer
+from common import CHATML, make_model, make_tokenizer
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.errors import ArtifactError

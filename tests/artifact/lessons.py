@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from harness.tiny import learn_slightly
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from artifacts import save
-from conftest import make_model
+from common import make_model
 from rewardlab.analysis.faults import FAULTS, name_fault
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rewardlab.artifact.save as save_module
-from conftest import CONFIGS, make_model
+from common import CONFIGS, make_model
 from lessons import slightly_trained, wide_renderer
 from rewardlab.artifact.canary_states import CanaryStates
 from rewardlab.artifact.copies import copy_reward_model

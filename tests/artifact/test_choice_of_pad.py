@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from artifacts import save
-from conftest import CHATML, make_model, make_tokenizer
+from common import CHATML, make_model, make_tokenizer
 from rewardlab.artifact.save import choose_pad, save_reward_model
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.types import Message

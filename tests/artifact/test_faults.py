@@ -22,7 +22,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from conftest import make_model, make_tokenizer, write_pairs
+from common import make_model, make_tokenizer, write_pairs
 from harness.tiny import CHATML, GROUPED, LLAMA3, SIZES
 from rewardlab.analysis.faults import name_fault
 from rewardlab.artifact.load import load

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from conftest import CHATML, make_tokenizer, write_base_model
+from common import CHATML, make_tokenizer, write_base_model
 from foreign_models import Made, linear_head, seq_cls, trl_value_head, value_head_file
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.foreign.config import ImportConfig

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from lessons import slightly_trained, wide_renderer
 from rewardlab.analysis.faults import FAULTS, PRECISION_MISMATCH, name_fault
 from rewardlab.artifact.canaries import score_tokens

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from artifacts import save
-from conftest import set_layout
+from common import set_layout
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ArtifactError, RenderError
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from artifacts import refusal
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from lessons import slightly_trained, wide_renderer
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load

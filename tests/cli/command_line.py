@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.data.config import RenderingConfig

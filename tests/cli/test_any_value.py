@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as tried
 from hypothesis import strategies as st
 
-from conftest import write_pairs
+from common import write_pairs
 from made_files import make_files
 from rewardlab import arguments, cli
 from rewardlab.core.config import Composed, from_mapping, read_settings, settings_of

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from command_line import refusal, short_run, tiny_reward_model, write_rows
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.artifact.seal import METADATA, seal

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from command_line import tiny_reward_model
-from conftest import write_pairs
+from common import write_pairs
 from foreign_models import linear_head
 from rewardlab.artifact.load import load
 from rewardlab.cli import main

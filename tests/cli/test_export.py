@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from command_line import refusal
-from conftest import make_model, make_tokenizer, write_pairs
+from common import make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from command_line import refusal, tiny_reward_model
-from conftest import write_base_model, write_pairs
+from common import write_base_model, write_pairs
 from foreign_models import edit_config
 from rewardlab.artifact.load import load
 from rewardlab.artifact.shards import bytes_of_size

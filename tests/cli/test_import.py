@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification
 
 from command_line import refusal
-from conftest import CHATML, make_tokenizer, write_base_model
+from common import CHATML, make_tokenizer, write_base_model
 from foreign_models import ENDED, edit_config, linear_head, seq_cls, trl_value_head, value_head_file
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.layouts import recognise

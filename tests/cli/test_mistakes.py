@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import BASE, ROW, in_process, only_message, refusal, short_run, write_rows
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab import cli
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load

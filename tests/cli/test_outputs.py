@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_line import refusal, short_run, tiny_reward_model, write_rows
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab.cli import main
 from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import clear_folder

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import refusal, short_run
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab.cli import main
 from rewardlab.report import build
 from run_folders import score_rows, write_evaluation, write_run

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from command_line import refusal, short_run, write_rows
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab import cli
 from rewardlab.analysis.metrics import evaluate
 from rewardlab.cli import main

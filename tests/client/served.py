@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from fake_engines import Model
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.spec import RewardSpec, read_spec

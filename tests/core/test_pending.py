@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import make_groups, make_model, stored
+from common import make_groups, make_model, stored
 from rewardlab.core.errors import DataError
 from rewardlab.core.pending import Pending
 from rewardlab.core.types import TokenGroup

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CHATML, write_base_model
+from common import CHATML, write_base_model
 from rewardlab.cli import main
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import read_jsonl, write_jsonl

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import CHATML, write_base_model
+from common import CHATML, write_base_model
 from helpers.planted import Planted
 from rewardlab.core.files import write_jsonl
 from rewardlab.curation.auditing.config import AuditConfig

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import write_base_model
+from common import write_base_model
 from rewardlab.analysis.json_form import encode
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.spec import SPEC_FILE

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import CHATML, make_tokenizer
+from common import CHATML, make_tokenizer
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
 from rewardlab.data.bulk import Overlong, render_all, render_replies, render_uncut

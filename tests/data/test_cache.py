@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conftest import make_tokenizer, write_pairs
+from common import make_tokenizer, write_pairs
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import RewardlabError
 from rewardlab.data import cache as module

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import CHATML, make_tokenizer, pair
+from common import CHATML, make_tokenizer, pair
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.data.chat import ReplyTooLong, to_messages

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from conftest import CHATML, make_tokenizer, pair
+from common import CHATML, make_tokenizer, pair
 from harness.in_memory import load_preferences
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import DataError, RenderError

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare
 
-from conftest import make_groups, make_tokenizer, pair
+from common import make_groups, make_tokenizer, pair
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.data.config import Control, DataConfig, DiagnosticConfig, Mode, RenderingConfig, TrainingDataConfig

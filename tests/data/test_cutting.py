@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conftest import CHATML, make_tokenizer
+from common import CHATML, make_tokenizer
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, Canary, RewardSpec
 from rewardlab.core.types import Conversation, IntArray, Message

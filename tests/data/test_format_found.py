@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from loading import write
 from rewardlab.data.prepare import load_data
 from rewardlab.data.templates import build_renderer

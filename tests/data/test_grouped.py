@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from loading import ALLOW_DROPS, load, write
 from parsing import cause, preference, read, replies
 from rewardlab.core.types import Preference

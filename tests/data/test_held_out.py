@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from resuming import interrupted
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import SUM

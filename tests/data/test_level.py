@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import make_groups
+from common import make_groups
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.pack import plan_groups, plan_level, plan_micro_batches, plan_packed
 

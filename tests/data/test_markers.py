@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from conftest import CHATML, make_tokenizer, pair
+from common import CHATML, make_tokenizer, pair
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Message, TokenGroup

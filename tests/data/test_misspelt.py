@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from loading import load, pair, write
 from parsing import read
 from rewardlab.core.errors import DataError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from harness.in_memory import load_preferences, split_by_root
 from rewardlab.core.errors import ConfigError, DataError, RenderError
 from rewardlab.core.types import Preference, TokenGroup

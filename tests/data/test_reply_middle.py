@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conftest import CHATML, make_tokenizer, pair
+from common import CHATML, make_tokenizer, pair
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.spec import CUT_FEWEST, CUT_MIDDLE, LEAVE_OUT, REFUSING, STOP, TRUNCATION_OF
 from rewardlab.core.types import Comparison, Conversation, IntArray, Message, Preference, TokenGroup

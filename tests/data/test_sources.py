@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import SHARED
+from common import SHARED
 from harness.in_memory import LoadedPreferences, load_preferences
 from loading import ALLOW_DROPS, THREE, THREE_CONTENTS, Row, contents, ids, load, pair, write
 from rewardlab.core.errors import DataError

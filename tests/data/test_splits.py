@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import shared_data
+from common import shared_data
 from harness.in_memory import split_by_root
 from loading import ids, load
 from rewardlab.core.errors import DataError

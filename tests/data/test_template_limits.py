@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from conftest import CHATML, make_tokenizer
+from common import CHATML, make_tokenizer
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Message
 from rewardlab.data import limits

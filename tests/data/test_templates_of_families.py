@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from rewardlab.core.errors import DataError
 from rewardlab.core.spec import TRUNCATION_OF
 from rewardlab.core.types import Comparison, Conversation, Message, Preference, TokenGroup

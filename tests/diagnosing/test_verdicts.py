@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diagnose_simulation
-from conftest import make_groups
+from common import make_groups
 from rewardlab.core.types import Preference
 from rewardlab.data.config import Control
 from rewardlab.data.controls import changed_by

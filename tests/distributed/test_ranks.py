@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import runs
-from conftest import write_pairs
+from common import write_pairs
 from many_ranks import trainer_for
 from rewardlab.artifact.load import load
 from rewardlab.distributed.ranks import ALONE, Parallel

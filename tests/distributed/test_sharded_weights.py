@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
-from conftest import GROUPED, SIZES, make_tokenizer, write_base_model
+from common import GROUPED, SIZES, make_tokenizer, write_base_model
 from rewardlab.artifact.load import load
 from rewardlab.artifact.weights import write_weights
 from rewardlab.model.load import disk_class_of, read_config

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 import rewardlab
 import rewardlab.training.run as run_module
-from conftest import write_base_model, write_pairs
+from common import write_base_model, write_pairs
 from pages import DOCS, Block, blocks, read
 from rewardlab.training.settings.config import (
     RewardTrainerConfig,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conftest import stored
+from common import stored
 from rewardlab.core.types import Comparison, TokenGroup
 from rewardlab.evaluation import baselines
 from rewardlab.evaluation.baselines import fit_baselines

@@ -13,7 +13,7 @@ import torch
 from scipy.special import expit
 
 import rewardlab
-from conftest import make_model, make_tokenizer, write_pairs
+from common import make_model, make_tokenizer, write_pairs
 from rewardlab.artifact import calibrated as calibrated_module
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model

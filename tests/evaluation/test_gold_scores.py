@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_model, make_tokenizer, write_pairs
+from common import make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from rewardlab.analysis.mistakes import sides_of
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rewardlab
-from conftest import make_model, make_tokenizer, write_pairs
+from common import make_model, make_tokenizer, write_pairs
 from rewardlab.analysis.ensembles import COMBINATIONS
 from rewardlab.artifact import calibrated as calibrated_module
 from rewardlab.artifact.save import save_reward_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from rewardlab.analysis.robustness import Effect
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model

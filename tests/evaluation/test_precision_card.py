@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import runs
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab.analysis.precision import MEASURES, PrecisionCard
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.save import save_reward_model
@@ -185,7 +185,7 @@ def test_the_report_says_the_precision_of_every_number(base_model, pairs_file, h
 
 @pytest.mark.slow
 def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, monkeypatch, capsys):
-    from conftest import make_model
+    from common import make_model
 
     renderer = build_renderer(load_tokenizer(str(base_model)), RenderingConfig(max_seq_len=128))
     save_reward_model(tmp_path / "rm", make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import make_model, make_tokenizer, write_pairs
+from common import make_model, make_tokenizer, write_pairs
 from rewardlab.analysis.judgement import Judgement, judge_rows
 from rewardlab.analysis.mistakes import margin_of, worst_mistakes
 from rewardlab.artifact.save import save_reward_model

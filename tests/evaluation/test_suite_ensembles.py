@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rewardlab
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from rewardlab.analysis.suites.judging import judge_suite
 from rewardlab.artifact import calibrated as calibrated_module
 from rewardlab.artifact import canaries

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conftest import write_pairs
+from common import write_pairs
 from fake_slurm import FakeSlurm
 from rewardlab.commands.training import train
 from rewardlab.experiments.one_run import do

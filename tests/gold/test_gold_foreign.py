@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import snapshot_download
 
 import labelled
-from conftest import CHATML, make_tokenizer
+from common import CHATML, make_tokenizer
 from foreign_models import Made, edit_config, seq_cls, trl_value_head
 from rewardlab.artifact.load import load
 from rewardlab.cli import main

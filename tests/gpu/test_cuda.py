@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from conftest import make_groups, make_model, make_tokenizer, set_layout
+from common import make_groups, make_model, make_tokenizer, set_layout
 from cuda_waits import no_waiting
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack

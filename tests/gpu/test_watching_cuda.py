@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from cuda_waits import no_waiting
 from rewardlab.data.groups import Datasets
 from rewardlab.training.cost.memory import peak_memory

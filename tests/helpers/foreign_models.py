@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from conftest import CHATML, CONFIGS, make_tokenizer
+from common import CHATML, CONFIGS, make_tokenizer
 
 ENDED = CHATML.replace("<|im_end|>\n", "<|im_end|>")
 """ChatML without the line break behind a turn, so that it is plain where a score is read."""

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from conftest import make_groups, make_tokenizer
+from common import make_groups, make_tokenizer
 from rewardlab.artifact import canaries
 from rewardlab.artifact import weights as weights_module
 from rewardlab.artifact.load import Where, assemble

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from harness.fake_engine import FakeEngine, app_of, running
 from harness.tiny import GROUPED, LLAMA3, SIZES, learn_slightly
 from pages import blocks, read

@@ -10,7 +10,7 @@ from typing import Any
 
 import zstandard
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from harness.in_memory import LoadedPreferences, load_preferences
 from rewardlab.core.config import from_mapping
 from rewardlab.core.types import Preference

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import held_in_parts
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import RewardlabError, RunInterrupted
 from rewardlab.core.pending import Pending

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conftest import CHATML, make_model, make_tokenizer
+from common import CHATML, make_model, make_tokenizer
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.artifact.seal import seal
 from rewardlab.core.files import write_json

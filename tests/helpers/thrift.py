@@ -1,9 +1,10 @@
-"""What spares the tests time and takes nothing from what they hold; conftest.py loads it after the type checks."""
+"""What spares the tests time and takes nothing from what they hold; common.py loads it after the type checks."""
 
 from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -50,7 +51,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what was imported: it stays, and each of its runs would look at all of it again."""
+    """Spare the garbage collector what was imported: it stays, and each of its runs would look at all of it again.
+
+    torch's loggers hand on what they are told, as loggers do: six times a test, pytest adds itself to each of the sixty
+    that would not.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.collect()
     gc.freeze()
 

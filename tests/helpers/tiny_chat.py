@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from harness.tiny import GROUPED, SIZES
 
 

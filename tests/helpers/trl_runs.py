@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from rewardlab.rl import RewardScorer, Scored
 from rewardlab.rl.members import About
 from rewardlab.rl.trl import RewardFunction

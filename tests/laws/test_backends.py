@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from conftest import arithmetic, make_groups, make_model, set_layout
+from common import arithmetic, make_groups, make_model, set_layout
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.model import attention_backends, compute
@@ -205,7 +205,7 @@ def wide_model():
     """A tiny Llama whose linear layers are wide enough for oneDNN."""
     from transformers import LlamaConfig
 
-    from conftest import SIZES
+    from common import SIZES
 
     return make_model(config=LlamaConfig(**{**SIZES, "hidden_size": 64, "intermediate_size": 96}))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import CONFIGS, arithmetic, make_groups, make_model, set_layout
+from common import CONFIGS, arithmetic, make_groups, make_model, set_layout
 from rewardlab import score as score_module
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.errors import ModelError

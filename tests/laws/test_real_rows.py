@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_model, make_tokenizer, shared_data
+from common import make_model, make_tokenizer, shared_data
 from harness.in_memory import load_preferences
 from rewardlab.batch import pack
 from rewardlab.core.types import TokenGroup

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import arithmetic, make_groups, make_model
+from common import arithmetic, make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Sums

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import runs
-from conftest import make_model, make_tokenizer, write_base_model
+from common import make_model, make_tokenizer, write_base_model
 from resuming import interrupted
 from rewardlab.artifact.load import load, require_canaries
 from rewardlab.artifact.save import save_reward_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from conftest import CONFIGS, make_tokenizer
+from common import CONFIGS, make_tokenizer
 from rewardlab.artifact.save import Trained, save_reward_model
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import CONFIGS
+from common import CONFIGS
 from rewardlab.model import precision
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.load import disk_class_of

@@ -16,7 +16,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.nn.attention.flex_attention import flex_attention
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from fake_cuda import DEVICE, fake_cuda, run_backward
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.data.groups import Datasets

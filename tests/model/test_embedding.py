@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import GPT2Config
 from transformers.pytorch_utils import Conv1D
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.model import half, linear
 from rewardlab.model.compute import apply_compute

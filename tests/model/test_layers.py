@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from conftest import CONFIGS, arithmetic, make_groups, make_model, set_layout
+from common import CONFIGS, arithmetic, make_groups, make_model, set_layout
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.model.layers import cut_off, decoder_layers, layer_states, resolve_layers

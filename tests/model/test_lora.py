@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from adapted import KINDS, SAVED, config_for, load_model, moved_model, save, write_ordinary_base
-from conftest import make_groups, set_layout
+from common import make_groups, set_layout
 from merged_adapters import merged_state
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack

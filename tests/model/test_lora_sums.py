@@ -8,7 +8,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from conftest import make_model
+from common import make_model
 from rewardlab.model import linear, lora
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig

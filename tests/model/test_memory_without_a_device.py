@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from conftest import make_model
+from common import make_model
 from fake_cuda import DEVICE, fake_cuda
 from harness.gpu_runs import MODELS
 from harness.memory_formula import predict

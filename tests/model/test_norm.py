@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.model import compute, norm

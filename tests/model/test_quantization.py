@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import rewardlab.model.quantization as quantization_module
 from adapted import config_for, load_model, moved_model, save
-from conftest import GROUPED, SIZES, make_groups, make_tokenizer
+from common import GROUPED, SIZES, make_groups, make_tokenizer
 from merged_adapters import merged_state
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack

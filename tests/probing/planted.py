@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from conftest import make_groups
+from common import make_groups
 from rewardlab.core.types import Comparison
 
 

@@ -10,7 +10,7 @@ import torch
 
 import rewardlab.probing.cached as cached_module
 import rewardlab.probing.states as states_module
-from conftest import make_groups, make_model, set_layout, stored
+from common import make_groups, make_model, set_layout, stored
 from harming import HARMS
 from rewardlab.batch import pack
 from rewardlab.core.errors import ModelError

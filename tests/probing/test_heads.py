@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 
 import rewardlab.probing.heads as heads_module
-from conftest import make_groups, stored
+from common import make_groups, stored
 from planted import planted
 from rewardlab.analysis.linear import compare
 from rewardlab.core.types import Comparison

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, OPTConfig
 
 import rewardlab.probing.run as probe_module
 import rewardlab.probing.states as states_module
-from conftest import make_groups, make_model, make_tokenizer, stored, write_base_model, write_pairs
+from common import make_groups, make_model, make_tokenizer, stored, write_base_model, write_pairs
 from harming import HARMS
 from rewardlab.artifact.load import load
 from rewardlab.cli import main

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rewardlab.probing.run as probe_module
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.cli import main
 from rewardlab.probing.states import fingerprint
 from rewardlab.serve.verifying.folder import verify

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AddedToken
 
-from conftest import make_tokenizer
+from common import make_tokenizer
 from loop_doubles import NOISE, ServedScorer, TableScorer, scores_of
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.rl.configured import FILE, SOURCE

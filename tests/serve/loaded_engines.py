@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from rewardlab.artifact.save import Trained, save_reward_model
 from rewardlab.client.protocol import ScoreRequest
 from rewardlab.core.types import Message

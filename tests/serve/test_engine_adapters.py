@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import write_base_model
+from common import write_base_model
 from loaded_engines import LONG, NEAR, answer, request_of, save_adapter, save_model, score
 from rewardlab.artifact.load import load
 from rewardlab.artifact.seal import recorded_digest

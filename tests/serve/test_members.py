@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import rewardlab
-from conftest import write_base_model, write_pairs
+from common import write_base_model, write_pairs
 from loaded_engines import NEAR, save_adapter, save_model
 from rewardlab.artifact import calibrated as calibrated_module
 from rewardlab.artifact.adapters import Members

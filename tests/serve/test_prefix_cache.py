@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import CONFIGS, make_model
+from common import CONFIGS, make_model
 from rewardlab.core.types import TokenGroup
 from rewardlab.model.past import PromptStates
 from rewardlab.score import score_groups

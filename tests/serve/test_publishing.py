@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from conftest import make_tokenizer, write_pairs
+from common import make_tokenizer, write_pairs
 from harness.fake_engine import running
 from harness.tiny import GROUPED, SIZES
 from rewardlab.cli import main

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from rewardlab.artifact import load as artifact_load
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model

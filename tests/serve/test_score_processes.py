@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from conftest import make_model, make_tokenizer
+from common import make_model, make_tokenizer
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.data.config import RenderingConfig

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import rewardlab.training.start as start_module
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab.analysis.stats import difference
 from rewardlab.cli import main
 from rewardlab.core.types import ScoreRow

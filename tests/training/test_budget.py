@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import rewardlab.training.budget as budget_module
 import rewardlab.training.run as run_module
-from conftest import make_groups, make_model, stored
+from common import make_groups, make_model, stored
 from rewardlab.cli import main
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import from_mapping

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 import rewardlab.training.states as states_room
 import runs
-from conftest import CONFIGS, GROUPED, SIZES, make_groups, make_model, make_tokenizer, write_base_model, write_pairs
+from common import CONFIGS, GROUPED, SIZES, make_groups, make_model, make_tokenizer, write_base_model, write_pairs
 from resuming import interrupted, weights_of
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ArtifactError, ConfigError, ModelError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_groups, make_model, write_pairs
+from common import make_groups, make_model, write_pairs
 from rewardlab.batch import pack
 from rewardlab.cli import main
 from rewardlab.core.files import read_jsonl

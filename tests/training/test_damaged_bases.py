@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import write_base_model, write_pairs
+from common import write_base_model, write_pairs
 from rewardlab.cli import main
 from rewardlab.core.errors import ModelError
 from rewardlab.model.files import require_whole_files, weight_files

@@ -19,7 +19,7 @@ from transformers import (
     MptConfig,
 )
 
-from conftest import make_tokenizer, write_pairs
+from common import make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.core.spec import read_spec
 from rewardlab.training.run import train

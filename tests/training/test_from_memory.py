@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import rewardlab
-from conftest import write_pairs
+from common import write_pairs
 from resuming import config_for, stop_after
 from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
 from rewardlab.core.types import Comparison, Message, Preference

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab.core.errors import DataError
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig

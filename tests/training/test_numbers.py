@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GPTNeoXConfig
 
 import runs
-from conftest import SIZES, make_groups, make_model, make_tokenizer, write_pairs
+from common import SIZES, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.data.step_order import batch_of_step

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import runs
-from conftest import make_groups, make_model, write_base_model, write_pairs
+from common import make_groups, make_model, write_base_model, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.data.groups import Datasets
 from rewardlab.evaluation.evaluate import judge

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from conftest import CHATML, make_tokenizer, write_base_model
+from common import CHATML, make_tokenizer, write_base_model
 from rewardlab.cli import main
 from rewardlab.core.types import Message
 from rewardlab.curation.showing.config import ShowConfig

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from conftest import write_base_model, write_pairs
+from common import write_base_model, write_pairs
 from harming import HARMS, harm_folder
 from held_in_parts import SHAPES, tensors_of
 from resuming import interrupted, weights_of

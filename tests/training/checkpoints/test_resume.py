@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import runs
-from conftest import make_model, write_base_model, write_pairs
+from common import make_model, write_base_model, write_pairs
 from harming import flip
 from resuming import KINDS, config_for, interrupted, stop_after, weights_of
 from rewardlab.artifact.load import load

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import make_model, write_base_model, write_pairs
+from common import make_model, write_base_model, write_pairs
 from resuming import KINDS, interrupted, weights_of
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import HASH_DIGITS, settings_of

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rewardlab.training.cost.memory as memory_module
 import rewardlab.training.loop.trainer as trainer_module
-from conftest import arithmetic, make_groups, make_model
+from common import arithmetic, make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import DeviceMemoryError
 from rewardlab.data.groups import Datasets

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MixtralConfig
 
-from conftest import CONFIGS, GROUPED, SIZES, make_groups, make_model
+from common import CONFIGS, GROUPED, SIZES, make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.model.compute import read_last_layer_only_where_scored
 from rewardlab.model.config import ModelConfig

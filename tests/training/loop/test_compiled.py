@@ -88,7 +88,7 @@ from pathlib import Path
 
 import torch
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.data.groups import Datasets
 from rewardlab.model.compute import apply_compute

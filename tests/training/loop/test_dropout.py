@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import arithmetic, make_groups, make_model, set_layout
+from common import arithmetic, make_groups, make_model, set_layout
 from many_ranks import trainer_for
 from rewardlab.batch import pack
 from rewardlab.core.errors import ModelError

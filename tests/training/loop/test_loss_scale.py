@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import make_groups, make_model, make_tokenizer, set_layout
+from common import make_groups, make_model, make_tokenizer, set_layout
 from rewardlab.core.errors import ModelError, NonFiniteError
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.groups import Datasets

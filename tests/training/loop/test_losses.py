@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import make_groups
+from common import make_groups
 from rewardlab.batch import pack
 from rewardlab.training.loop.losses import (
     bradley_terry,

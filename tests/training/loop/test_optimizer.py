@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import runs
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.data.groups import Datasets

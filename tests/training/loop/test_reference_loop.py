@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from conftest import CONFIGS, arithmetic, make_groups, make_model, make_tokenizer, write_pairs
+from common import CONFIGS, arithmetic, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, weigh
 from rewardlab.model.reward import RewardModel, disk_name

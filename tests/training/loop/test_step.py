@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.core.errors import ModelError, NonFiniteError
 from rewardlab.data.groups import Datasets
 from rewardlab.training.loop.optimizer import build_optimizer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.core.types import Sums
 from rewardlab.data.groups import Datasets
 from rewardlab.training.cost.throughput import Throughput

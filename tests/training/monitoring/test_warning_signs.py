@@ -14,7 +14,7 @@ import torch
 
 import rewardlab.training.run as run_module
 import runs
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab.analysis.health import ADVICE, judge
 from rewardlab.analysis.signs import RunFacts
 from rewardlab.batch import PackedBatch

@@ -13,7 +13,7 @@ import torch
 
 import rewardlab.training.monitoring.memory_watch as memory_watch_module
 import runs
-from conftest import make_groups, make_model
+from common import make_groups, make_model
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.groups import Datasets
 from rewardlab.training.cost import memory

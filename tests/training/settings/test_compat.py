@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import CHATML, make_tokenizer, write_base_model, write_pairs
+from common import CHATML, make_tokenizer, write_base_model, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.cli import main
 from rewardlab.commands.training import parse_train

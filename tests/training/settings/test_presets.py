@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 import torch
 
-from conftest import write_pairs
+from common import write_pairs
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import settings_of, to_mapping
 from rewardlab.core.errors import ConfigError
