@@ -45,7 +45,7 @@ def collect(results: Path, output: Path) -> list[str]:
             f"#{title}",
             *itertools.chain.from_iterable(map(wrap, rest)),
             "",
-            f"[{path.name}]({link.as_posix()})",
+            f"[record]({link.as_posix()})",
             "",
         ]
     if missing := [name for name in PARTS if name not in found]:

@@ -58,6 +58,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("scale", [None, "tiny"])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_can_be_frozen_and_each_hypothesis_decided_either_way(

@@ -63,6 +63,7 @@ def step_of(model, num_micro_batches=3):
     return torch.cat(scores), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set")  # PEFT says so of every Conv1D, and then sets it itself
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])

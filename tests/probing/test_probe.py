@@ -228,6 +228,7 @@ def test_a_failure_leaves_the_run_that_would_be_replaced(base_model, pairs_file,
     verify(first.model)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("changes", [{"save_dtype": "bfloat16"}, {"precision": "bf16"}])
 def test_where_something_is_rounded_the_saved_folder_is_what_is_judged(base_model, pairs_file, tmp_path, changes):
     test = write_pairs(tmp_path / "test.jsonl", 20, offset=100)

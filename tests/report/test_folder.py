@@ -127,6 +127,7 @@ FILES = [
 ]
 
 
+@pytest.mark.quick_cases(18)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("harm", ["gone", "empty", "half", "bytes", "list", "deep", "folder", "pipe"])
 def test_no_damage_to_a_file_stops_the_report(run: Path, name: str, harm: str) -> None:

@@ -42,6 +42,7 @@ def benign(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Document:
     return document
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_name_of_what_only_some_folders_have_becomes_markup(
     text: str, kind: str, benign: Document, tmp_path: Path

@@ -203,6 +203,7 @@ def test_runs_are_set_side_by_side_under_names_that_differ(told: Told, tmp_path:
     assert "rewardlab compare" in markdown_page(document)
 
 
+@pytest.mark.quick_cases(4)
 def test_no_text_becomes_an_element_or_an_attribute(hostile: tuple[str, Told], page: str) -> None:
     text, told = hostile
     parsed = require_plain_html(html_page(report_of([told])), page)

@@ -61,6 +61,7 @@ def test_every_sabotage_is_in_the_table() -> None:
     assert set(CAUGHT) | set(HARMLESS) | {"completed"} == set(SABOTAGES)
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize(
     ("dialect", "sabotage"),
     [

@@ -149,6 +149,7 @@ def test_resuming_unpickles_nothing(copied, monkeypatch):
     assert history_of(copied.run.output_dir) == history_of(whole_of(copied))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_goes_on_exactly(copied, log):
     as_earlier_version(copied.run.output_dir, 5)
     train(copied)
