@@ -5,6 +5,7 @@ No number is computed, so nothing here says that a kernel is right, fast or smal
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import fields
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from fake_cuda import DEVICE, fake_cuda, run_backward
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import plan_replies
-from rewardlab.model import attention_backends
+from rewardlab.model import attention_backends, compute
 from rewardlab.model.attention_backends import PromptLayout, Ragged
 from rewardlab.model.compute import apply_compute, unavailable
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
@@ -378,3 +379,36 @@ def test_the_layouts_of_all_layers_are_sent_once(device):
         ragged = layout.ragged(DEVICE)
     assert device.copies == 3
     assert ragged.gather_U.device == DEVICE
+
+
+@pytest.mark.parametrize("layout", ["shared", "padded"])
+def test_attention_is_not_computed_by_cudnn(device, layout):
+    model = model_on(device, "segments")
+    model.layout = layout
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        if layout == "padded":
+            model.backbone.set_attn_implementation("sdpa")
+        model(pack(GROUPS).to(DEVICE))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_nor_in_the_trial_of_a_kernel(device, monkeypatch):
+    left_out = []
+    monkeypatch.setattr(compute, "leave_out_cudnn", left_out.append)
+    with contextlib.suppress(Exception):  # there are no numbers to compare
+        compute.trial("varlen", make_model("qwen2").config, device=DEVICE, dtype=torch.bfloat16, train=True)
+    assert left_out[0] == DEVICE
+
+
+def test_on_a_cpu_the_choice_of_kernels_is_the_user_s():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        make_model()(pack(GROUPS))
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -134,3 +134,16 @@ def padded_implementation(config: PretrainedConfig) -> str:
     model_class = MODEL_MAPPING.get(type(config), None)
     capped = getattr(config, "attn_logit_softcapping", None)
     return "eager" if capped or not getattr(model_class, "_supports_sdpa", True) else "sdpa"
+
+
+def leave_out_cudnn(device: torch.device) -> None:
+    """Keep PyTorch from computing attention by cuDNN on a CUDA device, from now on and in the whole process.
+
+    On an H100, PyTorch 2.11 takes cuDNN first. Its backward pass gave NaN for masked rows of some lengths (PyTorch
+    issue 196678), and an illegal memory access, which ends all use of the device, for causal rows of 16 heads of 128.
+    The switch cannot be for a forward pass alone: a backward pass that computes activations again chooses again. Other
+    kernels take its place; `varlen` does not use it.
+    """
+    switches: Any = torch.backends.cuda  # without types
+    if device.type == "cuda" and switches.cudnn_sdp_enabled():
+        switches.enable_cudnn_sdp(False)

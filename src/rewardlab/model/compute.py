@@ -23,7 +23,7 @@ from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory, spare_memory, use_huge_pages
 from rewardlab.core.types import Log
 from rewardlab.model import norm
-from rewardlab.model.attention import LAYOUT_ARGUMENT
+from rewardlab.model.attention import LAYOUT_ARGUMENT, leave_out_cudnn
 from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
 from rewardlab.model.config import ComputeConfig, HalfRounding, TrainComputeConfig
 from rewardlab.model.embedding import add_gradients_by_row
@@ -264,6 +264,7 @@ def _attend_once(name: str, text_config: Any, device: torch.device, dtype: torch
     """Return the output for a small random row in the shape of the model's heads, and if `train` also the gradients of
     query, key and value.
     """
+    leave_out_cudnn(device)
     heads, grouped, width = _heads_of(text_config)
     layout = PromptLayout(TRIAL_GROUPS, name)
     draw = torch.Generator().manual_seed(0)

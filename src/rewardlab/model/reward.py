@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ModelError
-from rewardlab.model.attention import LAYOUT_ARGUMENT
+from rewardlab.model.attention import LAYOUT_ARGUMENT, leave_out_cudnn
 from rewardlab.model.attention_backends import PromptLayout
 from rewardlab.model.dropout import Draws
 from rewardlab.model.half import AS_SAVED, HalfWeights, RoundedParts
@@ -113,6 +113,7 @@ class RewardModel(nn.Module):
         assert past is None or self.layout != "padded"
         if self.known_states is not None and past is None:
             return self.known_states(batch)
+        leave_out_cudnn(self.device)
         if self.half_weights is not None:
             self.half_weights.refresh(self.step_draw if self.training else AS_SAVED)
         if self.draws is not None and self.training:

@@ -51,6 +51,7 @@ class LocalSampler:
         from transformers.utils import logging as transformers_logging
 
         from rewardlab.data.chat import load_tokenizer
+        from rewardlab.model.attention import leave_out_cudnn
         from rewardlab.model.builtin import resolve_model_name
         from rewardlab.model.files import told
 
@@ -64,6 +65,7 @@ class LocalSampler:
         with told(self.name, "cannot be loaded as a language model"):
             self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[self._precision])
         self._model.eval().to(_device())
+        leave_out_cudnn(self._model.device)
         given = self._model.generation_config.eos_token_id
         ends = given if isinstance(given, list) else [given]
         self._ends = tuple(one for one in [*ends, self._tokenizer.eos_token_id] if one is not None)
