@@ -282,7 +282,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells; the result is written again after each. 1 if a kernel breaks the law or a cell could not run."""
     options = parse(arguments)
-    attention.leave_out_cudnn(gpu_runs.device_of(options))  # what each kernel is compared with is PyTorch's attention
+    attention.leave_out_cudnn(torch.device(options.device))  # what each kernel is compared with is PyTorch's attention
     names = [
         f"{what} {model} K={replies}"
         for what in ("layer", "model")
