@@ -124,7 +124,7 @@ class Bench:
         self.resident[name], self.own[name] = loop.model, loop.optimizer
 
         def run() -> timing.Sample:
-            torch.backends.cuda.enable_cudnn_sdp(True)  # PyTorch's default, which our own forward pass turns off
+            torch.backends.cuda.enable_cudnn_sdp(True)  # PyTorch's default, which a peer has and ours turns off
             if checkpointing:
                 loop.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             else:

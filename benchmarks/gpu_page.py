@@ -49,7 +49,7 @@ def collect(results: Path, output: Path) -> list[str]:
             "",
         ]
     if missing := [name for name in PARTS if name not in found]:
-        lines += [f"Not measured: {', '.join(f'`{name}.py`' for name in missing)}.", ""]
+        lines += [f"No record of: {', '.join(f'`{name}.py`' for name in missing)}.", ""]
     return lines
 
 

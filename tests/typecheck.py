@@ -5,12 +5,11 @@ annotation here has), and looks at all of them twice. Done everywhere it takes a
 Here the shapes of a call are held against each other by jaxtyping's context alone, and only where a signature or the
 fields of a dataclass have shapes; all else is checked by beartype alone. The checks of a function are made when it is
 first called: half of the functions that tests import are called by none in the same process. An annotation with a name
-that is not known then is not checked.
+that is not known where the function is defined, such as that of its own class, is not checked.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import partial, update_wrapper, wraps
@@ -64,7 +63,7 @@ def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     if "<locals>" not in what.__qualname__ and not _makes(what):
         return _first_calls(what, typechecker)
     known = _wrappers.get(_key(what))
-    return _around(known, what) if known is not None else _checked(what, typechecker)
+    return _around(known, what) if known is not None else _checked(what, typechecker, *_hints(what))
 
 
 def _key(function: FunctionType) -> tuple[CodeType, str, str]:
@@ -73,15 +72,11 @@ def _key(function: FunctionType) -> tuple[CodeType, str, str]:
     return function.__code__, function.__module__, function.__qualname__
 
 
-def _checked(function: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
-    known, hints = _hints(function)
+def _checked(function: FunctionType, typechecker: Callable[[Any], Any], known: bool, hints: dict[str, Any]) -> Any:
     shapes = any(map(_is_shape, hints.values()))
     if shapes and isgeneratorfunction(function):  # what it yields is not checked
         return _with_shapes(typechecker(function), typechecker=None)
-    if not known:
-        checked = _by_type_error(_with_hints(function, hints))
-    else:
-        checked = (_by_type_error if _names_its_class(function) else typechecker)(function)
+    checked = (typechecker if known else _by_type_error)(_with_hints(function, hints))
     if shapes:
         checked = _in_context(checked)
     elif _is_checked(checked):
@@ -90,21 +85,19 @@ def _checked(function: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
     return checked
 
 
-def _names_its_class(function: FunctionType) -> bool:
-    """Whether an annotation of a method has the name of its class, as that of a second constructor has."""
-    *_, owner, _ = ("", *function.__qualname__.split("."))
-    return bool(owner) and any(re.search(rf"\b{owner}\b", str(one)) for one in function.__annotations__.values())
-
-
 def _makes(function: FunctionType) -> bool:
     """Whether a call returns a coroutine or a generator: what calls it may ask for its kind."""
     return bool(function.__code__.co_flags & (CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR))
 
 
 def _first_calls(plain: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
-    """A function of which the first calls in each test are checked."""
+    """A function of which the first calls in each test are checked.
+
+    What its annotations mean is looked up now: at its first call a test may have put something else in their place.
+    """
     test = calls = 0
     checked: Any = None
+    meaning = _hints(plain)
 
     @wraps(plain)
     def looked_at(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +108,7 @@ def _first_calls(plain: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
             return plain(*args, **kwargs)
         calls += 1
         if checked is None:
-            checked = _checked(plain, typechecker)
+            checked = _checked(plain, typechecker, *meaning)
         return checked(*args, **kwargs)
 
     _LATER.add(looked_at)

@@ -259,7 +259,7 @@ def test_the_page_has_the_newest_result_of_each_part_from_a_gpu(tmp_path):
     link = "../benchmarks/results/gpu.some-gpu.2026-02-01-2.md"
     assert f"({link})" in page
     assert (output.parent / link).is_file()
-    assert "Not measured: `gpu_memory.py`, `gpu_sharded.py`, `gpu_nvml.py`." in page
+    assert "No record of: `gpu_memory.py`, `gpu_sharded.py`, `gpu_nvml.py`." in page
 
 
 def test_without_a_result_from_a_gpu_there_is_no_page(tmp_path):
