@@ -86,6 +86,10 @@ def test_a_folder_that_already_holds_a_run_is_kept(flags, pairs_file, tmp_path, 
         f"{tmp_path / 'run'} already holds a run. Choose another --output-dir, or replace it with --overwrite.\n"
     )
     assert (tmp_path / "run/config.json").read_text() == text
+    (tmp_path / "run/checkpoints/step_4").mkdir(parents=True)
+    assert "already holds a run. Go on with it by --resume auto, choose another" in refusal(
+        capsys, *flags, "--dataset", pairs_file
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "score"])

@@ -14,7 +14,7 @@ from scipy.special import expit, log_expit
 from harness.wrongly_labelled import RULE, preference, simulated
 from rewardlab.analysis.linear import fit
 from rewardlab.core.errors import DataError
-from rewardlab.core.types import Comparison, Estimate
+from rewardlab.core.types import Comparison, Estimate, Message
 from rewardlab.curation.mislabels.cleaning import turned_round
 from rewardlab.curation.mislabels.crossfit import Witness, comparisons_of, folds_of, hear
 from rewardlab.curation.mislabels.lengths import Lengths, lengths_of
@@ -22,6 +22,7 @@ from rewardlab.curation.mislabels.noise import confident_count, estimate_noise
 from rewardlab.curation.mislabels.pairs import held_together, nearly_equal, opposites, pairs_of
 from rewardlab.curation.mislabels.planting import TOGETHER, plant
 from rewardlab.curation.mislabels.ranking import flagged_rows, rank
+from rewardlab.curation.mislabels.text import markdown
 from rewardlab.curation.mislabels.worth import measure_worth
 from rewardlab.data.config import ReadingConfig
 
@@ -419,3 +420,12 @@ def test_labels_of_annotators_are_turned_by_their_sides_whatever_label_says(labe
     row = {"prompt": "q", "chosen": "a", "rejected": "b", "labels": labels, "label": 1}
     assert turned_round(row, "x", ReadingConfig()) == {**row, "chosen": "b", "rejected": "a"}
     assert turned_round({**row, "labels": None}, "x", ReadingConfig()) == {**row, "labels": None, "label": 0}
+
+
+@pytest.mark.parametrize(
+    ("flagged", "title"), [(True, "# Labels that are probably wrong"), (False, "# No label is flagged")]
+)
+def test_a_page_of_pairs_of_which_none_is_flagged_says_so(flagged: bool, title: str) -> None:
+    turns = (Message("user", "Hi"),)
+    entry = {"rank": 1, "id": "a", "flagged": flagged, "reasons": ["short"]}
+    assert markdown([entry], {1: (turns, turns, turns)}).startswith(title)

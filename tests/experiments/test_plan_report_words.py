@@ -57,6 +57,7 @@ def test_one_of_anything_is_said_in_the_singular(tmp_path: Path) -> None:
     text = f"{HEAD}seeds: 1\narms: {{a: {{}}}}\nhypotheses: {{good: accuracy(a) > 0.5}}\n"
     checked = check(read_plan(write_plan(tmp_path, text)))
     assert "1 run of 1 arm in 1 phase\n" in check_report(checked)
+    assert "1 seed; 3 are the fewest that show their noise. By one, intervals are over" in check_report(checked)
     wrong = check(read_plan(write_plan(tmp_path, text.replace("accuracy(a)", "accuracy(b)"))))
     assert len(wrong.errors) == 1
     assert "1 error: mend" in check_report(wrong)
@@ -80,3 +81,9 @@ def test_seconds_are_called_those_of_training_steps(tmp_path: Path) -> None:
     said = " ".join(text_report(found).split())
     assert "seconds in training steps" in said
     assert "loading, evaluating and saving come on top" in said
+
+
+@pytest.mark.parametrize(("seeds", "told"), [(1, "Every arm had one seed"), (2, "crossed random effects")])
+def test_intervals_are_over_seeds_only_where_there_are_several(tmp_path: Path, seeds: int, told: str) -> None:
+    found = summarise(finished_study(tmp_path, f"{HEAD}seeds: {seeds}\narms: {{a: {{}}}}\n"))
+    assert told in " ".join(markdown_page(page(found)).split())

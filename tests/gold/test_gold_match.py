@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -308,6 +309,14 @@ def test_losses_are_judged_by_their_intervals(end: Estimate, epoch: Estimate | N
     rows = drawn()
     found = judged(rows, scored(rows), runs={"p0": facts(end_loss=end, epoch_loss=epoch)})
     assert (found["loss at the end"].status, found["loss after an epoch"].status) == tuple(statuses)
+
+
+def test_a_loss_of_too_few_steps_says_why_it_is_not_judged() -> None:
+    rows = drawn()
+    few = Estimate(value=0.2, low=math.nan, high=math.nan, n=7, method="")
+    found = judged(rows, scored(rows), runs={"p0": facts(end_loss=few, epoch_loss=None)})
+    assert found["loss at the end"].status == "undecided"
+    assert "Fewer than ten logged steps have no interval" in found["loss at the end"].advice
 
 
 @pytest.mark.slow

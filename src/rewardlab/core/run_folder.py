@@ -248,7 +248,12 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replac
             f"rewardlab run. Choose another --output-dir, or move them away."
         )
     if not overwrite:
-        raise ConfigError(f"{folder} already holds a run. Choose another --output-dir, or replace it with --overwrite.")
+        held = any((folder / CHECKPOINTS).glob("step_*"))
+        raise ConfigError(
+            f"{folder} already holds a run. "
+            + ("Go on with it by --resume auto, choose" if held else "Choose")
+            + " another --output-dir, or replace it with --overwrite."
+        )
     _require_own_names(folder)
     if replaces:
         _require_removable(folder, ["best", *steps])

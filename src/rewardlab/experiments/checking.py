@@ -31,10 +31,12 @@ from rewardlab.experiments.power import ALPHA, Assumed, Reach, reach_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.sweeps import with_stand_ins
+from rewardlab.report.tables import format_counted
 from rewardlab.training.settings.config import LORA_LR
 from rewardlab.training.settings.presets import rate_notice
 
 FEW_SEEDS: Final = 3
+ONE_SEED: Final = ". By one, intervals are over prompts alone, and narrower than they would be by several"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,9 @@ def _about_runs(plan: Plan, runs: Sequence[Run]) -> Iterator[Problem]:
         if phase.search is not None:
             yield from _about_metric(f"phase {phase.name}: search", phase.search.metric)
         if len(phase.seeds) < FEW_SEEDS:
-            text = f"phase {phase.name}: {len(phase.seeds)} seeds; {FEW_SEEDS} are the fewest that show their noise"
+            seeds = format_counted(len(phase.seeds), "seed")
+            text = f"phase {phase.name}: {seeds}; {FEW_SEEDS} are the fewest that show their noise"
+            text += ONE_SEED if len(phase.seeds) == 1 else ""
             yield Problem(level="warning", text=text)
     if not plan.hypotheses:
         yield Problem(level="warning", text="no hypotheses: nothing can turn out to be wrong")

@@ -207,8 +207,10 @@ def markdown(
     entries: Iterable[Mapping[str, Any]], texts: Mapping[int, tuple[Conversation, Conversation, Conversation]]
 ) -> str:
     """Return suspicious pairs as Markdown. `texts` has the prompt, the preferred reply and the other of each rank."""
+    entries = list(entries)
+    any_flagged = any(entry["flagged"] for entry in entries)
     lines = [
-        "# Labels that are probably wrong",
+        "# Labels that are probably wrong" if any_flagged else "# No label is flagged: the most suspicious pairs",
         "",
         "The most suspicious first. Read both replies before you look at the label: a flag is a reason to look, and no "
         "proof.",

@@ -7,6 +7,7 @@ from typing import Any
 
 from rewardlab.experiments.gates import GateVerdict
 from rewardlab.experiments.outcomes import Outcome
+from rewardlab.experiments.plan import Plan
 from rewardlab.experiments.power import ALPHA
 from rewardlab.experiments.reporting.arms import Arms, natural
 from rewardlab.experiments.reporting.choices import Selection
@@ -39,9 +40,7 @@ def methods_of(
         _judged(arms),
         f"The primary quantity was {natural(plan.primary).title}, of the checkpoint that each run chose on validation "
         f"data; test data chose nothing.",
-        f"Means are over seeds. {LEVEL:.0%} intervals treat seeds and prompts as crossed random effects (a t interval "
-        f"whose parts are the variance that seeds do not share and the variance over prompts that they share); arms "
-        f"were compared paired by seed and prompt.",
+        _means(plan),
     ]
     if count := len(plan.hypotheses):
         gone = ", with those that were taken out or replaced," if num_tested > count else ""
@@ -54,6 +53,20 @@ def methods_of(
         sentences.append("p-values of differences from the baseline are two-sided and adjusted over the arms (Holm).")
     sentences += [_frozen(frozen_of(study)), *_departures(deviations, progress)]
     return " ".join(sentences)
+
+
+def _means(plan: Plan) -> str:
+    """Return what means and intervals are over."""
+    if all(len(phase.seeds) == 1 for phase in plan.phases):
+        return (
+            f"Every arm had one seed, so {LEVEL:.0%} intervals are over prompts alone and say nothing of other seeds; "
+            f"arms were compared paired by prompt."
+        )
+    return (
+        f"Means are over seeds. {LEVEL:.0%} intervals treat seeds and prompts as crossed random effects (a t interval "
+        f"whose parts are the variance that seeds do not share and the variance over prompts that they share); arms "
+        f"were compared paired by seed and prompt."
+    )
 
 
 def _trained(study: Study, reader: Reader, arms: Arms) -> Iterable[str]:

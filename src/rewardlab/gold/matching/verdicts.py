@@ -362,7 +362,11 @@ def _loss(name: str, about: str, loss: Estimate, limit: float, grave: Status, wh
         about=about,
         status="undecided",
         evidence=told,
-        advice="Log more steps (--log-every 1), or look on.",
+        advice=(
+            "Fewer than ten logged steps have no interval: log more of them (--log-every 1)."
+            if math.isnan(loss.low)
+            else f"The interval holds {limit:g}: log more steps (--log-every 1), or train on."
+        ),
     )
 
 
