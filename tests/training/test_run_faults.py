@@ -33,7 +33,7 @@ def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pair
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     train(config)
     (tmp_path / "run/notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="already holds a run. Choose another --output-dir"):
+    with pytest.raises(ConfigError, match="already holds a run. Go on with it by --resume auto, choose another"):
         train(config)
     train(config.replace(overwrite=True, steps=2))
     assert (tmp_path / "run/notes.txt").exists()
