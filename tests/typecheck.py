@@ -4,8 +4,8 @@ jaxtyping's own decorator binds the arguments of every call, for sizes that are 
 annotation here has), and looks at all of them twice. Done everywhere it takes as long as the code that it watches.
 Here the shapes of a call are held against each other by jaxtyping's context alone, and only where a signature or the
 fields of a dataclass have shapes; all else is checked by beartype alone. The checks of a function are made when it is
-first called: half of the functions that tests import are called by none in the same process. An annotation with a name
-that is not known where the function is defined, such as that of its own class, is not checked.
+first called, since tests import many functions that they do not call. An annotation with a name that is not known where
+the function is defined, such as that of its own class, is not checked.
 """
 
 from __future__ import annotations

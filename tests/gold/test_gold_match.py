@@ -26,7 +26,7 @@ from rewardlab.gold.matching.files import claim, write
 from rewardlab.gold.matching.order import order_of
 from rewardlab.gold.matching.report import json_report, text_report
 from rewardlab.gold.matching.run import Matched, match, match_parts
-from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, what_of
+from rewardlab.gold.matching.runs import RunFacts
 from rewardlab.gold.proxies import Proxy
 from rewardlab.gold.scoring import ScoringConfig
 
@@ -413,42 +413,6 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         match(config(tmp_path, rows, runs=("q=run",)), scores=given(scored(rows)))
     with pytest.raises(ConfigError, match="--proxies is missing"):
         MatchConfig.of(input=(tmp_path / "labels.jsonl",))
-
-
-def run_folder(folder: Path, losses: Sequence[float], epochs: float = 1.0) -> Path:
-    (folder / "best").mkdir(parents=True)
-    count = len(losses)
-    lines = ["step,epoch,train_nll,train_accuracy,train_pairs"]
-    lines += [f"{n + 1},{epochs * (n + 1) / count},{loss},0.9,64" for n, loss in enumerate(losses)]
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps({"lr": 5e-6, "epochs": epochs}), encoding="utf-8")
-    return folder
-
-
-def test_a_run_tells_its_losses_and_its_training_accuracy(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    losses = [*(0.69 - 0.004 * np.arange(100)), *(0.25 + 0.01 * generator.normal(size=20))]
-    folder = run_folder(tmp_path / "run", losses)
-    assert run_folder_of(f"p={folder / 'best'}") == folder
-    assert run_folder_of(str(folder)) == folder
-    assert run_folder_of(f"p={tmp_path / 'scores.json'}") is None
-    found = read_run(folder)
-    assert found.end_loss is not None
-    assert found.end_loss.value == pytest.approx(np.mean(losses[-12:]))
-    assert found.end_loss.high < 0.3
-    assert found.epoch_loss is not None
-    assert found.train_accuracy is not None
-    assert found.train_accuracy.value == pytest.approx(0.9, abs=0.001)
-    assert found.learning_rate == 5e-6
-    short = read_run(run_folder(tmp_path / "short", losses[:30], epochs=0.5))
-    assert short.epoch_loss is None
-    with pytest.raises(ConfigError, match="no such folder"):
-        read_run(tmp_path / "none")
-
-
-def test_a_source_with_and_without_a_name() -> None:
-    assert what_of("p=runs/x/best") == Path("runs/x/best")
-    assert what_of("runs/a=b/best") == Path("runs/a=b/best")
 
 
 def test_replies_without_texts_have_all_pairs() -> None:

@@ -36,7 +36,7 @@ from rewardlab.training.settings.config import LORA_LR
 from rewardlab.training.settings.presets import rate_notice
 
 FEW_SEEDS: Final = 3
-ONE_SEED: Final = ". By one, intervals are over prompts alone, and narrower than they would be by several"
+ONE_SEED: Final = ". By one, intervals are over prompts alone: the noise of seeds is not in them"
 
 
 @dataclass(frozen=True, kw_only=True)

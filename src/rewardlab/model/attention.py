@@ -139,8 +139,8 @@ def padded_implementation(config: PretrainedConfig) -> str:
 def leave_out_cudnn(device: torch.device) -> None:
     """Keep PyTorch from computing attention by cuDNN on a CUDA device, from now on and in the whole process.
 
-    On an H100, PyTorch 2.11 takes cuDNN first. Its backward pass gave NaN for masked rows of some lengths (PyTorch
-    issue 196678), and an illegal memory access, which ends all use of the device, for causal rows of 16 heads of 128.
+    On an H100, PyTorch 2.11 took cuDNN for causal rows of 16 heads of 128, and its backward pass ended in an illegal
+    memory access, after which a process cannot use the device. PyTorch's issue 196678 tells of NaN for masked rows.
     The switch cannot be for a forward pass alone: a backward pass that computes activations again chooses again. Other
     kernels take its place; `varlen` does not use it.
     """
