@@ -13,6 +13,7 @@ import math
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -163,8 +164,7 @@ def _object(kind: Any, values: object, place: str, *, open_ended: bool = False) 
     """Return a JSON object at `place` as the dataclass `kind`. Raises _Mismatch if it does not match."""
     if not isinstance(values, Mapping):
         raise _Mismatch(place, f"expected an object, found {shown(values)}")
-    hints = get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints, fields = _fields(kind)
     if not open_ended and (unknown := [name for name in values if name not in fields]):
         near = did_you_mean(unknown[0], fields) or f" Known are {', '.join(fields)}."
         raise _Mismatch(_inner(place, unknown[0][:60]), f"unknown field.{near}".rstrip("."))
@@ -175,6 +175,12 @@ def _object(kind: Any, values: object, place: str, *, open_ended: bool = False) 
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise _Mismatch(_inner(place, name), f"is missing; expected {_wanted(hints[name])}")
     return kind(**arguments)
+
+
+@cache
+def _fields(kind: Any) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
+    """Return a dataclass's types and fields by name. A type is written as text, which takes long to look up."""
+    return get_type_hints(kind), {field.name: field for field in dataclasses.fields(kind)}
 
 
 def _inner(place: str, name: str) -> str:
@@ -225,6 +231,10 @@ def _several(hint: Any, value: Any, place: str) -> Any:
         return {name: _value(kinds[1], item, f"{place}.{name[:60]}") for name, item in value.items()}
     if origin is tuple and len(value) != len(kinds):
         raise _Mismatch(place, f"expected {_wanted(hint)}, found a list of {len(value)}")
+    if hint == list[int] and set(map(type, value)) == {int} and max(map(abs, value)) <= MAX_INTEGER:
+        # The tokens of canaries: thousands, in every spec. The items of other lists are looked at one by one, so that
+        # the message can name the one that does not match.
+        return list(value)
     kinds = kinds if origin is tuple else kinds * len(value)
     items = [_value(kind, item, f"{place}[{n}]") for n, (kind, item) in enumerate(zip(kinds, value, strict=True))]
     return tuple(items) if origin is tuple else items

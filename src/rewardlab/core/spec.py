@@ -293,7 +293,7 @@ def part_digests(spec: RewardSpec) -> dict[str, str]:
     `files` the hashes (but not the names) of the files that hold the digest of the spec.
     """
     # Digests are taken over the values as they will be read back: tuples become lists.
-    values = json.loads(to_json(spec.to_dict()))
+    values = json.loads(to_json(spec.to_dict(), indent=None))
     del values["digests"]
     values["files"] = {name: None if carries_digest(name) else digest for name, digest in values["files"].items()}
     values |= {f"renderer.{name}": value for name, value in values.pop("renderer").items()}
