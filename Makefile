@@ -20,9 +20,9 @@ test: ## set up, then check, run one step of the quickstart, and test
 checks:
 	@scripts/check
 
-one-step:
+one-step: # threads that wait asleep: spinning, they would hold up the checks beside them, and so each other
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-		.venv/bin/rewardlab quickstart --steps 1 --test-pairs 20 --output-dir "$$folder/quickstart"
+		OMP_WAIT_POLICY=passive .venv/bin/rewardlab quickstart --steps 1 --test-pairs 20 --output-dir "$$folder/quickstart"
 
 docs: ## set up, then build the documentation as one site in build/site
 	@scripts/setup docs
