@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import threading
 
 import pytest
 
 from common import CHATML, make_tokenizer
 from rewardlab.core.errors import RenderError
+from rewardlab.core.libc import resident
 from rewardlab.core.types import Message
 from rewardlab.data import limits
 from rewardlab.data.config import RenderingConfig
@@ -44,8 +47,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("case", ENDLESS)
 def test_a_template_without_an_end_is_stopped(case):
-    with pytest.raises(RenderError, match=r"the chat template refuses .* it was stopped after .* seconds of processor"):
+    with pytest.raises(RenderError, match="the chat template refuses .* it was stopped after") as refused:
         build_renderer(make_tokenizer(CHATML + ENDLESS[case]), RenderingConfig())
+    told = re.search(r"after ([0-9.]+) seconds of processor time, (\d+) MiB larger", str(refused.value))
+    assert told
+    assert float(told[1]) < 5
+    assert int(told[2]) < 2048, "a text that doubles would soon be larger"
     # Nothing is raised afterwards.
     renderer = build_renderer(make_tokenizer(), RenderingConfig())
     assert len({renderer.text((Message("user", "Hi"), Message("assistant", "So."))) for _ in range(50)}) == 1
@@ -56,6 +63,24 @@ def test_what_could_not_be_interrupted_is_not_begun(template):
     with pytest.raises(RenderError) as refused:
         build_renderer(make_tokenizer(CHATML + template), RenderingConfig())
     assert UNLIKELY[template] in str(refused.value)
+
+
+def test_nothing_goes_on_while_the_memory_is_looked_at():
+    went_on, go = [], threading.Event()
+    thread = threading.Thread(target=lambda: (go.wait(), went_on.append(True)), daemon=True)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # the other thread goes on only where this one lets it
+    try:
+        go.set()
+        sum(range(3_000_000))  # by now it waits for its turn
+        sizes = [resident() for _ in range(20)]
+        assert not went_on
+    finally:
+        sys.setswitchinterval(interval)
+    thread.join(20)
+    assert went_on
+    assert all(sizes) == sys.platform.startswith("linux")
 
 
 def test_an_interruption_that_comes_too_late_is_taken_back(monkeypatch):

@@ -107,8 +107,25 @@ def _libc() -> Any:
 
 
 def resident() -> int | None:
-    """Return the resident memory of this process in bytes; None off Linux."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
+    """Return the resident memory of this process in bytes; None off Linux.
+
+    No other Python thread runs meanwhile: reading a file the usual way would let one take more memory before the caller
+    could act on what was read.
+    """
+    libc = _libc_with_lock()
+    if libc is None:
         return None
+    handle = libc.open(b"/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    if handle < 0:
+        return None
+    text = ctypes.create_string_buffer(256)
+    libc.read(handle, text, ctypes.c_size_t(len(text) - 1))
+    libc.close(handle)
+    pages = text.value.split()
+    return int(pages[1]) * PAGE if len(pages) > 1 else None
+
+
+@cache
+def _libc_with_lock() -> Any:
+    """Return the C library, whose functions keep Python's lock (the GIL) when they are called; None off Linux."""
+    return ctypes.PyDLL(None) if sys.platform.startswith("linux") else None

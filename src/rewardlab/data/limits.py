@@ -103,7 +103,8 @@ class _Watch:
         self._seconds = seconds
         self._clock = _clock_of(self.thread)
         self._begun = self._clock()
-        self._size: int | None = None
+        self.size_before = 0
+        """Bytes of the process when the watch was added to the watcher."""
 
     def spent(self) -> float:
         """Return seconds of processor time of the watched thread since the watch was created."""
@@ -111,17 +112,16 @@ class _Watch:
         return spent
 
     def grown(self) -> int:
-        """Return bytes by which the process has grown since this was first asked."""
-        # Not read when the watch is created: that would cost more than rendering an ordinary conversation.
-        size = resident() or 0
-        if self._size is None:
-            self._size = size
-        return max(0, size - self._size)
+        """Return bytes by which the process has grown since the watch was added to the watcher."""
+        return max(0, (resident() or 0) - self.size_before)
 
     def is_over(self) -> bool:
-        """Return whether the call has used more than it is given."""
-        spent, grown = self.spent(), self.grown()
-        return spent > self._seconds or (spent > SOON and grown > MAX_GROWTH)
+        """Return whether the call has used more than it is given.
+
+        The watched thread must not go on meanwhile: a text that doubles could fill the memory in a few more steps.
+        """
+        spent = self.spent()
+        return spent > self._seconds or (spent > SOON and self.grown() > MAX_GROWTH)
 
 
 class _Watcher:
@@ -139,14 +139,18 @@ class _Watcher:
         self._lock = threading.Lock()
         self._watches: set[_Watch] = set()
         self._thread: threading.Thread | None = None
+        self._size = 0
 
     def add(self, watch: _Watch) -> None:
         """Check `watch` from now on."""
         with self._lock:
-            self._watches.add(watch)
             if self._thread is None:
+                self._size = resident() or 0
                 self._thread = threading.Thread(target=self._run, name="rewardlab-template", daemon=True)
                 self._thread.start()
+            # As it was at most a pause ago: to ask for every call would take a tenth of rendering a conversation.
+            watch.size_before = self._size
+            self._watches.add(watch)
 
     def remove(self, watch: _Watch) -> None:
         """End a watch. An error that was to be raised in the watched thread, and is not yet, is taken back."""
@@ -165,6 +169,7 @@ class _Watcher:
                     if not watch.interrupted and watch.is_over():
                         watch.interrupted = True
                         _raise_in(watch.thread, _Endless)
+                self._size = resident() or 0
                 now = monotonic()
                 if self._watches:
                     last_seen = now
