@@ -297,6 +297,32 @@ def test_low_training_accuracy_and_learning_by_heart_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "match_rate", "status"),
+    [(600, 0.501, "warn"), (600, 0.6, "warn"), (30, 0.7, "undecided"), (600, 0.88, "pass")],
+)
+def test_a_match_near_chance_is_not_called_one_of_a_proxy_that_has_learned(rows, match_rate, status) -> None:
+    draw = drawn(rows=rows)
+    found = judged(draw, scored(draw, match_rate))["hardly learned"]
+    assert found.status == status
+    assert ("better than chance" in found.evidence) == (match_rate < 0.55)
+
+
+def test_between_two_replies_all_three_correlations_are_one_number_with_one_interval() -> None:
+    rows = drawn(rows=200)
+    (match,) = match_parts(part(rows, scored(rows, 0.7))).test.matches.values()
+    within = match.within
+    pearson = within["Pearson"]
+    assert pearson.low < pearson.value < pearson.high
+    for other in (within["Spearman"], within["Kendall"]):
+        assert (other.value, other.low, other.high, other.method) == (
+            pearson.value,
+            pearson.low,
+            pearson.high,
+            pearson.method,
+        )
+
+
+@pytest.mark.parametrize(
     ("end", "epoch", "statuses"),
     [
         (sure(0.2), sure(0.2), ("pass", "pass")),

@@ -140,6 +140,9 @@ def bounded_mean(
     if highest - lowest < _ROUNDING:
         lowest, highest = -1.0, 1.0
     way_G = np.clip((values - lowest) / (highest - lowest), 0.0, 1.0)
+    # A correlation of two replies is 1 or -1, and may come out with other last bits.
+    half_G = np.round(2 * way_G) / 2
+    way_G = np.where(np.abs(way_G - half_G) < _ROUNDING, half_G, way_G)
     if not np.isin(way_G, (0.0, 0.5, 1.0)).all() and _varies(way_G, keys):
         loss = stats.mean_loss((highest - lowest) * (1 - way_G), keys, tail=tail)
         value, low, high = highest - loss.value, max(highest - loss.high, lowest), min(highest - loss.low, highest)

@@ -165,7 +165,7 @@ def _decided(found: Finding, limits: Limits, full: Arm) -> Finding:
     elif found.control == "label_shuffle":
         verdict, sentence = _of_shuffle(found, fails=fails)
     elif found.control == "length_matched":
-        verdict, sentence = _of_lengths(found, fails=fails)
+        verdict, sentence = _of_lengths(found, full, fails=fails)
     else:
         verdict, sentence = _of_share(found, limit_of(found.control, limits), full, fails=fails)
     return replace(found, verdict=verdict, sentence=sentence)
@@ -203,13 +203,16 @@ def _of_shuffle(found: Finding, *, fails: bool) -> tuple[Verdict, str]:
     )
 
 
-def _of_lengths(found: Finding, *, fails: bool) -> tuple[Verdict, str]:
+def _of_lengths(found: Finding, full: Arm, *, fails: bool) -> tuple[Verdict, str]:
     drop = found.drop
     assert drop is not None
     said = f"{100 * drop.value:+.1f} points of accuracy ({100 * drop.low:+.1f} to {100 * drop.high:+.1f})"
     if fails:
         return "fail", f"Where replies are equally long, the model loses {said.lstrip('+')}: it uses length."
     if drop.high < MOST_DROP:
+        if math.isnan(share_of(full, full).low):
+            own = format_estimate(full.over_seeds())
+            return "undecided", f"The model itself ({own}) may be at chance, so it has no accuracy that it could lose."
         return "pass", f"The drop where replies are equally long is {said}; no loss of {100 * MOST_DROP:.0f} points."
     return "undecided", f"The drop where replies are equally long is {said}: too uncertain to exclude a use of length."
 
