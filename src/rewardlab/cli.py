@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(OUT_OF_MEMORY)
         sys.exit(2)
     except KeyboardInterrupt:
+        complain("interrupted")
         sys.exit(130)
 
 

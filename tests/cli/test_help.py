@@ -148,7 +148,7 @@ def test_the_log_goes_to_the_output_of_each_call_and_leaves_the_logger_as_it_was
     assert (list(logger.handlers), logger.level) == before
 
 
-def test_an_interrupt_ends_with_the_status_of_one(monkeypatch, capsys):
+def test_an_interrupt_is_told_and_ends_with_the_status_of_one(monkeypatch, capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
@@ -156,7 +156,7 @@ def test_an_interrupt_ends_with_the_status_of_one(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["wait"])
     assert stopped.value.code == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize(
