@@ -22,6 +22,7 @@ import monitoring
 import norms
 import profile_step
 import score_cpu
+import shared_cores
 import train_cpu
 from benchmark_results import page_in, result
 from harness import machine, peers
@@ -72,7 +73,7 @@ def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers come from a process that has imported what they need, instead of importing it once each."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train_cpu", "memory_rounds"])
+    context.set_forkserver_preload(["train_cpu", "memory_rounds", "shared_cores"])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
@@ -122,6 +123,18 @@ def test_memory_is_told_after_every_step(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_rounds, "MOST_GROWTH", -1.0)
     monkeypatch.setattr(memory_rounds, "measure", lambda *_: arms)  # what was measured just now
     assert memory_rounds.main([*size, "--threads", "1", "--no-result"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+def test_a_step_is_timed_beside_other_work_and_the_environment_stays_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setenv(shared_cores.POLICY, "active")
+    size = ["--model", "tiny-llama", "--layers", "0", "--data", "generated", "--pairs", "4", "--repeats", "2"]
+    assert shared_cores.main([*size, "--busy", "0", "1", "--threads", "1", "--results", str(tmp_path)]) == 0
+    seconds = result(tmp_path)["seconds"]
+    assert set(seconds) == {shared_cores.label(wait, count) for wait in shared_cores.WAITS for count in (0, 1)}
+    assert all(len(samples) == 2 and min(samples) > 0 for samples in seconds.values())
+    assert os.environ[shared_cores.POLICY] == "active"
 
 
 @pytest.mark.slow
