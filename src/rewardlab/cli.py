@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
 
@@ -83,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(OUT_OF_MEMORY)
         sys.exit(2)
     except KeyboardInterrupt:
-        complain("interrupted")
+        with suppress(OSError):  # the reader of what is printed may be gone too
+            complain("interrupted")
         sys.exit(130)
 
 

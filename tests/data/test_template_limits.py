@@ -83,6 +83,44 @@ def test_nothing_goes_on_while_the_memory_is_looked_at():
     assert all(sizes) == sys.platform.startswith("linux")
 
 
+def test_calls_stopped_one_after_the_other_may_each_take_as_much(monkeypatch):
+    held, sizes = [0], []
+    monkeypatch.setattr(limits, "resident", lambda: 1000 + held[0])
+    monkeypatch.setattr(limits, "SOON", 0.0)
+    monkeypatch.setattr(limits, "MAX_GROWTH", 100)
+    monkeypatch.setattr(limits, "_WATCHER", limits._Watcher())
+
+    def grows() -> list[str]:
+        try:
+            while True:
+                held[0] += 1 if held[0] < 500 else 0
+                sum(range(10_000))
+        finally:
+            sizes.append(held[0])
+
+    for _ in range(3):
+        with pytest.raises(RenderError, match="it was stopped after"):
+            limits.within_limits(grows, "a", [1])
+        held[0] = 0
+    sizes_before = {watch.size_before for watch in limits._WATCHER._watches}
+    assert not sizes_before
+    assert limits._WATCHER._size in range(1000, 1101)
+
+
+def test_a_size_that_cannot_be_read_refuses_nothing(monkeypatch):
+    size: list[int | None] = [None]
+    monkeypatch.setattr(limits, "resident", lambda: size[0])
+    watcher, watch = limits._Watcher(), limits._Watch(60.0)
+    watcher.add(watch)
+    size[0] = 1 << 40
+    assert (watch.grown(), watch.size_before) == (0, 1 << 40)
+    size[0] = 1 << 39
+    assert watch.grown() == 0
+    size[0] = (1 << 39) + 5
+    assert watch.grown() == 5
+    watcher.remove(watch)
+
+
 def test_an_interruption_that_comes_too_late_is_taken_back(monkeypatch):
     scheduled = []
     monkeypatch.setattr(limits, "_raise_in", lambda thread, error: scheduled.append((thread, error)))

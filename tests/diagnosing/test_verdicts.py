@@ -48,8 +48,9 @@ def test_an_honest_model_passes_every_control():
     assert verdicts() == dict.fromkeys(NAMES, "pass")
 
 
-def test_of_a_model_at_chance_nothing_is_said_about_length():
-    changes = {"full": arm(0.5), "length_matched": arm(0.5, seed=5), "random_subset": arm(0.5, seed=6)}
+@pytest.mark.parametrize("full", [0.5, 0.75])
+def test_of_a_model_at_chance_on_as_many_pairs_nothing_is_said_about_length(full):
+    changes = {"full": arm(full), "length_matched": arm(0.5, seed=5), "random_subset": arm(0.5, seed=6)}
     found = {one.control: one for one in judge_all({**HONEST, **changes}, Limits())}
     assert found["length_matched"].verdict == "undecided"
     assert "may be at chance" in found["length_matched"].sentence

@@ -20,6 +20,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.files.layouts import write_rows
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding, exit_status
+from rewardlab.gold.matching import verdicts
 from rewardlab.gold.matching.columns import Part, part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.files import claim, write
@@ -305,6 +306,28 @@ def test_a_match_near_chance_is_not_called_one_of_a_proxy_that_has_learned(rows,
     found = judged(draw, scored(draw, match_rate))["hardly learned"]
     assert found.status == status
     assert ("better than chance" in found.evidence) == (match_rate < 0.55)
+    assert bool(found.advice) == (status != "pass")
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "good", "status"),
+    [
+        (0.69, 0.75, 0.795, 0.8, "undecided"),
+        (0.15, 0.2, 0.25, 0.8, "pass"),
+        (0.64, 0.66, 0.69, 0.6, "pass"),
+        (0.64, 0.66, 0.69, 0.8, "warn"),
+        (0.46, 0.5, 0.54, 0.8, "warn"),
+        (math.nan, 0.66, math.nan, 0.8, "undecided"),
+    ],
+)
+def test_whether_a_proxy_has_hardly_learned_is_judged_by_the_whole_interval(low, value, high, good, status) -> None:
+    rows = drawn(rows=30)
+    (found,) = match_parts(part(rows, scored(rows))).test.matches.values()
+    agreed = dataclasses.replace(found.agreement, match=Estimate(value=value, low=low, high=high, n=200, method="-"))
+    order = order_of(scored(rows).reshape(30, 2), gold_of(rows), [row.key for row in rows])
+    tested = dataclasses.replace(found, agreement=agreed)
+    own = verdicts.Judged(name="p", test=tested, train=None, order=order, train_order=None, run=None)
+    assert verdicts._near_66(own, verdicts.Limits(good_match=good)).status == status
 
 
 def test_between_two_replies_all_three_correlations_are_one_number_with_one_interval() -> None:

@@ -109,8 +109,8 @@ def _libc() -> Any:
 def resident() -> int | None:
     """Return the resident memory of this process in bytes; None off Linux.
 
-    No other Python thread runs meanwhile: reading a file the usual way would let one take more memory before the caller
-    could act on what was read.
+    It gives up Python's lock (the GIL) nowhere itself: reading a file the usual way would let another thread take more
+    memory before the caller could act on what was read.
     """
     libc = _libc_with_lock()
     if libc is None:
@@ -119,8 +119,10 @@ def resident() -> int | None:
     if handle < 0:
         return None
     text = ctypes.create_string_buffer(256)
-    libc.read(handle, text, ctypes.c_size_t(len(text) - 1))
-    libc.close(handle)
+    try:
+        libc.read(handle, text, ctypes.c_size_t(len(text) - 1))
+    finally:
+        libc.close(handle)
     pages = text.value.split()
     return int(pages[1]) * PAGE if len(pages) > 1 else None
 

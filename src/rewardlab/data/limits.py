@@ -103,8 +103,9 @@ class _Watch:
         self._seconds = seconds
         self._clock = _clock_of(self.thread)
         self._begun = self._clock()
-        self.size_before = 0
-        """Bytes of the process when the watch was added to the watcher."""
+        self.size_before: int | None = None
+        """Bytes of the process when the watch was added to the watcher, or as it was smaller since; None if the system
+        did not say."""
 
     def spent(self) -> float:
         """Return seconds of processor time of the watched thread since the watch was created."""
@@ -113,7 +114,12 @@ class _Watch:
 
     def grown(self) -> int:
         """Return bytes by which the process has grown since the watch was added to the watcher."""
-        return max(0, (resident() or 0) - self.size_before)
+        size = resident()
+        if size is None:
+            return 0
+        # Smaller once what an earlier call held is freed.
+        self.size_before = size if self.size_before is None else min(self.size_before, size)
+        return size - self.size_before
 
     def is_over(self) -> bool:
         """Return whether the call has used more than it is given.
@@ -139,13 +145,13 @@ class _Watcher:
         self._lock = threading.Lock()
         self._watches: set[_Watch] = set()
         self._thread: threading.Thread | None = None
-        self._size = 0
+        self._size: int | None = None
 
     def add(self, watch: _Watch) -> None:
         """Check `watch` from now on."""
         with self._lock:
             if self._thread is None:
-                self._size = resident() or 0
+                self._size = resident()
                 self._thread = threading.Thread(target=self._run, name="rewardlab-template", daemon=True)
                 self._thread.start()
             # As it was at most a pause ago: to ask for every call would take a tenth of rendering a conversation.
@@ -169,7 +175,9 @@ class _Watcher:
                     if not watch.interrupted and watch.is_over():
                         watch.interrupted = True
                         _raise_in(watch.thread, _Endless)
-                self._size = resident() or 0
+                # Not while a call is being stopped, which holds what it took: the next ones may not take more for that.
+                if not any(watch.interrupted for watch in self._watches):
+                    self._size = resident() or self._size
                 now = monotonic()
                 if self._watches:
                     last_seen = now

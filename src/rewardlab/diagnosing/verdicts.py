@@ -25,7 +25,8 @@ LEVEL: Final = 0.05
 WIDE: Final = 0.10
 """An interval over seeds that extends further than this to one side decides nothing."""
 MOST_DROP: Final = 0.10
-"""`length_matched` passes if a drop of this size on pairs of equal length is excluded; the bands expect the same."""
+"""`length_matched` passes if a drop of this size on pairs of equal length is excluded, and as many random pairs are
+above chance; the bands expect the same."""
 NAMES: Final[Mapping[str, str]] = {
     "label_shuffle": "label shuffle",
     "prompt_only": "prompt only",
@@ -103,7 +104,7 @@ def judge_all(arms: Arms, limits: Limits, *, test: Arms | None = None) -> list[F
     there = [name for name in NAMES if name in arms and BESIDE.get(name, name) in arms]
     found = [_finding(name, arms, limits, full, test) for name in there]
     adjusted = holm([one.p_value for one in found])
-    return [_decided(replace(one, adjusted=p), limits, full) for one, p in zip(found, adjusted, strict=True)]
+    return [_decided(replace(one, adjusted=p), limits, arms) for one, p in zip(found, adjusted, strict=True)]
 
 
 def _finding(name: str, arms: Arms, limits: Limits, full: Arm, test: Arms) -> Finding:
@@ -157,7 +158,7 @@ def _measured(name: str, arm: Arm) -> Measured:
     return Measured(name=name, seeds=arm.over_seeds(), conversations=arm.over_conversations())
 
 
-def _decided(found: Finding, limits: Limits, full: Arm) -> Finding:
+def _decided(found: Finding, limits: Limits, arms: Arms) -> Finding:
     """Return the finding with its verdict and its sentence."""
     fails = found.adjusted <= LEVEL
     if found.control == "prompt_only":
@@ -165,9 +166,9 @@ def _decided(found: Finding, limits: Limits, full: Arm) -> Finding:
     elif found.control == "label_shuffle":
         verdict, sentence = _of_shuffle(found, fails=fails)
     elif found.control == "length_matched":
-        verdict, sentence = _of_lengths(found, full, fails=fails)
+        verdict, sentence = _of_lengths(found, arms[BESIDE[found.control]], fails=fails)
     else:
-        verdict, sentence = _of_share(found, limit_of(found.control, limits), full, fails=fails)
+        verdict, sentence = _of_share(found, limit_of(found.control, limits), arms["full"], fails=fails)
     return replace(found, verdict=verdict, sentence=sentence)
 
 
@@ -203,16 +204,16 @@ def _of_shuffle(found: Finding, *, fails: bool) -> tuple[Verdict, str]:
     )
 
 
-def _of_lengths(found: Finding, full: Arm, *, fails: bool) -> tuple[Verdict, str]:
+def _of_lengths(found: Finding, beside: Arm, *, fails: bool) -> tuple[Verdict, str]:
     drop = found.drop
     assert drop is not None
     said = f"{100 * drop.value:+.1f} points of accuracy ({100 * drop.low:+.1f} to {100 * drop.high:+.1f})"
     if fails:
         return "fail", f"Where replies are equally long, the model loses {said.lstrip('+')}: it uses length."
     if drop.high < MOST_DROP:
-        if math.isnan(share_of(full, full).low):
-            own = format_estimate(full.over_seeds())
-            return "undecided", f"The model itself ({own}) may be at chance, so it has no accuracy that it could lose."
+        if math.isnan(share_of(beside, beside).low):
+            own = format_estimate(beside.over_seeds())
+            return "undecided", f"On as many random pairs ({own}) the model may be at chance, so there is none to lose."
         return "pass", f"The drop where replies are equally long is {said}; no loss of {100 * MOST_DROP:.0f} points."
     return "undecided", f"The drop where replies are equally long is {said}: too uncertain to exclude a use of length."
 

@@ -303,10 +303,14 @@ def _near_66(judged: Judged, limits: Limits) -> Finding:
     learned = found is not None and is_above(found, limits.good_match)
     told = f"The match on test is {percent(match)}."
     name = "hardly learned"
-    if learned or match.low >= NEAR_66:
+    if learned or is_above(match, min(NEAR_66, limits.good_match)):
         return Finding(name=name, about=judged.name, status="pass", evidence=f"{told} About 66% would show it.")
-    if not is_below(match, limits.good_match):
-        return Finding(name=name, about=judged.name, status="undecided", evidence=f"{told} About 66% is not excluded.")
+    if is_below(match, CHANCE):
+        told += " Below chance it has learned something, if the reverse."
+        return Finding(name=name, about=judged.name, status="pass", evidence=told)
+    if not is_below(match, NEAR_66):
+        told += " About 66% is not excluded."
+        return Finding(name=name, about=judged.name, status="undecided", evidence=told, advice=_more(match))
     rate = (
         ""
         if judged.run is None or judged.run.learning_rate is None
