@@ -83,28 +83,28 @@ def test_nothing_goes_on_while_the_memory_is_looked_at():
     assert all(sizes) == sys.platform.startswith("linux")
 
 
-def test_calls_stopped_one_after_the_other_may_each_take_as_much(monkeypatch):
-    held, sizes = [0], []
-    monkeypatch.setattr(limits, "resident", lambda: 1000 + held[0])
-    monkeypatch.setattr(limits, "SOON", 0.0)
+def test_what_a_stopped_call_holds_is_not_given_to_the_next(monkeypatch):
+    size = [1000]
+    monkeypatch.setattr(limits, "resident", lambda: size[0])
     monkeypatch.setattr(limits, "MAX_GROWTH", 100)
-    monkeypatch.setattr(limits, "_WATCHER", limits._Watcher())
-
-    def grows() -> list[str]:
-        try:
-            while True:
-                held[0] += 1 if held[0] < 500 else 0
-                sum(range(10_000))
-        finally:
-            sizes.append(held[0])
-
-    for _ in range(3):
-        with pytest.raises(RenderError, match="it was stopped after"):
-            limits.within_limits(grows, "a", [1])
-        held[0] = 0
-    sizes_before = {watch.size_before for watch in limits._WATCHER._watches}
-    assert not sizes_before
-    assert limits._WATCHER._size in range(1000, 1101)
+    monkeypatch.setattr(limits, "SOON", -1.0)
+    monkeypatch.setattr(limits, "_raise_in", lambda thread, error: None)
+    monkeypatch.setattr(limits.threading.Thread, "start", lambda thread: None)
+    watcher, stopped, following = limits._Watcher(), limits._Watch(60.0), limits._Watch(60.0)
+    watcher.add(stopped)
+    size[0] = 5000
+    watcher._look()
+    assert stopped.interrupted
+    watcher.add(following)
+    assert following.size_before == 1000
+    watcher.remove(stopped)
+    size[0] = 900
+    watcher._look()
+    assert not following.interrupted
+    assert following.size_before == 900
+    size[0] = 1001
+    watcher._look()
+    assert following.interrupted
 
 
 def test_a_size_that_cannot_be_read_refuses_nothing(monkeypatch):

@@ -98,4 +98,4 @@ def test_several_proxies_beside_each_other_fit_80_columns(tmp_path: Path, monkey
     assert f" {few} slices with too few prompts for an interval are on the page alone." in text
     assert "weak beside strong: " in text
     unknown = [one for one in matched.findings if one.status == "undecided"]
-    assert [(one.name, one.about) for one in unknown] == [("training", "strong, weak")]
+    assert [(one.name, one.about) for one in unknown] == [("hardly learned", "weak"), ("training", "strong, weak")]

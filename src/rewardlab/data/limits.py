@@ -171,19 +171,23 @@ class _Watcher:
         while True:
             sleep(PAUSE_S)
             with self._lock:
-                for watch in self._watches:
-                    if not watch.interrupted and watch.is_over():
-                        watch.interrupted = True
-                        _raise_in(watch.thread, _Endless)
-                # Not while a call is being stopped, which holds what it took: the next ones may not take more for that.
-                if not any(watch.interrupted for watch in self._watches):
-                    self._size = resident() or self._size
+                self._look()
                 now = monotonic()
                 if self._watches:
                     last_seen = now
                 elif now - last_seen > IDLE_S:
                     self._thread = None
                     return
+
+    def _look(self) -> None:
+        """Interrupt the calls that are over, and note how large the process is for those to come."""
+        for watch in self._watches:
+            if not watch.interrupted and watch.is_over():
+                watch.interrupted = True
+                _raise_in(watch.thread, _Endless)
+        # Not while a call is being stopped, which holds what it took: the next ones may not take more for that.
+        if not any(watch.interrupted for watch in self._watches):
+            self._size = resident() or self._size
 
 
 _WATCHER: Final = _Watcher()
