@@ -30,8 +30,9 @@ from rewardlab.analysis.matching import Match, Regret, Replies, slope_of, spread
 from rewardlab.analysis.stats import wilson
 from rewardlab.core.types import Estimate
 from rewardlab.gold.checking.texts import text_finding
+from rewardlab.gold.matching.judged import Judged, Limits
 from rewardlab.gold.matching.order import Order, order_of
-from rewardlab.gold.matching.verdicts import Judged, Limits, judge
+from rewardlab.gold.matching.verdicts import judge
 from rewardlab.report.tables import format_estimate
 
 KINDS = ("order", "edge", "texts")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -13,65 +12,20 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau, pearsonr, spearmanr
 
-from harness.gold_rows import SCORE_FAULTS, SPREAD, Size, draw_rows, draw_scores, gold_of, proxy, with_gold
+from gold_matched import drawn, judged, part, scored
+from harness.gold_rows import SCORE_FAULTS, SPREAD, gold_of, proxy, with_gold
 from rewardlab.analysis.matching import Replies, match_of, outcomes_of, slice_matches
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.types import Estimate
 from rewardlab.gold.files.layouts import write_rows
 from rewardlab.gold.files.rows import GoldRow
-from rewardlab.gold.findings import Finding, exit_status
-from rewardlab.gold.matching import verdicts
-from rewardlab.gold.matching.columns import Part, part_of, slice_columns
+from rewardlab.gold.matching.columns import part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.files import claim, write
 from rewardlab.gold.matching.order import order_of
 from rewardlab.gold.matching.report import json_report, text_report
-from rewardlab.gold.matching.run import Matched, match, match_parts
-from rewardlab.gold.matching.runs import RunFacts
+from rewardlab.gold.matching.run import match, match_parts
 from rewardlab.gold.proxies import Proxy
 from rewardlab.gold.scoring import ScoringConfig
-
-
-def drawn(rows: int = 200, replies: int = 2, seed: int = 0, tag: str = "") -> list[GoldRow]:
-    return draw_rows(Size(rows, replies), np.random.default_rng(seed), tag=tag)
-
-
-def scored(rows: list[GoldRow], match_rate: float = 0.88, seed: int = 1, scale: float = 1.0) -> np.ndarray:
-    return draw_scores(rows, match_rate, np.random.default_rng(seed), scale=scale)
-
-
-def part(rows: list[GoldRow], *scores: np.ndarray, name: str = "test") -> Part:
-    return part_of(name, rows, [proxy(own, f"p{number}") for number, own in enumerate(scores)])
-
-
-def findings(matched: Matched) -> dict[str, Finding]:
-    return {one.name: one for one in matched.findings}
-
-
-def judged(rows: list[GoldRow], scores: np.ndarray, **more: object) -> dict[str, Finding]:
-    return findings(match_parts(part(rows, scores), **more))
-
-
-def facts(**changed: object) -> RunFacts:
-    base = RunFacts(
-        folder=Path("run"),
-        epochs=1.0,
-        loss_is="train_nll",
-        end_loss=sure(0.2),
-        epoch_loss=sure(0.2),
-        train_accuracy=sure(0.95),
-        own_accuracy=sure(0.88),
-        own_accuracy_on="test",
-        learning_rate=5e-6,
-        num_epochs=1.0,
-        problems=(),
-    )
-    return dataclasses.replace(base, **changed)
-
-
-def sure(value: float, reach: float = 0.02) -> Estimate:
-    return Estimate(value=value, low=value - reach, high=value + reach, n=500, method="given")
-
 
 # --- numbers ---------------------------------------------------------------------------------------------------
 
@@ -112,6 +66,21 @@ def test_correlations_within_rows_are_the_means_of_scipy_s() -> None:
         values = [0.0, *(measure(scores[row], gold[row]) for row in range(2, 25))]
         assert found.within[name].value == pytest.approx(np.mean(values)), name
     assert found.rows_without_order == 1
+
+
+def test_between_two_replies_all_three_correlations_are_one_number_with_one_interval() -> None:
+    rows = drawn(rows=200)
+    (match,) = match_parts(part(rows, scored(rows, 0.7))).test.matches.values()
+    within = match.within
+    pearson = within["Pearson"]
+    assert pearson.low < pearson.value < pearson.high
+    for other in (within["Spearman"], within["Kendall"]):
+        assert (other.value, other.low, other.high, other.method) == (
+            pearson.value,
+            pearson.low,
+            pearson.high,
+            pearson.method,
+        )
 
 
 def test_slope_spread_and_regret_are_those_of_slow_versions() -> None:
@@ -238,153 +207,6 @@ def test_honest_scores_are_in_order_whatever_they_know(match_rate: float) -> Non
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_good_proxy_passes_everything_that_can_be_known() -> None:
-    rows, train = drawn(rows=600), drawn(rows=900, seed=4, tag="t")
-    matched = match_parts(
-        part(rows, scored(rows)), part(train, scored(train, 0.95, seed=3), name="train"), runs={"p0": facts()}
-    )
-    assert {one.status for one in matched.findings} == {"pass"}, [
-        one for one in matched.findings if one.status != "pass"
-    ]
-    assert exit_status(matched.findings) == 0
-
-
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize(
-    ("match_rate", "rows", "status"),
-    [(0.88, 600, "pass"), (0.75, 1000, "warn"), (0.6, 600, "fail"), (0.5, 600, "fail"), (0.8, 100, "undecided")],
-)
-def test_the_match_is_judged_by_its_interval(match_rate: float, rows: int, status: str) -> None:
-    own = drawn(rows=rows)
-    found = judged(own, scored(own, match_rate))["match on test"]
-    assert found.status == status, found.evidence
-    assert ("not shown to be better than chance" in found.evidence) == (match_rate == 0.5)
-
-
-@pytest.mark.slow
-def test_compressed_scores_fail_with_a_poor_match_and_are_told_with_a_good_one() -> None:
-    rows = drawn(rows=600)
-    poor = judged(rows, scored(rows, 0.66, scale=0.1))["compressed scores"]
-    assert poor.status == "fail"
-    assert "--lr 5e-5 and --epochs 2" in poor.advice
-    assert judged(rows, scored(rows, 0.9, scale=0.1))["compressed scores"].status == "warn"
-    assert judged(rows, scored(rows, 0.66, scale=0.8))["compressed scores"].status == "pass"
-
-
-@pytest.mark.slow
-def test_compressed_gold_is_named() -> None:
-    rows = drawn(rows=300)
-    narrow = with_gold(rows, gold_of(rows) / 20)
-    found = judged(narrow, scored(rows))["compressed scores"]
-    assert found.status == "fail"
-    assert "gold's own scores are the narrow ones" in found.evidence
-
-
-@pytest.mark.slow
-def test_low_training_accuracy_and_learning_by_heart_are_told_apart() -> None:
-    rows, train = drawn(rows=600), drawn(rows=900, seed=4, tag="t")
-    test_part = part(rows, scored(rows, 0.6))
-    low = findings(match_parts(test_part, part(train, scored(train, 0.66), name="train")))
-    assert low["training accuracy"].status == "fail"
-    assert low["generalisation"].status == "pass"
-    assert low["hardly learned"].status == "warn"
-    by_heart = findings(match_parts(test_part, part(train, scored(train, 0.96), name="train")))
-    assert by_heart["training accuracy"].status == "pass"
-    assert by_heart["generalisation"].status == "fail"
-    assert by_heart["hardly learned"].status == "pass"
-
-
-@pytest.mark.parametrize(
-    ("rows", "match_rate", "status"),
-    [(600, 0.501, "warn"), (600, 0.6, "warn"), (30, 0.7, "undecided"), (600, 0.88, "pass")],
-)
-def test_a_match_near_chance_is_not_called_one_of_a_proxy_that_has_learned(rows, match_rate, status) -> None:
-    draw = drawn(rows=rows)
-    found = judged(draw, scored(draw, match_rate))["hardly learned"]
-    assert found.status == status
-    assert ("better than chance" in found.evidence) == (match_rate < 0.55)
-    assert bool(found.advice) == (status != "pass")
-
-
-@pytest.mark.parametrize(
-    ("low", "value", "high", "good", "status"),
-    [
-        (0.69, 0.75, 0.795, 0.8, "undecided"),
-        (0.15, 0.2, 0.25, 0.8, "pass"),
-        (0.64, 0.66, 0.69, 0.6, "pass"),
-        (0.64, 0.66, 0.69, 0.8, "warn"),
-        (0.46, 0.5, 0.54, 0.8, "warn"),
-        (math.nan, 0.66, math.nan, 0.8, "undecided"),
-    ],
-)
-def test_whether_a_proxy_has_hardly_learned_is_judged_by_the_whole_interval(low, value, high, good, status) -> None:
-    rows = drawn(rows=30)
-    (found,) = match_parts(part(rows, scored(rows))).test.matches.values()
-    agreed = dataclasses.replace(found.agreement, match=Estimate(value=value, low=low, high=high, n=200, method="-"))
-    order = order_of(scored(rows).reshape(30, 2), gold_of(rows), [row.key for row in rows])
-    tested = dataclasses.replace(found, agreement=agreed)
-    own = verdicts.Judged(name="p", test=tested, train=None, order=order, train_order=None, run=None)
-    assert verdicts._near_66(own, verdicts.Limits(good_match=good)).status == status
-
-
-def test_between_two_replies_all_three_correlations_are_one_number_with_one_interval() -> None:
-    rows = drawn(rows=200)
-    (match,) = match_parts(part(rows, scored(rows, 0.7))).test.matches.values()
-    within = match.within
-    pearson = within["Pearson"]
-    assert pearson.low < pearson.value < pearson.high
-    for other in (within["Spearman"], within["Kendall"]):
-        assert (other.value, other.low, other.high, other.method) == (
-            pearson.value,
-            pearson.low,
-            pearson.high,
-            pearson.method,
-        )
-
-
-@pytest.mark.parametrize(
-    ("end", "epoch", "statuses"),
-    [
-        (sure(0.2), sure(0.2), ("pass", "pass")),
-        (sure(0.4), sure(0.4), ("warn", "pass")),
-        (sure(0.6), sure(0.6), ("warn", "fail")),
-        (sure(0.31), None, ("undecided", "undecided")),
-    ],
-)
-def test_losses_are_judged_by_their_intervals(end: Estimate, epoch: Estimate | None, statuses: Sequence[str]) -> None:
-    rows = drawn()
-    found = judged(rows, scored(rows), runs={"p0": facts(end_loss=end, epoch_loss=epoch)})
-    assert (found["loss at the end"].status, found["loss after an epoch"].status) == tuple(statuses)
-
-
-def test_a_loss_of_too_few_steps_says_why_it_is_not_judged() -> None:
-    rows = drawn()
-    few = Estimate(value=0.2, low=math.nan, high=math.nan, n=7, method="")
-    found = judged(rows, scored(rows), runs={"p0": facts(end_loss=few, epoch_loss=None)})
-    assert found["loss at the end"].status == "undecided"
-    assert "Fewer than ten logged steps have no interval" in found["loss at the end"].advice
-
-
-@pytest.mark.slow
-def test_scores_of_other_texts_than_the_run_was_judged_on_are_named() -> None:
-    rows = drawn(rows=400)
-    found = judged(rows, scored(rows, 0.6), runs={"p0": facts()})["template and texts"]
-    assert found.status == "fail"
-    assert "another template, another system turn" in found.advice
-    assert judged(rows, scored(rows), runs={"p0": facts()})["template and texts"].status == "pass"
-
-
-def test_what_follows_from_a_wrong_order_says_so() -> None:
-    rows = drawn()
-    found = judged(rows, scored(rows)[:, ::-1], runs={"p0": facts()})
-    assert found["match on test"].advice.startswith("First put the scores in order")
-    assert found["template and texts"].status != "fail"
-
-
-# --- several proxies -------------------------------------------------------------------------------------------
 
 
 def test_proxies_are_compared_on_the_same_pairs() -> None:

@@ -154,7 +154,7 @@ class _Watcher:
                 self._size = resident()
                 self._thread = threading.Thread(target=self._run, name="rewardlab-template", daemon=True)
                 self._thread.start()
-            # As it was at most a pause ago: to ask for every call would take a tenth of rendering a conversation.
+            # As it was at most a pause ago: to ask for every call would take an eighth of rendering a conversation.
             watch.size_before = self._size
             self._watches.add(watch)
 

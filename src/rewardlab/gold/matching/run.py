@@ -26,10 +26,11 @@ from rewardlab.gold.foreign import is_hub_name
 from rewardlab.gold.matching.columns import Part, part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.examples import Examples, examples_of
+from rewardlab.gold.matching.judged import Judged, Limits
 from rewardlab.gold.matching.order import Alternative, order_of
 from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, what_of
 from rewardlab.gold.matching.texts import other_texts, texts_of
-from rewardlab.gold.matching.verdicts import Judged, Limits, judge, together
+from rewardlab.gold.matching.verdicts import judge, together
 from rewardlab.gold.proxies import Proxy, pinned, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 

@@ -9,71 +9,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.matching import Match
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent
+from rewardlab.gold.matching.judged import CHANCE, MORE_TRAINING, POOR_TEST, Judged, Limits, more_prompts
+from rewardlab.gold.matching.learning import generalisation, hardly_learned, losses_of, training_accuracy
 from rewardlab.gold.matching.order import Alternative, Order
-from rewardlab.gold.matching.runs import RunFacts
 
-POOR_TEST: Final = 0.7
-"""Match on test rows below which a proxy is poor, and with good training accuracy does not generalise."""
-LEARNED: Final = 0.9
-"""Match on its own training rows above which a proxy has learned them."""
-NEAR_66: Final = 0.70
-"""Match below which a proxy may have hardly learned; such ones were seen around 0.66."""
-CHANCE: Final = 0.5
-END_LOSS: Final = 0.3
-"""Loss that a run should end below."""
-EPOCH_LOSS: Final = 0.5
-"""Loss above which a run that has had an epoch has learned little."""
 COLLAPSE: Final = 0.1
 """Difference between the accuracy that a run measured itself and the match on the same kind of rows that counts."""
 UNKNOWN: Final = "training"
 """Name of the one finding on all proxies without known training rows and without a known run."""
 ORDERS: Final = ("order of scores", "order of scores, train rows")
 FIRST: Final = "First put the scores in order (see the order of scores), and match again: this may follow from it."
-MORE_TRAINING: Final = "Train it again with --lr 5e-5 and --epochs 2, and look at the loss from step to step."
-"""Advice that repaired such a run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What is known about one proxy."""
-
-    name: str
-    test: Match
-    train: Match | None
-    order: Order
-    train_order: Order | None
-    run: RunFacts | None
-    template: str = ""
-    """What its folder says about the template and the system turn, beside the rows; empty without a folder."""
-    template_differs: bool = False
-    """Whether the system turn of the rows differs from the one that its folder adds."""
-    texts: tuple[Alternative, ...] | None = None
-    """The match on some rows with another system turn; None where nothing could be scored again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Thresholds that settings move."""
-
-    good_match: float = 0.8
-    least_spread: float = 0.25
 
 
 def judge(judged: Judged, limits: Limits) -> list[Finding]:
     """Return the verdicts on one proxy, those on its scores first, then those on its training."""
     found = [*_order(judged), _test_match(judged, limits), _spread(judged, limits)]
     if judged.train is None and judged.run is None:
-        found += [_near_66(judged, limits), *([_template(judged)] if judged.template else []), _unknown(judged)]
+        found += [hardly_learned(judged, limits), *([_template(judged)] if judged.template else []), _unknown(judged)]
     else:
-        found += [_training_accuracy(judged, limits), _generalisation(judged), _near_66(judged, limits)]
-        found += [*_losses(judged), _template(judged)]
+        found += [training_accuracy(judged, limits), generalisation(judged), hardly_learned(judged, limits)]
+        found += [*losses_of(judged), _template(judged)]
     if judged.order.named is None:
         return found
     # What follows from scores in the wrong place is not a finding of its own, but it is shown.
@@ -170,7 +131,7 @@ def _test_match(judged: Judged, limits: Limits) -> Finding:
         f"It orders {percent(match)} of the test pairs as gold does; 50% is chance, above {limits.good_match:.0%} good."
     )
     status: Status = "undecided"
-    advice = _more(match)
+    advice = more_prompts(match)
     if is_above(match, limits.good_match):
         status, advice = "pass", ""
     elif is_below(match, CHANCE):
@@ -186,12 +147,6 @@ def _test_match(judged: Judged, limits: Limits) -> Finding:
             "Train on more labelled rows, or a larger proxy; look at the slices where it is weakest.",
         )
     return Finding(name="match on test", about=judged.name, status=status, evidence=told, advice=advice)
-
-
-def _more(estimate: Estimate) -> str:
-    if math.isnan(estimate.low):
-        return f"There is no interval ({estimate.method}). Label more prompts."
-    return "The interval holds the threshold: label more prompts (four times as many halve it)."
 
 
 def _spread(judged: Judged, limits: Limits) -> Finding:
@@ -229,152 +184,7 @@ def _spread(judged: Judged, limits: Limits) -> Finding:
         about=judged.name,
         status=status,
         evidence=told,
-        advice="" if status == "pass" else _more(spread),
-    )
-
-
-def _trained(judged: Judged) -> tuple[Estimate | None, str]:
-    """Return how well the proxy fits its training rows, or None, and words for where that is known from."""
-    if judged.train is not None:
-        return judged.train.agreement.match, "of the pairs of the training rows are ordered as gold orders them"
-    if judged.run is not None and judged.run.train_accuracy is not None:
-        return judged.run.train_accuracy, "is the accuracy on training pairs that its run recorded"
-    return None, ""
-
-
-def _training_accuracy(judged: Judged, limits: Limits) -> Finding:
-    found, is_what = _trained(judged)
-    name = "training accuracy"
-    if found is None:
-        return Finding(
-            name=name,
-            about=judged.name,
-            status="undecided",
-            evidence="Nothing is known of its training: no training rows were given, and no run of it was found.",
-            advice="Name the rows that it was trained on with --train-input, or its run with --runs.",
-        )
-    told = f"{percent(found)} {is_what}; under {limits.good_match:.0%} it has not learned them."
-    if is_above(found, limits.good_match):
-        return Finding(name=name, about=judged.name, status="pass", evidence=told)
-    if is_below(found, limits.good_match):
-        return Finding(
-            name=name,
-            about=judged.name,
-            status="fail",
-            evidence=told,
-            advice=f"It is not learning, or its labels are noise: check the files with `rewardlab gold check`. "
-            f"{MORE_TRAINING}",
-        )
-    return Finding(name=name, about=judged.name, status="undecided", evidence=told, advice=_more(found))
-
-
-def _generalisation(judged: Judged) -> Finding:
-    found, _ = _trained(judged)
-    test = judged.test.agreement.match
-    name = "generalisation"
-    if found is None:
-        return Finding(
-            name=name,
-            about=judged.name,
-            status="undecided",
-            evidence="Without its match on training rows nothing can be said about what it carries over to others.",
-            advice="Name the rows that it was trained on with --train-input.",
-        )
-    gap = stats.difference(found, test)
-    told = (
-        f"{percent(found)} on what it was trained on, {percent(test)} on test: {percent(gap)} lost on new prompts. "
-        f"Above {LEARNED:.0%} with a test match under {POOR_TEST:.0%} is learning by heart."
-    )
-    status: Status = "undecided"
-    advice = ""
-    if is_above(found, LEARNED) and is_below(test, POOR_TEST):
-        status = "fail"
-        advice = "Train for fewer epochs or with a smaller learning rate, on more prompts; a larger proxy helps too."
-    elif is_above(test, POOR_TEST) or is_below(found, LEARNED):
-        status = "pass"
-    else:
-        advice = _more(test)
-    return Finding(name=name, about=judged.name, status=status, evidence=told, advice=advice)
-
-
-def _near_66(judged: Judged, limits: Limits) -> Finding:
-    found, _ = _trained(judged)
-    match = judged.test.agreement.match
-    learned = found is not None and is_above(found, limits.good_match)
-    told = f"The match on test is {percent(match)}."
-    name = "hardly learned"
-    if learned or is_above(match, min(NEAR_66, limits.good_match)):
-        return Finding(name=name, about=judged.name, status="pass", evidence=f"{told} About 66% would show it.")
-    if is_below(match, CHANCE):
-        told += " Below chance it has learned something, if the reverse."
-        return Finding(name=name, about=judged.name, status="pass", evidence=told)
-    if not is_below(match, NEAR_66):
-        told += " About 66% is not excluded."
-        return Finding(name=name, about=judged.name, status="undecided", evidence=told, advice=_more(match))
-    rate = (
-        ""
-        if judged.run is None or judged.run.learning_rate is None
-        else f" Its run had --lr {judged.run.learning_rate:g}."
-    )
-    like = (
-        "Around 66% is what too small a learning rate and a single epoch have led to"
-        if is_above(match, CHANCE)
-        else "That is not shown to be better than chance, which too small a learning rate leads to"
-    )
-    return Finding(
-        name=name,
-        about=judged.name,
-        status="warn",
-        evidence=f"{told} {like}; a proxy that is too small, or gold that cannot be told from the text, looks the "
-        f"same.{rate}",
-        advice=MORE_TRAINING,
-    )
-
-
-def _losses(judged: Judged) -> Iterator[Finding]:
-    run = judged.run
-    if run is None or run.end_loss is None:
-        yield Finding(
-            name="loss at the end",
-            about=judged.name,
-            status="undecided",
-            evidence="No run of it with losses was found.",
-            advice="Name its run with --runs NAME=FOLDER to have its losses judged.",
-        )
-        return
-    end = run.end_loss
-    once = " Each pair was seen once, so this is a loss on new pairs." if run.epochs <= 1 + 1e-6 else ""
-    yield _loss("loss at the end", judged.name, end, END_LOSS, "warn", f"over the last steps ({run.loss_is}).{once}")
-    if run.epoch_loss is None:
-        had = (
-            f"It has had {run.epochs:.2f} epochs" if not math.isnan(run.epochs) else "How many epochs it had is unknown"
-        )
-        yield Finding(
-            name="loss after an epoch",
-            about=judged.name,
-            status="undecided",
-            evidence=f"{had}, so there is no such loss.",
-        )
-        return
-    yield _loss("loss after an epoch", judged.name, run.epoch_loss, EPOCH_LOSS, "fail", f"({run.loss_is}).")
-
-
-def _loss(name: str, about: str, loss: Estimate, limit: float, grave: Status, where: str) -> Finding:
-    told = f"{number(loss)} {where} It should be below {limit:g}; log 2 = 0.69 is that of knowing nothing."
-    if is_below(loss, limit):
-        return Finding(name=name, about=about, status="pass", evidence=told)
-    if is_above(loss, limit):
-        return Finding(name=name, about=about, status=grave, evidence=told, advice=MORE_TRAINING)
-    return Finding(
-        name=name,
-        about=about,
-        status="undecided",
-        evidence=told,
-        advice=(
-            "Fewer than ten logged steps have no interval: log more of them (--log-every 1)."
-            if math.isnan(loss.low)
-            else f"The interval holds {limit:g}: log more steps (--log-every 1), or train on."
-        ),
+        advice="" if status == "pass" else more_prompts(spread),
     )
 
 

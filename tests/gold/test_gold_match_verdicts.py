@@ -1,0 +1,150 @@
+"""Verdicts of `gold match` on one proxy: each by its whole interval."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from gold_matched import drawn, facts, findings, judged, part, scored, sure
+from harness.gold_rows import gold_of, with_gold
+from rewardlab.core.types import Estimate
+from rewardlab.gold.findings import exit_status
+from rewardlab.gold.matching.judged import Judged, Limits
+from rewardlab.gold.matching.learning import hardly_learned
+from rewardlab.gold.matching.order import order_of
+from rewardlab.gold.matching.run import match_parts
+
+
+@pytest.mark.slow
+def test_a_good_proxy_passes_everything_that_can_be_known() -> None:
+    rows, train = drawn(rows=600), drawn(rows=900, seed=4, tag="t")
+    matched = match_parts(
+        part(rows, scored(rows)), part(train, scored(train, 0.95, seed=3), name="train"), runs={"p0": facts()}
+    )
+    assert {one.status for one in matched.findings} == {"pass"}, [
+        one for one in matched.findings if one.status != "pass"
+    ]
+    assert exit_status(matched.findings) == 0
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("match_rate", "rows", "status"),
+    [(0.88, 600, "pass"), (0.75, 1000, "warn"), (0.6, 600, "fail"), (0.5, 600, "fail"), (0.8, 100, "undecided")],
+)
+def test_the_match_is_judged_by_its_interval(match_rate: float, rows: int, status: str) -> None:
+    own = drawn(rows=rows)
+    found = judged(own, scored(own, match_rate))["match on test"]
+    assert found.status == status, found.evidence
+    assert ("not shown to be better than chance" in found.evidence) == (match_rate == 0.5)
+
+
+@pytest.mark.slow
+def test_compressed_scores_fail_with_a_poor_match_and_are_told_with_a_good_one() -> None:
+    rows = drawn(rows=600)
+    poor = judged(rows, scored(rows, 0.66, scale=0.1))["compressed scores"]
+    assert poor.status == "fail"
+    assert "--lr 5e-5 and --epochs 2" in poor.advice
+    assert judged(rows, scored(rows, 0.9, scale=0.1))["compressed scores"].status == "warn"
+    assert judged(rows, scored(rows, 0.66, scale=0.8))["compressed scores"].status == "pass"
+
+
+@pytest.mark.slow
+def test_compressed_gold_is_named() -> None:
+    rows = drawn(rows=300)
+    narrow = with_gold(rows, gold_of(rows) / 20)
+    found = judged(narrow, scored(rows))["compressed scores"]
+    assert found.status == "fail"
+    assert "gold's own scores are the narrow ones" in found.evidence
+
+
+@pytest.mark.slow
+def test_low_training_accuracy_and_learning_by_heart_are_told_apart() -> None:
+    rows, train = drawn(rows=600), drawn(rows=900, seed=4, tag="t")
+    test_part = part(rows, scored(rows, 0.6))
+    low = findings(match_parts(test_part, part(train, scored(train, 0.66), name="train")))
+    assert low["training accuracy"].status == "fail"
+    assert low["generalisation"].status == "pass"
+    assert low["hardly learned"].status == "warn"
+    by_heart = findings(match_parts(test_part, part(train, scored(train, 0.96), name="train")))
+    assert by_heart["training accuracy"].status == "pass"
+    assert by_heart["generalisation"].status == "fail"
+    assert by_heart["hardly learned"].status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("rows", "match_rate", "status"),
+    [(600, 0.501, "warn"), (600, 0.6, "warn"), (30, 0.7, "undecided"), (600, 0.88, "pass")],
+)
+def test_a_match_near_chance_is_not_called_one_of_a_proxy_that_has_learned(rows, match_rate, status) -> None:
+    draw = drawn(rows=rows)
+    found = judged(draw, scored(draw, match_rate))["hardly learned"]
+    assert found.status == status
+    assert ("better than chance" in found.evidence) == (match_rate < 0.55)
+    assert bool(found.advice) == (status != "pass")
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "good", "status"),
+    [
+        (0.69, 0.75, 0.795, 0.8, "undecided"),
+        (0.15, 0.2, 0.25, 0.8, "pass"),
+        (0.64, 0.66, 0.69, 0.6, "pass"),
+        (0.64, 0.66, 0.69, 0.8, "warn"),
+        (0.46, 0.5, 0.54, 0.8, "warn"),
+        (math.nan, 0.66, math.nan, 0.8, "undecided"),
+    ],
+)
+def test_whether_a_proxy_has_hardly_learned_is_judged_by_the_whole_interval(low, value, high, good, status) -> None:
+    rows = drawn(rows=30)
+    (found,) = match_parts(part(rows, scored(rows))).test.matches.values()
+    agreed = dataclasses.replace(found.agreement, match=Estimate(value=value, low=low, high=high, n=200, method="-"))
+    order = order_of(scored(rows).reshape(30, 2), gold_of(rows), [row.key for row in rows])
+    tested = dataclasses.replace(found, agreement=agreed)
+    own = Judged(name="p", test=tested, train=None, order=order, train_order=None, run=None)
+    assert hardly_learned(own, Limits(good_match=good)).status == status
+
+
+@pytest.mark.parametrize(
+    ("end", "epoch", "statuses"),
+    [
+        (sure(0.2), sure(0.2), ("pass", "pass")),
+        (sure(0.4), sure(0.4), ("warn", "pass")),
+        (sure(0.6), sure(0.6), ("warn", "fail")),
+        (sure(0.31), None, ("undecided", "undecided")),
+    ],
+)
+def test_losses_are_judged_by_their_intervals(end: Estimate, epoch: Estimate | None, statuses: Sequence[str]) -> None:
+    rows = drawn()
+    found = judged(rows, scored(rows), runs={"p0": facts(end_loss=end, epoch_loss=epoch)})
+    assert (found["loss at the end"].status, found["loss after an epoch"].status) == tuple(statuses)
+
+
+def test_a_loss_of_too_few_steps_says_why_it_is_not_judged() -> None:
+    rows = drawn()
+    few = Estimate(value=0.2, low=math.nan, high=math.nan, n=7, method="")
+    found = judged(rows, scored(rows), runs={"p0": facts(end_loss=few, epoch_loss=None)})
+    assert found["loss at the end"].status == "undecided"
+    assert "Fewer than ten logged steps have no interval" in found["loss at the end"].advice
+
+
+@pytest.mark.slow
+def test_scores_of_other_texts_than_the_run_was_judged_on_are_named() -> None:
+    rows = drawn(rows=400)
+    found = judged(rows, scored(rows, 0.6), runs={"p0": facts()})["template and texts"]
+    assert found.status == "fail"
+    assert "another template, another system turn" in found.advice
+    assert judged(rows, scored(rows), runs={"p0": facts()})["template and texts"].status == "pass"
+
+
+def test_what_follows_from_a_wrong_order_says_so() -> None:
+    rows = drawn()
+    found = judged(rows, scored(rows)[:, ::-1], runs={"p0": facts()})
+    assert found["match on test"].advice.startswith("First put the scores in order")
+    assert found["template and texts"].status != "fail"
+
+
+# --- several proxies -------------------------------------------------------------------------------------------
