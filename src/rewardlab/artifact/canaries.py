@@ -77,8 +77,8 @@ def score_tokens(model: RewardModel, sequences: Sequence[IntArray]) -> list[floa
 
 
 def score_decoys(model: RewardModel, sequences: Sequence[IntArray]) -> list[float]:
-    """Score token sequences in batches, which is faster and may change the last bits: decoys are told apart by far more
-    than that.
+    """Score token sequences in batches: fewer forward passes, whose last bits may differ, and decoys are told apart by
+    far more than that.
     """
     scores = [math.nan] * len(sequences)
     with torch.no_grad():

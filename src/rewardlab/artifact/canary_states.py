@@ -104,7 +104,7 @@ def alone(token_ids: IntArray) -> PackedBatch:
 def in_batches(sequences: Sequence[IntArray]) -> Iterator[tuple[list[int], PackedBatch]]:
     """Yield the conversations in batches of similar lengths, each with their numbers in `sequences`.
 
-    A short conversation takes nearly as long as several: reading the weights and starting the kernels take most of it.
+    Those of a batch take one forward pass in place of one each.
     """
     numbers: list[int] = []
     for number in sorted(range(len(sequences)), key=lambda number: len(sequences[number])):

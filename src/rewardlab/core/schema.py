@@ -232,7 +232,7 @@ def _several(hint: Any, value: Any, place: str) -> Any:
     if origin is tuple and len(value) != len(kinds):
         raise _Mismatch(place, f"expected {_wanted(hint)}, found a list of {len(value)}")
     if hint == list[int] and set(map(type, value)) == {int} and max(map(abs, value)) <= MAX_INTEGER:
-        # The tokens of canaries: thousands, in every spec. The items of other lists are looked at one by one, so that
+        # The tokens of canaries: hundreds, in every spec. The items of other lists are looked at one by one, so that
         # the message can name the one that does not match.
         return list(value)
     kinds = kinds if origin is tuple else kinds * len(value)
