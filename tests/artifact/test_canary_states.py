@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import rewardlab.artifact.save as save_module
 from common import CONFIGS, make_model
 from lessons import slightly_trained, wide_renderer
-from rewardlab.artifact.canaries import score_decoys, score_tokens
-from rewardlab.artifact.canary_states import MAX_PADDING, CanaryStates, in_batches, longest
+from rewardlab.artifact.canary_states import CanaryStates
 from rewardlab.artifact.copies import copy_reward_model
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import Trained, save_reward_model
@@ -27,12 +25,12 @@ AGAIN = 2
 
 @pytest.fixture
 def passes(monkeypatch) -> list[int]:
-    """Tokens of every batch of conversations that share nothing, as canaries are; in trials of the layout they do."""
+    """Tokens of every conversation that a backbone computed alone, as canaries are; trials of the layout are not."""
     found: list[int] = []
     read = RewardModel.read
 
     def counts(model, hidden, batch):
-        if not any(num_shared for num_shared, _ in batch.groups):
+        if batch.num_replies == 1:
             found.append(batch.num_tokens)
         return read(model, hidden, batch)
 
@@ -88,10 +86,7 @@ def test_a_folder_with_known_states_is_the_folder_without(tmp_path, passes, kind
     passes.clear()
     save(tmp_path / "kept", model, states, dtype)
     assert len(passes) == AGAIN
-    alone = {
-        batch.num_tokens for kept in states._known.values() for batch, _ in kept.values() if batch.num_replies == 1
-    }
-    assert set(passes) == {max(alone)}, "the longest one is computed again"
+    assert max(passes) == passes[-1], "the longest one is computed again"
     passes.clear()
     save(tmp_path / "anew", model, None, dtype)
     assert len(passes) == first
@@ -123,7 +118,7 @@ def test_a_state_in_other_bits_lets_all_be_computed(tmp_path, passes, log):
     # The live scores of a save come before its folder is read, and were confirmed by then.
     for arithmetic, num_computed in (("live", first + 1), ("float32", first + AGAIN - num_live)):
         known = states._known[arithmetic, torch.device("cpu")]
-        _, state = longest(known)
+        _, state = known[max(known, key=len)]
         state[0, 3] += 1e-6
         passes.clear()
         save(tmp_path / arithmetic, model, states)
@@ -200,15 +195,3 @@ def test_a_copy_of_a_changed_folder_is_not_kept(tmp_path, name):
         copy_reward_model(tmp_path / "first", spec, tmp_path / "copy")
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["earlier"]
     assert {path.name for path in tmp_path.iterdir()} == {"first", "copy"}
-
-
-def test_decoys_are_scored_in_batches_as_alone():
-    model = slightly_trained(make_model(layout="padded"))
-    draw = np.random.default_rng(0)
-    sequences = [draw.integers(1, 300, length).astype(np.int32) for length in (30, 5, 31, 90, 6, 33, 91, 32)]
-    batches = list(in_batches(sequences))
-    assert sorted(number for numbers, _ in batches for number in numbers) == list(range(len(sequences)))
-    assert [len(numbers) for numbers, _ in batches] == [2, 4, 2]
-    assert all(batch.padded(0)[1].float().mean() >= 1 - MAX_PADDING for _, batch in batches)
-    assert score_decoys(model, sequences) == pytest.approx(score_tokens(model, sequences), abs=1e-5)
-    assert score_decoys(model, []) == []

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rewardlab.analysis.faults import SPECIAL_TOKENS
-from rewardlab.artifact.canary_states import SAVED, CanaryStates, alone, in_batches
+from rewardlab.artifact.canary_states import SAVED, CanaryStates, alone
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.spec import Canary
 from rewardlab.core.types import Conversation, IntArray, Message
@@ -70,21 +70,13 @@ CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
 )
 
 
-def score_tokens(model: RewardModel, sequences: Sequence[IntArray]) -> list[float]:
-    """Score token sequences one at a time, without padding, so that no score depends on another sequence."""
+def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_end: int = 0) -> list[float]:
+    """Score token sequences one at a time, without padding, reading `before_end` tokens before the last."""
+    scores = []
     with torch.no_grad():
-        return [float(model(alone(token_ids).to(model.device))[0]) for token_ids in sequences]
-
-
-def score_decoys(model: RewardModel, sequences: Sequence[IntArray]) -> list[float]:
-    """Score token sequences in batches: fewer forward passes, whose last bits may differ, and decoys are told apart by
-    far more than that.
-    """
-    scores = [math.nan] * len(sequences)
-    with torch.no_grad():
-        for numbers, batch in in_batches(sequences):
-            for number, score in zip(numbers, model(batch.to(model.device)).tolist(), strict=True):
-                scores[number] = score
+        for token_ids in sequences:
+            batch = alone(token_ids[: len(token_ids) - before_end])
+            scores.append(float(model(batch.to(model.device))[0]))
     return scores
 
 
@@ -173,29 +165,24 @@ def _decoys(
 ) -> dict[str, list[float]]:
     """Return the canaries' scores under each fault that does not change the model; NaN if it has no effect on one."""
     bos = renderer.spec.bos_token_id
-    changed: dict[str, list[IntArray | None]] = {
-        "shifted_position": [token_ids[:-1] for token_ids in sequences],
-        "no_template": [_plain(renderer, messages) for messages in conversations],
-    }
-    if bos is not None:
-        changed["double_bos"] = [np.concatenate([np.array([bos], np.int32), token_ids]) for token_ids in sequences]
-    if renderer.spec.special_tokens_in_text == "text":
-        reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
-        changed[SPECIAL_TOKENS] = [
-            reading.token_ids(messages) if renderer.num_typed(messages) else None for messages in conversations
-        ]
-    computed = [token_ids for several in changed.values() for token_ids in several if token_ids is not None]
-    found = iter(score_decoys(model, computed))
-    decoys = {
-        fault: [math.nan if token_ids is None else next(found) for token_ids in several]
-        for fault, several in changed.items()
-    }
-    return decoys | {
+    decoys: dict[str, list[float]] = {
+        "shifted_position": score_tokens(model, sequences, before_end=1),
+        "no_template": score_tokens(model, [_plain(renderer, messages) for messages in conversations]),
         # math.exp overflows above about 709; the sigmoid of such a score is 0 in any case.
         "sigmoid": [1 / (1 + math.exp(-score)) if score > -700 else 0.0 for score in scores],
         "softmax": [1.0] * len(scores),
         "zero_head": [0.0] * len(scores),
     }
+    if bos is not None:
+        doubled = [np.concatenate([np.array([bos], np.int32), token_ids]) for token_ids in sequences]
+        decoys["double_bos"] = score_tokens(model, doubled)
+    if renderer.spec.special_tokens_in_text == "text":
+        reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
+        decoys[SPECIAL_TOKENS] = [
+            score_tokens(model, [reading.token_ids(messages)])[0] if renderer.num_typed(messages) else math.nan
+            for messages in conversations
+        ]
+    return decoys
 
 
 def _rope_decoys(model: RewardModel, sequences: Sequence[IntArray], states: CanaryStates) -> dict[str, list[float]]:
@@ -204,7 +191,7 @@ def _rope_decoys(model: RewardModel, sequences: Sequence[IntArray], states: Cana
     for fault, parameters in rope_faults(model.config).items():
         if (other := _with_rope(model, parameters)) is not None:
             with states.of(other, fault):
-                decoys[fault] = score_decoys(other, sequences)
+                decoys[fault] = score_tokens(other, sequences)
     return decoys
 
 

@@ -2,8 +2,7 @@
 
 A score is the head's product with a state, and the state follows from the backbone, the arithmetic and the tokens. As
 long as these are the same, only the product is computed again. It equals that of a fresh forward pass bit for bit,
-since the state is computed from its conversation alone, as each score is, or for decoys in the same batch as before: in
-a batch with others the last bits of a state may differ.
+since each state is computed from its conversation alone: in a batch with others its last bits may differ.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from rewardlab.model.reward import RewardModel
 
 logger = logging.getLogger("rewardlab")
 _Known = dict[bytes, tuple[PackedBatch, Tensor]]
-MAX_PADDING: Final = 0.25
-"""Largest share of padding in a batch of decoys."""
 LIVE: Final = "live"
 """The arithmetic of the model in training."""
 SAVED: Final = "float32"
@@ -57,7 +54,7 @@ class CanaryStates:
         known = self._of(model, arithmetic)
         if not known:
             return
-        batch, state = longest(known)
+        batch, state = known[max(known, key=len)]
         with torch.no_grad(), model.computing():
             same = torch.equal(model.final_states(batch), state)
         if not same:
@@ -83,47 +80,17 @@ class CanaryStates:
             model.known_states = before
 
     def hold(self, model: RewardModel, arithmetic: str, sequences: Sequence[IntArray]) -> bool:
-        """Return whether the states of all `in_batches` are known, so that the backbone need not be computed."""
+        """Return whether the states of all token sequences are known, so that the backbone need not be computed."""
         known = self._of(model, arithmetic)
-        return all(_key(batch) in known for _, batch in in_batches(sequences))
+        return all(_key(alone(token_ids)) in known for token_ids in sequences)
 
     def _of(self, model: RewardModel, arithmetic: str) -> _Known:
         return self._known.setdefault((arithmetic, model.device), {})
 
 
-def longest(known: _Known) -> tuple[PackedBatch, Tensor]:
-    """Return the longest conversation that was computed alone, and its state."""
-    return max(known.values(), key=lambda kept: (kept[0].num_replies == 1, kept[0].num_tokens))
-
-
 def alone(token_ids: IntArray) -> PackedBatch:
     """Return a batch of one conversation, without padding."""
-    return pack([_group(token_ids)])
-
-
-def in_batches(sequences: Sequence[IntArray]) -> Iterator[tuple[list[int], PackedBatch]]:
-    """Yield the conversations in batches of similar lengths, each with their numbers in `sequences`.
-
-    Those of a batch take one forward pass in place of one each.
-    """
-    numbers: list[int] = []
-    for number in sorted(range(len(sequences)), key=lambda number: len(sequences[number])):
-        length, together = len(sequences[number]), [*numbers, number]
-        if numbers and sum(len(sequences[n]) for n in together) < (1 - MAX_PADDING) * length * len(together):
-            yield numbers, _batch(sequences, numbers)
-            together = [number]
-        numbers = together
-    if numbers:
-        yield numbers, _batch(sequences, numbers)
-
-
-def _batch(sequences: Sequence[IntArray], numbers: Sequence[int]) -> PackedBatch:
-    return pack([_group(sequences[number]) for number in numbers])
-
-
-def _group(token_ids: IntArray) -> TokenGroup:
-    """Return a group of one conversation that shares nothing."""
-    return TokenGroup(
+    group = TokenGroup(
         preference_id="",
         source="",
         prompt_key="",
@@ -133,6 +100,7 @@ def _group(token_ids: IntArray) -> TokenGroup:
         truncated_tokens=(0,),
         comparisons=(),
     )
+    return pack([group])
 
 
 def backbone_digest(written: Mapping[str, str], folder: Path) -> str:
@@ -147,5 +115,4 @@ def backbone_digest(written: Mapping[str, str], folder: Path) -> str:
 
 
 def _key(batch: PackedBatch) -> bytes:
-    """Return the batch's tokens and where its conversations end."""
-    return b"".join(values.cpu().numpy().tobytes() for values in (batch.read_at_R, batch.token_ids_T))
+    return batch.token_ids_T.cpu().numpy().tobytes()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from rewardlab.analysis.faults import PRECISION_MISMATCH
-from rewardlab.artifact.canaries import score_decoys, score_tokens
+from rewardlab.artifact.canaries import score_tokens
 from rewardlab.artifact.canary_states import CanaryStates
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import Canary
@@ -100,7 +100,7 @@ def with_half_precision(
         known = states.hold(model, PRECISION_MISMATCH, sequences)
         round_to_nearest(model.head if known else model, torch.bfloat16)
         with states.of(model, PRECISION_MISMATCH):
-            decoys[PRECISION_MISMATCH] = score_decoys(model, sequences)
+            decoys[PRECISION_MISMATCH] = score_tokens(model, sequences)
     return [
         replace(
             canary,
