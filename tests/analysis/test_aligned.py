@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rewardlab.analysis.aligned import ScoreSet, align
 from rewardlab.core.errors import DataError
-from rewardlab.core.types import Comparison
+from rewardlab.core.types import Comparison, ScoreRow
 from scored import rows_of
 
 SCORES = np.random.default_rng(0).normal(size=(30, 2))
@@ -65,6 +65,39 @@ def test_missing_rows_are_refused_or_counted():
     assert aligned.missing == {"m1": 3}
     # Whichever comes first.
     assert align(sets(fewer, ROWS), common=True).missing == {"m0": 3}
+
+
+def k_wise(lost: int | None = None, *, others: bool = True) -> list[ScoreRow]:
+    """Rows of three replies of which the first is preferred to both; in the first five one may have no score."""
+    rows = []
+    for number in range(30):
+        gone = lost if number < 5 else None
+        for row in rows_of(np.random.default_rng(number).normal(size=(1, 2))):
+            row = replace(row, preference_id=f"d.jsonl:{number}", prompt_key=f"p{number}")
+            if row.reply == 0:
+                seconds = [second for second in ((1, 2) if others else (1,)) if second != gone]
+                row = replace(row, comparisons=tuple(Comparison(first=0, second=s, label=1.0) for s in seconds))
+            else:
+                rows += [replace(row, reply=2)] if gone != 2 else []
+            rows += [row] if row.reply != gone else []
+    return rows
+
+
+@pytest.mark.parametrize(("lost", "missing"), [(2, 5), (0, 10)])
+def test_a_reply_that_one_set_lacks_is_missing_and_no_other_verdict(lost, missing):
+    for models, name in ((sets(k_wise(), k_wise(lost)), "m1"), (sets(k_wise(lost), k_wise()), "m0")):
+        with pytest.raises(DataError, match=rf"{name} lacks {missing} of 60 comparisons.*--common"):
+            align(models)
+        aligned = align(models, common=True)
+        assert aligned.missing == {name: missing}
+        assert len(aligned.pairs) == 60 - missing
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_of_the_same_replies_all_must_judge_the_same(turn):
+    given = sets(k_wise(), k_wise(others=False))
+    with pytest.raises(DataError, match=r"differently \(30 comparisons differ in replies or label\)"):
+        align(given[::-1] if turn else given, common=True)
 
 
 REFUSED = {

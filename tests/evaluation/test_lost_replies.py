@@ -106,11 +106,17 @@ def test_gold_scores_and_mistakes_are_of_the_same_reply(judged, data):
     assert "unknown which were" not in page
 
 
-def test_models_that_lost_other_replies_are_not_compared_as_if_these_were_the_same(judged, tmp_path, capsys):
+def test_models_that_lost_other_replies_are_compared_on_those_that_both_have(judged, tmp_path, capsys):
     folders = [str(judged[name]) for name in ("roomy", "tight")]
     with pytest.raises(SystemExit):
         main(["compare", *folders, "--output-dir", str(tmp_path / "out")])
-    assert "replies that are too long for one of them" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"tight lacks {2 * NUM_ROWS} of {3 * NUM_ROWS} comparisons" in told
+    assert "it lacks single replies, as of those too long for a model. " in told
+    main(["compare", *folders, "--common", "--output-dir", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out/compare.json").read_text())
+    assert found["missing"] == {"tight": 2 * NUM_ROWS}
+    assert found["comparisons"] == NUM_ROWS
 
 
 def test_a_witness_of_whole_rows_says_nothing_of_replies_drawn_from_them(judged, models, data, tmp_path, capsys):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -219,37 +220,31 @@ def _comparisons(rows: Mapping[ReplyKey, ScoreRow]) -> list[Pair]:
 def _judged(sets: Sequence[ScoreSet], by_key: Sequence[Mapping[ReplyKey, ScoreRow]]) -> list[Pair]:
     """Return the comparisons of the first set that has any, and those that only later sets have.
 
-    Raises DataError if no set has comparisons, or if two sets judge the same preference differently.
+    Raises DataError if no set has comparisons, or if two sets that have the same replies judge them differently.
     """
-    found: tuple[str, list[Pair]] | None = None
-    for own, rows in zip(sets, by_key, strict=True):
-        pairs = _comparisons(rows)
-        if not pairs:
-            continue
-        if found is None:
-            found = own.name, pairs
-            continue
-        name, known = found
-        here = {(source, number) for source, number, _ in rows}
-        there = {(pair.source, pair.preference_id) for pair in known}
-        ours = Counter(pair for pair in pairs if (pair.source, pair.preference_id) in there)
-        theirs = Counter(pair for pair in known if (pair.source, pair.preference_id) in here)
-        if ours != theirs:
-            other = next(iter((ours - theirs) or (theirs - ours)))
-            raise DataError(
-                f"{own.name} and {name} judge the replies to {short(other.preference_id)!r} differently "
-                f"({(ours - theirs).total() + (theirs - ours).total():,} comparisons differ in replies or label). "
-                f"Evaluate both on one file; if they were, replies that are too long for one of them have no scores "
-                f"there, and the models cannot be compared on these data."
-            )
-        # Preferences that only this set judges are judged too; models that lack them are counted later, as missing.
-        found = name, known + [pair for pair in pairs if (pair.source, pair.preference_id) not in there]
-    if found is None:
+    judging = [(own, rows, pairs) for own, rows in zip(sets, by_key, strict=True) if (pairs := _comparisons(rows))]
+    if not judging:
         raise DataError(
             "no file says which reply is preferred. Give one with `scores_chosen` and `scores_rejected`, or name the "
             "scores of a gold model with --gold, whose order then counts as the truth."
         )
-    return found[1]
+    for (first, rows, pairs), (own, own_rows, own_pairs) in combinations(judging, 2):
+        ours = Counter(pair for pair in own_pairs if _holds(rows, pair))
+        theirs = Counter(pair for pair in pairs if _holds(own_rows, pair))
+        if ours != theirs:
+            other = next(iter((ours - theirs) or (theirs - ours)))
+            raise DataError(
+                f"{own.name} and {first.name} judge the replies to {short(other.preference_id)!r} differently "
+                f"({(ours - theirs).total() + (theirs - ours).total():,} comparisons differ in replies or label). "
+                f"Evaluate both on one file, with the same settings of reading."
+            )
+    # What only later sets judge, as of replies that the first has not scored, is judged too, and counted as missing.
+    known: dict[Pair, None] = {}
+    found: list[Pair] = []
+    for _, _, pairs in judging:
+        found += [pair for pair in pairs if pair not in known]
+        known |= dict.fromkeys(pairs)
+    return found
 
 
 def _holds(rows: Mapping[ReplyKey, ScoreRow], pair: Pair) -> bool:
@@ -281,7 +276,6 @@ def _require_same_rows(
         if not lacking:
             continue
         missing[own.name] = len(lacking)
-        example = f"such as {short(lacking[0].preference_id)!r}"
         if not in_all:
             ids = f"{own.name} has {short(next(iter(rows))[1])!r}, others {short(lacking[0].preference_id)!r}"
             raise DataError(
@@ -289,9 +283,13 @@ def _require_same_rows(
                 f"on one file, with the same settings of reading."
             )
         if not common:
+            here = {(source, name) for source, name, _ in rows}
+            part = any((pair.source, pair.preference_id) in here for pair in lacking)
+            why = " Of some rows it lacks single replies, as of those too long for a model." if part else ""
             raise DataError(
-                f"{own.name} lacks {len(lacking):,} of {len(pairs):,} comparisons ({example}). Evaluate all models "
-                f"on the same rows, or compare the {in_all:,} that all have with --common."
+                f"{own.name} lacks {len(lacking):,} of {len(pairs):,} comparisons (such as "
+                f"{short(lacking[0].preference_id)!r}).{why} Evaluate all models on the same rows, or compare the "
+                f"{in_all:,} that all have with --common."
             )
     first = next(iter(zip(sets, by_key, strict=True)))
     for own, rows in list(zip(sets, by_key, strict=True))[1:]:
