@@ -54,6 +54,18 @@ def test_without_variation_or_prompts_there_is_no_number_or_no_interval():
     assert math.isnan(few.low)
 
 
+@pytest.mark.parametrize("name", CORRELATIONS)
+@pytest.mark.parametrize("count", [60, 120, 250])
+def test_one_order_has_no_interval_whatever_rounding_leaves_of_it(name, count):
+    for sign in (1, -1):
+        found = correlation(
+            OURS[:count], sign * (3 * OURS[:count] + 1), tuple(map(str, range(count))), measure=CORRELATIONS[name]
+        )
+        assert found.value == sign
+        assert math.isnan(found.low)
+        assert found.method == "all in one order"
+
+
 def test_the_match_rate_counts_ties_half_and_leaves_gold_ties_out():
     margins = np.array([1.0, -1.0, 0.0, 2.0, -3.0] * 8)
     gold = np.array([2.0, 1.0, 1.0, 0.0, -1.0] * 8)

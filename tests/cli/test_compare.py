@@ -129,6 +129,54 @@ def test_columns_of_another_file_slice_the_comparison(runs, capsys):
     assert "after correction for the 2 slices tested" in done.stdout
 
 
+def of_pairs(path: Path, scored: np.ndarray, **columns: object) -> Path:
+    """Write pairs, each with a row of the columns."""
+    rows = [
+        {"scores_chosen": chosen, "scores_rejected": other, **{name: own[number] for name, own in columns.items()}}
+        for number, (chosen, other) in enumerate(scored.tolist())
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sizes_of(found) -> dict[str, int]:
+    return {one.value: one.comparisons for one in found.result.others[0].slices}
+
+
+def test_an_id_of_another_source_gives_no_value_to_a_slice(tmp_path):
+    ids = {"id": [str(number % 30) for number in range(N)], "source": ["x"] * 30 + ["y"] * 30}
+    topics = [["old", "new", "none"][number % 3] for number in range(30)] + [None] * 30
+    files = [
+        of_pairs(tmp_path / "a.jsonl", scores(1.0), **ids, topic=topics),
+        of_pairs(tmp_path / "b.jsonl", scores(1.0), **ids),
+    ]
+    found = compare_files(files, CompareConfig(slice=("topic",)))
+    assert sizes_of(found) == {"old": 10, "new": 10, "'none'": 10, "none": 30}
+
+
+def test_columns_with_sources_fit_scores_without(tmp_path):
+    ids = {"id": list(map(str, range(N)))}
+    files = [of_pairs(tmp_path / f"{name}.jsonl", scores(1.0), **ids) for name in "ab"]
+    more = of_pairs(
+        tmp_path / "more.jsonl",
+        scores(1.0),
+        id=[*ids["id"][:50], *ids["id"][:10]],
+        source=["x"] * 50 + ["y"] * 10,
+        topic=["old"] * 30 + ["new"] * 20 + ["new"] * 10,
+        chosen=["better"] * N,
+    )
+    found = compare_files(files, CompareConfig(slice=("topic",), columns=more))
+    assert sizes_of(found) == {"old": 20, "new": 20, "none": 20}, "an id with two values has none"
+    assert found.texts["", "3"]["preferred"] == "better"
+
+
+def test_prompts_are_counted_with_their_ties(tmp_path):
+    more = {"id": list(map(str, range(N))), "label": [1.0] * 40 + [0.5] * 20}
+    files = [of_pairs(tmp_path / f"{name}.jsonl", scores(1.0), **more) for name in "ab"]
+    done = in_process("compare", *files)
+    assert "Compared on 60 comparisons of 60 prompts" in done.stdout
+
+
 def test_the_data_that_were_judged_give_texts_and_columns_by_their_lines(tmp_path, capsys):
     rows = [
         {"prompt": f"Prompt {n}?", "chosen": f"good {n}", "rejected": f"bad {n}", "mood": "ab"[n % 2]}

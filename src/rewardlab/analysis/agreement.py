@@ -27,6 +27,7 @@ CORRELATIONS: Final[Mapping[str, Callable[[FloatArray, FloatArray], float]]] = {
     "Kendall": lambda ours, gold: float(kendalltau(ours, gold).statistic),
 }
 """Name -> correlation of two columns; Kendall's is τ-b."""
+_ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +85,16 @@ def correlation(
     if len(first_R) < 2 or np.ptp(first_R) == 0 or np.ptp(second_R) == 0:
         return Estimate(value=math.nan, low=math.nan, high=math.nan, n=len(keys), method="no variation", level=level)
     value = measure(first_R, second_R)
-    if len(keys) < stats.MIN_CLUSTERS or abs(value) >= 1:
+    if abs(value) > 1 - _ROUNDING:
+        value = math.copysign(1.0, value)  # rounding of a sum may leave it a little short of that
+    if len(keys) < stats.MIN_CLUSTERS or abs(value) == 1:
         few = stats.too_few(len(keys)) if len(keys) < stats.MIN_CLUSTERS else "all in one order"
         return Estimate(value=value, low=math.nan, high=math.nan, n=len(keys), method=few, level=level)
     group_R = deal_groups(keys, prompts_R)
     # Values are kept off ±1, where Fisher's z is infinite.
     without_G = np.array(
         [
-            math.atanh(max(-1 + 1e-12, min(1 - 1e-12, measure(first_R[kept], second_R[kept]))))
+            math.atanh(max(-1 + _ROUNDING, min(1 - _ROUNDING, measure(first_R[kept], second_R[kept]))))
             for group in range(int(group_R.max()) + 1)
             if (kept := group_R != group).any() and np.ptp(first_R[kept]) and np.ptp(second_R[kept])
         ]

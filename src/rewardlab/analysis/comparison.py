@@ -38,6 +38,8 @@ from rewardlab.core.types import Comparison, Estimate, ScoreRow
 
 MOST_VALUES: Final = 50
 """Most different values of a column to slice by."""
+NONE: Final = "none"
+"""Value of comparisons without one. A text that is itself this one stands in quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,8 @@ class ComparisonOfModels:
     betas: tuple[float | None, ...]
     comparisons: int
     """With finite scores by all models."""
+    prompts: int
+    """Of these comparisons, label ties included."""
     label_ties: int
     not_finite: Mapping[str, int]
     missing: Mapping[str, int]
@@ -144,6 +148,7 @@ def compare_models(
         metric=metric,
         betas=aligned.betas,
         comparisons=len(aligned.pairs),
+        prompts=len(set(aligned.prompt_keys)),
         label_ties=int((aligned.label_N == 0.5).sum()),
         not_finite=aligned.not_finite,
         missing=aligned.missing,
@@ -163,7 +168,7 @@ def built_in_slices(aligned: Aligned) -> dict[str, list[str]]:
         gap = (preferred.num_tokens - preferred.prompt_tokens) - (other.num_tokens - other.prompt_tokens)
         longer.append("preferred" if gap > 0 else "other" if gap < 0 else "equal")
         cut.append("cut" if preferred.is_cut or other.is_cut else "whole")
-    found = {"source": [pair.source or "none" for pair in aligned.pairs]}
+    found = {"source": [pair.source or NONE for pair in aligned.pairs]}
     if any(row.num_tokens for row, _ in aligned.rows):
         found |= {"longer": longer, "truncated": cut}
     return found
@@ -299,7 +304,7 @@ def _slices_of(aligned: Aligned, slices: Mapping[str, Mapping[tuple[str, str], s
             )
         if (count := len(set(names))) > MOST_VALUES:
             raise DataError(f"--slice {short(column)}: it has {count} different values; at most {MOST_VALUES}.")
-        found[column] = [name or "none" for name in names]
+        found[column] = [f"'{NONE}'" if name == NONE else name or NONE for name in names]
     return found
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.analysis.comparison import ComparisonOfModels, Disagreement, compare_models, name_apart
@@ -27,6 +27,7 @@ from rewardlab.evaluation.score_layouts import (
 )
 from rewardlab.evaluation.table_rows import Row, read_rows
 
+Value = TypeVar("Value")
 COMPARE_FILE: Final = "compare.json"
 DISAGREEMENTS_FILE: Final = "disagreements.jsonl"
 OF_ONE_RUN: Final = {
@@ -60,7 +61,9 @@ def compare_files(models: Sequence[Path], config: CompareConfig) -> Compared:
     sets = [_with_beta(file.scores, number, len(read), config.beta) for number, file in enumerate(read)]
     gold = None if config.gold is None else read_scores(config.gold, name="gold", on=config.on, outcome=config.outcome)
     rows = _rows_by_id(config.columns)
-    values = _column_values(read, rows) if config.slice else {}
+    # Where a file has no sources, all rows go by their ids alone.
+    bare = any(not any(row.source for row in file.scores.rows) for file in (*read, *([] if gold is None else [gold])))
+    values = _column_values(read, rows, bare=bare) if config.slice else {}
     result = compare_models(
         sets,
         metric=config.metric,
@@ -75,6 +78,8 @@ def compare_files(models: Sequence[Path], config: CompareConfig) -> Compared:
             if own:
                 texts.setdefault(key, own)
     _add_texts(texts, rows, sets)
+    if bare:
+        texts = _by_id(texts)
     return Compared(
         result=result,
         files={own.name: file.path for own, file in zip(sets, read, strict=True)},
@@ -150,20 +155,30 @@ def _with_beta(own: ScoreSet, number: int, count: int, beta: Sequence[float]) ->
 
 
 def _column_values(
-    read: Sequence[ScoreFile], rows: Sequence[tuple[RowKey, Row]]
-) -> dict[str, dict[tuple[str, str], str]]:
-    """Return the columns of the score files, and those of the rows of `--columns`, by source and id."""
-    found: dict[str, dict[tuple[str, str], str]] = {}
+    read: Sequence[ScoreFile], rows: Sequence[tuple[RowKey, Row]], *, bare: bool
+) -> dict[str, dict[RowKey, str]]:
+    """Return the columns of the score files, and those of the rows of `--columns`, by source and id; if `bare`, by id
+    alone too."""
+    found: dict[str, dict[RowKey, str]] = {}
     for file in read:
         for key, cells in file.columns.items():
             for name, value in cells.items():
                 found.setdefault(name, {}).setdefault(key, value)
-                found[name].setdefault(("", key[1]), value)
     for key, row in rows:
         for name, value in row.items():
             if isinstance(value, (str, int, float, bool)):
                 found.setdefault(name, {})[key] = str(value)
-    return found
+    return {name: _by_id(values) for name, values in found.items()} if bare else found
+
+
+def _by_id(values: Mapping[RowKey, Value]) -> dict[RowKey, Value]:
+    """Return the values with those of every id without its source too, unless sources have other values of that id."""
+    alone: dict[RowKey, Value] = {}
+    several: set[str] = set()
+    for (_, name), value in values.items():
+        if alone.setdefault(("", name), value) != value:
+            several.add(name)
+    return {key: value for key, value in alone.items() if key[1] not in several} | dict(values)
 
 
 def _rows_by_id(columns: Path | None) -> list[tuple[RowKey, Row]]:

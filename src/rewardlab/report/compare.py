@@ -131,9 +131,8 @@ def _wrapped(lines: Iterable[str]) -> list[str]:
 
 
 def _head(result: ComparisonOfModels, chose: Sequence[str]) -> str:
-    first = result.others[0].paired
     lines = [
-        f"Compared on {result.comparisons:,} comparisons of {first.prompts:,} prompts, which all "
+        f"Compared on {result.comparisons:,} comparisons of {result.prompts:,} prompts, which all "
         f"{len(result.names)} models score. The reference is {result.names[0]}."
     ]
     if result.by_place:
