@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rewardlab.experiments.reporting.files import hypotheses_csv, json_report
 from rewardlab.experiments.reporting.page import page
 from rewardlab.experiments.reporting.summary import Summary, summarise
 from rewardlab.experiments.reporting.text import text_report
-from rewardlab.experiments.study import Study, amend
+from rewardlab.experiments.study import Study, amend, open_study
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
 
@@ -93,6 +94,34 @@ def test_claims_that_failed_stay_in_the_family_when_they_are_taken_out_or_replac
     assert now.num_hypotheses >= then.num_hypotheses == 10
     assert f"adjusted over the {now.num_hypotheses} hypotheses of the plan, with those that were taken" in found.methods
     assert f"adjusted over {now.num_hypotheses} hypotheses" in " ".join(text_report(found).split())
+
+
+CLOSE = "  close: accuracy(smooth) > accuracy(plain)"
+
+
+@pytest.mark.parametrize("last", [pytest.param("", id="taken out"), pytest.param(f"{CLOSE}\n", id="as at first")])
+def test_claims_that_only_amendments_in_between_had_stay_in_the_family(tmp_path: Path, last: str) -> None:
+    study = finished_study(tmp_path)
+    found = summarise(study)
+    before = found.hypotheses[0].verdict
+    for old, new in pairwise([f"{CLOSE}\n", *(f"{CLOSE} + 0.0{number}\n" for number in (1, 2, 3)), last]):
+        found = amended(study, (old, new))
+    verdict = found.hypotheses[0].verdict
+    assert verdict.num_hypotheses == 6, "three of the plan, and three that were tried"
+    assert verdict.adjusted_supported > before.adjusted_supported
+    assert "close (version 3): accuracy(smooth) > accuracy(plain) + 0.02" in found.headline
+    assert "CLAIMS OF AFTERWARDS" in text_report(found)
+    assert found.exit_status != 0
+
+
+@pytest.mark.slow
+def test_an_amendment_in_between_whose_text_is_not_its_own_clears_nobody(study: Study) -> None:
+    amended(study, ("would_change: a loss", "would_change: a large loss"))
+    found = summarise(amended_again(study))
+    assert not any(one.change for one in found.hypotheses)
+    (study.folder / "frozen/plan.2.yaml").unlink()
+    found = summarise(open_study(study.folder))
+    assert {one.change for one in found.hypotheses} == {"not known"}
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ They are found by the texts of the plan in `frozen/`, each of which must have th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -35,7 +35,7 @@ class Afterwards:
     before: Mapping[str, str] = field(default_factory=dict)
     """Hypothesis -> its claim before, where that was another one."""
     removed: Mapping[str, str] = field(default_factory=dict)
-    """Hypothesis that was taken out -> its claim."""
+    """Hypothesis that was taken out -> its claim; what only amendments in between had bears their version."""
     pooled: bool | None = None
     """`pooled` of the last plan that was made before results were seen; None where no later one can differ from it, or
     it is not known."""
@@ -54,12 +54,30 @@ def afterwards_of(study: Study) -> Afterwards:
     changes: dict[str, Change] = {
         name: "changed" if name in old else "added" for name, claim in now.items() if not _same(claim, old.get(name))
     }
+    before = {name: old[name] for name, change in changes.items() if change == "changed"}
+    between = {version: _plan(study, version) for version in range(int(seen["version"]), study.version)}
+    tried = _tried(between, {*now.values(), *old.values()})
     return Afterwards(
-        changes=changes,
-        before={name: old[name] for name, change in changes.items() if change == "changed"},
-        removed={name: claim for name, claim in old.items() if name not in now},
+        changes=changes if None not in between.values() else dict.fromkeys(now, "not known"),
+        before=before,
+        removed={name: claim for name, claim in old.items() if name not in now} | tried,
         pooled=plan.pooled,
     )
+
+
+def _tried(plans: Mapping[int, Plan | None], kept: Collection[str]) -> dict[str, str]:
+    """Return the claims of amendments (version -> plan) that are none of those `kept`, each once.
+
+    A plan is None where its text is not known.
+    """
+    known = {parse(claim).text for claim in kept}
+    found: dict[str, str] = {}
+    for version, plan in plans.items():
+        for name, one in plan.hypotheses.items() if plan is not None else ():
+            if (text := parse(one.claim).text) not in known:
+                known.add(text)
+                found[f"{name} (version {version})"] = one.claim
+    return found
 
 
 def _plan(study: Study, version: int) -> Plan | None:

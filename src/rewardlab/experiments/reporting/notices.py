@@ -17,8 +17,9 @@ def notices(summary: Summary) -> list[str]:
             f"DIFFERENT TEST DATA: arms were judged on different rows, so what differs may be the rows. {said}."
         )
     found += [f"AMENDED PLAN: {one.text}" for one in summary.amendments]
-    if later := [one for one in summary.hypotheses if one.change]:
-        said = "; ".join(f"{one.verdict.name}: {one.changed}" for one in later)
+    later = [f"{one.verdict.name}: {one.changed}" for one in summary.hypotheses if one.change]
+    if later := [*later, *(f"{name}: taken out" for name in summary.removed)]:
+        said = "; ".join(later)
         found.append(f"CLAIMS OF AFTERWARDS: what was written after results had been seen tests nothing. {said}.")
     others = [one for one in summary.deviations if one.kind != "amendment" and not one.kind.endswith(" runs")]
     if others:
