@@ -22,7 +22,7 @@ from rewardlab.experiments.one_run import redo
 from rewardlab.experiments.outcomes import Outcome, Outcomes
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import TEST_SCORES, record_of
-from rewardlab.experiments.study import Study, freeze, open_study
+from rewardlab.experiments.study import Study, begun_and_judged, freeze, open_study
 from rewardlab.report.folder import read_folder
 from study_folders import PLAN, do_all, finished_study, frozen_study, write_plan
 
@@ -117,6 +117,12 @@ def test_a_search_chooses_by_validation_and_its_winner_is_run_with_fresh_seeds(t
     (entry,) = [entry for entry in study.entries if entry["kind"] == "selected"]
     assert (entry["arm"], entry["on"], entry["tried"]) == ("lr=1e-05", "validation", 2)
     assert select(study, study.plan.phases[0])["arm"] == "lr=1e-05", "what was chosen stays"
+
+
+def test_what_a_search_chose_is_a_result(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path, SEARCH)
+    run(study, phases=("search",))
+    assert begun_and_judged(study.folder) == (True, True)
 
 
 def test_unknown_phases_arms_and_gates_are_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,25 @@ def test_an_amendment_cannot_deny_what_was_seen(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="runs have been judged"):
             amend(study.folder, reason="why", seen=seen, begun=begun, judged=judged)
     assert amend(study.folder, reason="why", seen="results", begun=begun, judged=judged).version == 2
+
+
+@pytest.mark.parametrize("ends", ["redone", "cleared", "damaged"])
+def test_results_of_a_run_that_is_done_again_were_there_all_the_same(tmp_path: Path, ends: str) -> None:
+    study = frozen_study(tmp_path)
+    run = study.runs[0]
+    do_all(study, [run])
+    redo(study, run)
+    if ends != "redone":
+        with pytest.raises(OSError, match="no disk"):
+            do(open_study(study.folder), run, _fails)
+        assert not (study.run_folder(run) / "evals").exists()
+    if ends == "damaged":
+        (study.folder / "records" / f"{run.name}.json").write_text("{", encoding="utf-8")
+    assert begun_and_judged(study.folder) == (True, True)
+
+
+def _fails(arguments: Sequence[str]) -> None:
+    raise OSError("no disk")
 
 
 def test_an_amendment_needs_a_reason_and_a_change(tmp_path: Path) -> None:

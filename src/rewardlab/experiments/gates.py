@@ -16,7 +16,7 @@ from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan import Phase, Plan, Run
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.records import undone
-from rewardlab.experiments.study import Study
+from rewardlab.experiments.study import SELECTED, Study
 from rewardlab.experiments.sweeps import drawn_trials
 from rewardlab.experiments.verdicts import Verdict, judge
 
@@ -160,7 +160,7 @@ def select(study: Study, phase: Phase) -> Mapping[str, Any]:
         "pruned": sorted(phase.search.pruned),
         "ranked": shown,
     }
-    study.note("selected", **values)
+    study.note(SELECTED, **values)
     return values
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import provenance, sha256_file, write_text
+from rewardlab.core.files import provenance, read_summed_json, sha256_file, write_text
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.experiments.config import Seen
@@ -33,7 +33,7 @@ from rewardlab.experiments.plan import Plan, Run
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.programs import copy_of, keep_programs, program_files
 from rewardlab.experiments.resolving import runs_of
-from rewardlab.experiments.sweeps import DRAWN, with_drawn, with_stand_ins
+from rewardlab.experiments.sweeps import DRAWN, PRUNED, with_drawn, with_stand_ins
 
 SEEN: Final[Mapping[str, str]] = {
     "nothing-run": "no run had begun",
@@ -44,6 +44,8 @@ SEEN: Final[Mapping[str, str]] = {
 """What had been seen when a plan was amended -> in words."""
 REPORTED: Final = "reported"
 """Kind of the entries of the log that say when results were looked at."""
+SELECTED: Final = "selected"
+"""Kind of the entries that say what a search chose."""
 ENDINGS: Final = (".yaml", ".yml", ".toml", ".json")
 
 
@@ -96,7 +98,7 @@ class Study:
     @property
     def winner(self) -> Mapping[str, Any] | None:
         """What a search chose: its `arm` and `settings`; None before that."""
-        return next((entry for entry in reversed(self.entries) if entry["kind"] == "selected"), None)
+        return next((entry for entry in reversed(self.entries) if entry["kind"] == SELECTED), None)
 
     @property
     def not_drawn(self) -> int:
@@ -274,10 +276,23 @@ def _entries(folder: Path) -> list[dict[str, Any]]:
 
 
 def begun_and_judged(folder: Path) -> tuple[bool, bool]:
-    """Return whether any run of a study has begun, and whether any was judged on test data."""
-    begun = list((folder / "records").rglob("*.json"))
-    judged = list((folder / "runs").glob("*/*/evals/test.scores.jsonl"))
-    return bool(begun), bool(judged)
+    """Return whether any run of a study has begun, and whether any was judged: on test data, or on validation data by
+    the choice of a search. What a run that is done again had come to counts too."""
+    records, entries = list((folder / "records").rglob("*.json")), _entries(folder)
+    judged = (
+        any(entry["kind"] in (SELECTED, PRUNED) for entry in entries)
+        or any((folder / "runs").glob("*/*/evals/test.scores.jsonl"))
+        or any(told.get("test_reads") for told in (*entries, *map(_readable, records)))
+    )
+    return bool(records) or judged, judged
+
+
+def _readable(record: Path) -> Mapping[str, Any]:
+    """Return the record of a run; nothing of one that is damaged, which `status` tells."""
+    try:
+        return read_summed_json(record)
+    except DataError:
+        return {}
 
 
 def require_same_data(study: Study) -> None:
