@@ -31,6 +31,7 @@ from rewardlab.evaluation.score_files import read_scores
 from rewardlab.report.build import tell
 from rewardlab.report.card import write_card
 from rewardlab.report.folder import read_folder
+from rewardlab.report.run import evaluation_report
 from rewardlab.serve.verifying.folder import verify
 
 
@@ -230,20 +231,30 @@ def test_eval_judges_by_the_temperature_when_asked(copy, noisy, tmp_path, capsys
         assert ("Probabilities are calibrated" in card) == calibrated
 
 
-def test_a_source_called_beta_keeps_its_metrics(tmp_path):
-    rows = [
+def rows_of_source(source: str, count: int) -> list[ScoreRow]:
+    return [
         ScoreRow(
-            preference_id=f"{n}", source="beta", prompt_key=f"{n}", reply=reply, score=float(n % 3 - reply),
+            preference_id=f"{n}", source=source, prompt_key=f"{source} {n}", reply=reply, score=float(n % 3 - reply),
             num_tokens=4, prompt_tokens=2, truncated_tokens=0,
             comparisons=(Comparison(first=0, second=1),) if reply == 0 else (),
         )
-        for n in range(12)
+        for n in range(count)
         for reply in (0, 1)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["all", "beta", "calibrated", "scores_sha256", "'all'"])
+def test_a_source_with_the_name_of_another_entry_replaces_nothing(source, tmp_path):
+    rows = rows_of_source(source, 12) + rows_of_source("rest", 15)
     write_evaluation(tmp_path, "eval", judge(rows, beta=1.5))
     values = json.loads((tmp_path / "eval.metrics.json").read_text())
-    assert values["beta"]["sums"]["comparisons"] == 12
-    assert values["calibrated"] is False
+    counts = {name: part["sums"]["comparisons"] for name, part in values.items() if isinstance(part, dict)}
+    assert counts == {"all": 27, f"'{source}'": 12, "rest": 15}
+    assert (values["beta"], values["calibrated"]) == (1.5, False)
+    assert read_scores(tmp_path, name="m").scores.beta == 1.5
+    table = evaluation_report(judge(rows, beta=1.5).overall, judge(rows, beta=1.5).by_source).splitlines()
+    lasts = {line.split()[0]: int(line.split()[-1]) for line in table[2:5]}
+    assert lasts == {f"'{source}'" if "all" in source else source: 12, "rest": 15, "all": 27}
 
 
 @pytest.mark.slow

@@ -343,10 +343,11 @@ def test_numbers_of_another_model_are_no_card(run: Told, tmp_path: Path, overwri
     assert not (spec.parent / "README.md").exists()
 
 
+@pytest.mark.parametrize("ties", [0, 4])
 @pytest.mark.parametrize(
     ("rows", "said"), [(9, "9 comparisons of as many prompts"), (11, "11 comparisons of 9 prompts")]
 )
-def test_the_headline_says_how_many_prompts_there_are(rows: int, said: str, tmp_path: Path) -> None:
+def test_the_headline_says_how_many_prompts_there_are(rows: int, said: str, ties: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     write_run(folder)
     for path in (folder / "evals").glob("*.metrics.json"):
@@ -357,7 +358,7 @@ def test_the_headline_says_how_many_prompts_there_are(rows: int, said: str, tmp_
             "high": None,
             "method": "too few prompts (9)",
         }
-        found["all"]["sums"]["comparisons"] = rows
+        found["all"]["sums"] |= {"comparisons": rows + ties, "decided": rows, "label_ties": ties}
         path.write_text(json.dumps(found), encoding="utf-8")
     written = markdown_page(report_of([told_of(folder)]))
     assert said in written

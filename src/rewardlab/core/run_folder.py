@@ -74,6 +74,10 @@ LEFT_OVER = r"\..+\.(tmp|old)-\d+"
 OWN = (*RUN_FILES, *PROBE_FILES)
 SCORES_SUM: Final = "scores_sha256"
 """Entry in the metrics of an evaluation: the SHA-256 of the file with its scores."""
+ALL: Final = "all"
+"""Entry there, and row of tables, with the results over all rows; those of each source stand beside it."""
+JUDGED_BY: Final = ("beta", "calibrated")
+"""Entries there that say by which β the scores were judged."""
 SPEC_SUM: Final = "spec_sha256"
 """Entry in the manifest of an evaluation: the SHA-256 of the spec of the model that was judged."""
 MODELS_FILE: Final = "models.json"
@@ -106,6 +110,11 @@ EVALUATION_FILES = (
     *SUITE_FILES,
 )
 """Names that `rewardlab eval` and `rewardlab calibrate` write; those of `SUITE_FILES` for `--suite`."""
+
+
+def source_apart(source: str, others: Sequence[str] = (ALL,)) -> str:
+    """Return the name of a source, in quotes if it is one of the names that stand beside those of sources."""
+    return f"'{source}'" if source.strip("'") in others else source
 
 
 def run_of(name: str) -> Path:

@@ -32,7 +32,16 @@ from rewardlab.core.files import (
     write_json,
     write_jsonl,
 )
-from rewardlab.core.run_folder import SCORES_SUM, SPEC_SUM, claim_evaluation, clear_evaluation, only_writer
+from rewardlab.core.run_folder import (
+    ALL,
+    JUDGED_BY,
+    SCORES_SUM,
+    SPEC_SUM,
+    claim_evaluation,
+    clear_evaluation,
+    only_writer,
+    source_apart,
+)
 from rewardlab.core.types import ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.groups import Groups
@@ -137,13 +146,8 @@ def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
     write_jsonl(scores, (row.as_dict() for row in result.rows))
     # The checksum is written after the scores: a process that is killed in between leaves scores that do not match it
     # and are therefore not used.
-    values = summary(result) | {SCORES_SUM: sha256_file(scores)}
-    # A source of the data may be called `beta`: its results must not be overwritten.
-    judged_by = {"beta": result.beta, "calibrated": result.calibrated}
-    write_json(
-        folder / f"{name}.metrics.json",
-        {**values, **{key: value for key, value in judged_by.items() if key not in values}},
-    )
+    judged_by = dict(zip(JUDGED_BY, (result.beta, result.calibrated), strict=True))
+    write_json(folder / f"{name}.metrics.json", {**summary(result), SCORES_SUM: sha256_file(scores), **judged_by})
 
 
 def read_evaluation(folder: Path, name: str, *, beta: float, ranks: Ranks) -> EvalResult | None:
@@ -171,17 +175,20 @@ def read_scores(folder: Path, name: str) -> list[ScoreRow] | None:
 
 
 def summary(result: EvalResult) -> dict[str, object]:
-    """Return every estimate and count, over all and by source, as JSON; over all also those by gold scores."""
-    found = {"all": result.overall.estimates} | {name: own.estimates for name, own in result.by_source.items()}
-    if result.judgement is not None:
-        found["all"] = {**found["all"], **result.judgement.by_gold}
-    sums = {"all": result.overall.sums} | {name: own.sums for name, own in result.by_source.items()}
+    """Return every estimate and count, over all and by source, as JSON; over all also those by gold scores.
+
+    A source with the name of another entry of the file stands in quotes.
+    """
+    by_gold = {} if result.judgement is None else result.judgement.by_gold
+    taken = (ALL, SCORES_SUM, *JUDGED_BY)
+    found = {ALL: ({**result.overall.estimates, **by_gold}, result.overall.sums)}
+    found |= {source_apart(name, taken): (own.estimates, own.sums) for name, own in result.by_source.items()}
     return {
         name: {
             "estimates": {metric: jsonable(asdict(estimate)) for metric, estimate in estimates.items()},
-            "sums": jsonable(asdict(sums[name])),
+            "sums": jsonable(asdict(sums)),
         }
-        for name, estimates in found.items()
+        for name, (estimates, sums) in found.items()
     }
 
 

@@ -7,12 +7,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.types import Estimate
 from rewardlab.report.compare import paired_lines
 from rewardlab.report.precision import card_block
-from rewardlab.report.run import Judged, comparison_table, judged_table, next_steps
+from rewardlab.report.run import Judged, comparison_table, evaluation_report, judged_table, next_steps
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 
@@ -119,10 +118,7 @@ def _layers(layers: Sequence[Layer], chosen: Layer) -> str:
 
 def _held_out(chosen: Layer) -> str:
     """Return the table of the chosen layer by source."""
-    rows: dict[str, Evaluation] = dict(chosen.result.by_source)
-    if len(rows) != 1:
-        rows["all"] = chosen.result.overall
-    table = comparison_table(rows, first="source")
+    table = evaluation_report(chosen.result.overall, chosen.result.by_source)
     edge = "\nThat is the last penalty tried, so a better one may lie beyond." if chosen.at_edge else ""
     title = f"Layer {chosen.layer}, on held-out training prompts (penalty {chosen.penalty:.2g} by cross-validation):"
     return f"{title}{edge}\n{table}"

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
+from rewardlab.core.run_folder import ALL, source_apart
 from rewardlab.core.terminal import quoted, visible
 from rewardlab.report.ceiling import ceiling_lines
 from rewardlab.report.compare import paired_lines
@@ -31,7 +32,7 @@ def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) 
     """Return a table with one row for each source and, if there are several, one for all together."""
     named = dict(by_source)
     if len(named) != 1:
-        named["all"] = overall
+        named = {source_apart(name): own for name, own in by_source.items()} | {ALL: overall}
     return comparison_table(named, first="source")
 
 
@@ -174,9 +175,9 @@ def by_source_and_name(judged: Mapping[str, Judged]) -> dict[str, Evaluation]:
     if len(sources) == 1:
         return {name: result.overall for name, result in judged.items()}
     rows = {
-        f"{source} {name}": result.by_source[source]
+        f"{source_apart(source)} {name}": result.by_source[source]
         for source in sources
         for name, result in judged.items()
         if source in result.by_source
     }
-    return rows | {f"all {name}": result.overall for name, result in judged.items()}
+    return rows | {f"{ALL} {name}": result.overall for name, result in judged.items()}

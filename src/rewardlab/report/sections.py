@@ -85,8 +85,8 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
     if "eval_accuracy" in own:
         blocks.append(
             Paragraph(
-                text=f"Accuracy {shown(own['eval_accuracy'])} on {what(judged)}: {pairs_of(judged)} comparisons "
-                f"of {_prompts(own['eval_accuracy'], judged.counts['all'])}.",
+                text=f"Accuracy {shown(own['eval_accuracy'])} on {what(judged)}: "
+                f"{_decided(own['eval_accuracy'], judged.counts['all'])}.",
             )
         )
     blocks += [Paragraph(text=text, tone="warning") for text in _cautions(record, judged)]
@@ -374,9 +374,14 @@ def _count(counts: Mapping[str, float]) -> str:
     return format_count(round(number)) if math.isfinite(number) else "—"
 
 
-def _prompts(estimate: Estimate, counts: Mapping[str, float]) -> str:
-    """Return the number of prompts of the comparisons in words; an estimate counts prompts if prompts repeat."""
-    return "as many prompts" if estimate.n == counts.get("comparisons") else f"{estimate.n:,} prompts"
+def _decided(accuracy: Estimate, counts: Mapping[str, float]) -> str:
+    """Return the number of comparisons that an accuracy is of, which are no label ties, and that of their prompts.
+
+    An estimate counts prompts if these repeat.
+    """
+    decided = counts.get("decided", counts.get("comparisons", math.nan))
+    prompts = "as many" if accuracy.n == decided else f"{accuracy.n:,}"
+    return f"{_count({'comparisons': decided})} comparisons of {prompts} prompts"
 
 
 def _whole(value: object) -> str:
