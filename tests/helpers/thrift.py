@@ -100,7 +100,7 @@ def _one_self_test() -> Iterator[None]:
         yield
 
 
-ALL_CANARIES = ("test_commands.py", "test_page_examples.py", "test_verify_live.py")
+ALL_CANARIES = ("test_commands.py", "test_page_examples.py", "test_short_limit.py", "test_verify_live.py")
 """Files outside of tests/artifact whose tests are about all canaries."""
 
 

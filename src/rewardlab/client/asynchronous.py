@@ -165,7 +165,9 @@ class AsyncRewardClient:
             endpoint = await self.spec()
             async with self._jobs:
                 pinned = self.config.on_swap == "error"
-                answers = await self._asking(endpoint, pinned=pinned, output=self.config.output).ask(rows, keep=keep)
+                config = self.config
+                asking = self._asking(endpoint, pinned=pinned, truncate=config.truncate, output=config.output)
+                answers = await asking.ask(rows, keep=keep)
             if endpoint.engine != "rewardlab":
                 if await self._still(endpoint):
                     return answers
@@ -195,17 +197,19 @@ class AsyncRewardClient:
             if self._proved == self._http.absences:
                 return True
             seen = self._http.absences
-            asking = self._asking(endpoint, pinned=True)
+            asking = self._asking(endpoint, pinned=True, truncate=True)
             # Accept only the precision of the first check: a server with another one was restarted differently.
             precision: Any = endpoint.precision or "auto"
             await check(asking, endpoint, self._artifact, replace(self.config, precision=precision))
             self._proved = seen
             return not (isinstance(asking, AskEngine) and asking.interrupted)
 
-    def _asking(self, endpoint: EndpointSpec, *, pinned: bool, output: OutputAs = "raw") -> Asking:
+    def _asking(
+        self, endpoint: EndpointSpec, *, pinned: bool, truncate: bool | None, output: OutputAs = "raw"
+    ) -> Asking:
         """Return the object that asks this server; `pinned` says that no other model may answer.
 
-        Canaries have raw scores.
+        Canaries have raw scores, and those above the length limit were cut by the rule of the model (`truncate`).
         """
         formatting = formatting_of(self.config.render_fn, self._artifact)
         if endpoint.engine != "rewardlab":
@@ -214,7 +218,7 @@ class AsyncRewardClient:
             self._http,
             endpoint,
             pinned=pinned,
-            truncate=self.config.truncate,
+            truncate=truncate,
             render=formatting if isinstance(formatting, ByFunction) else None,
             output=output,
         )
@@ -243,7 +247,9 @@ class AsyncRewardClient:
         seen = self._http.absences
         if self.config.check:
             # Pinned even if swaps are followed, since one model has to score all canaries.
-            precision = await check(self._asking(endpoint, pinned=True), endpoint, self._artifact, self.config)
+            precision = await check(
+                self._asking(endpoint, pinned=True, truncate=True), endpoint, self._artifact, self.config
+            )
             endpoint = replace(endpoint, precision=precision)
             self._proved = seen
         if endpoint.engine != "rewardlab" and self._artifact is not None and self.config.check:

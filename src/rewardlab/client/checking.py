@@ -27,16 +27,15 @@ async def check(asking: Asking, endpoint: EndpointSpec, artifact: Artifact | Non
     Raises CanaryError if the scores are not the model's, or ConfigError if there are no canaries.
     """
     known, precision = _references(endpoint, artifact, config)
-    # A canary as long as the limit may have been cut to it, and a server cuts only on request. So its tokens, which are
-    # cut already, are sent in place of its text.
-    limit = _limit(endpoint, artifact)
-    fills = [limit is not None and len(canary.token_ids) >= limit for canary in known]
     rows = [
         Row(name=f"canary {canary.name!r}", token_ids=tuple(canary.token_ids))
-        if is_full
+        if as_tokens
         else replace(row, name=f"canary {canary.name!r}")
-        for row, canary, is_full in zip(
-            rows_of_conversations([one.messages for one in known]), known, fills, strict=True
+        for row, canary, as_tokens in zip(
+            rows_of_conversations([one.messages for one in known]),
+            known,
+            _sent_as_tokens(known, endpoint, artifact, config),
+            strict=True,
         )
     ]
     scores = await _scores_of_kinds(asking, rows, max_batch=config.max_batch)
@@ -77,11 +76,21 @@ async def _as_tokens(
     return find(known, replace(silent, scores=tuple(scores)), expected=expected)
 
 
-def _limit(endpoint: EndpointSpec, artifact: Artifact | None) -> int | None:
-    """Return the model's limit on the tokens of a conversation; None if it is not known."""
+def _sent_as_tokens(
+    known: Sequence[Canary], endpoint: EndpointSpec, artifact: Artifact | None, config: ClientConfig
+) -> list[bool]:
+    """Return for each canary whether its tokens are sent in place of its conversation, which is above the length limit.
+
+    Such a canary was cut when the model was saved. Our own server cuts it again, as it is asked to; nobody does that
+    for other engines, or for a function of the caller.
+    """
     if artifact is not None:
-        return artifact.spec.renderer.max_length
-    return None if endpoint.served is None else endpoint.served.max_length
+        return [canary.name in artifact.cut for canary in known]
+    limit = None if endpoint.served is None else endpoint.served.max_length
+    if config.render_fn is None or limit is None:
+        return [False] * len(known)
+    rendered = [ByFunction(config.render_fn).render(to_messages(canary.messages)).item for canary in known]
+    return [isinstance(item, list) and len(item) > limit for item in rendered]
 
 
 async def _scores_of_kinds(asking: Asking, rows: Sequence[Row], *, max_batch: int) -> list[float]:

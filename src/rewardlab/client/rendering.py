@@ -104,7 +104,8 @@ class Artifact:
         self._renderer = Renderer(load_tokenizer(str(folder)), self.spec.renderer)
         pad = config.get("pad_token_id")
         self._renderer.pad_token_id = pad if isinstance(pad, int) else None
-        self._require_own_tokens()
+        self.cut = self._require_own_tokens()
+        """Names of the canaries that are above the length limit, and were cut to it when the model was saved."""
         if self._truncate:
             self._renderer = self._renderer.that_cuts
 
@@ -139,16 +140,23 @@ class Artifact:
         if len(token_ids) > (limit := self.spec.renderer.max_length):
             raise RenderError(f"it has {len(token_ids)} tokens, above the model's limit of {limit}. Shorten it.")
 
-    def _require_own_tokens(self) -> None:
-        """Raise ArtifactError unless the canaries are rendered to the tokens in the spec."""
+    def _require_own_tokens(self) -> frozenset[str]:
+        """Return the names of the canaries that the length limit cuts.
+
+        Raises ArtifactError unless all canaries are rendered to the tokens in the spec.
+        """
+        cut = set()
         for canary in self.spec.canaries:
             messages = to_messages(canary.messages)
             try:
-                got = self._renderer.render(messages[:-1], messages[-1:]).token_ids.tolist()
+                rendered = self._renderer.render(messages[:-1], messages[-1:])
             except RenderError as error:
                 raise ArtifactError(
                     f"{self.folder}: canary {canary.name!r} cannot be rendered: {error} {REMEDY}"
                 ) from error
+            got = rendered.token_ids.tolist()
+            if rendered.full_length > len(got):
+                cut.add(canary.name)
             if fault := name_token_fault(canary.token_ids, got, bos_token_id=self.spec.renderer.bos_token_id):
                 raise ArtifactError(
                     f"{self.folder}: canary {canary.name!r} now renders to {fault}. The tokenizer differs from the one "
@@ -156,6 +164,7 @@ class Artifact:
                 )
         for wrong in faults_of_cuts(self._renderer, self.spec.cut_canaries):
             raise ArtifactError(f"{self.folder}: {wrong} {REMEDY}")
+        return frozenset(cut)
 
 
 def formatting_of(render_fn: RenderFn | None, artifact: Artifact | None) -> Formatting | None:

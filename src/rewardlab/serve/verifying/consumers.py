@@ -19,7 +19,7 @@ from rewardlab.core.spec import Canary
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import Renderer
 from rewardlab.serve.verifying.endpoints import NAMED_BY, Answer, Question, Wire, engine_of, spec_of
-from rewardlab.serve.verifying.live import LiveVerification, also_stale, hear, look_again
+from rewardlab.serve.verifying.live import LiveVerification, also_stale, hear, left_out, look_again
 from rewardlab.serve.verifying.reference import Reference, reference_of
 
 TAKE_A_ROUTE: Final = ("openrlhf", "slime")
@@ -179,7 +179,8 @@ def verify_as(
     `name` chooses among several models of a server. Raises as `verify_live` does, and ConfigError for the name of a
     model for which the framework cannot ask.
     """
-    reference = reference_of(folder)
+    whole = reference_of(folder)
+    num_cut, reference = whole.num_cut, whole.of_whole_canaries()
     said = spec_of(wire)
     expected = PRECISIONS.get(precision)
     model, engine, digest = "", "", ""
@@ -200,7 +201,7 @@ def verify_as(
     ending = reference.renderer.tokenizer.eos_token or ""
     ways = ways_of(consumer, path=wire.path, model=model, engine=engine, ending=ending)
     canaries = [one for one in reference.spec.canaries if not _holds(ways[0].takes_out, one)]
-    left_out = len(reference.spec.canaries) - len(canaries)
+    taken_out = len(reference.spec.canaries) - len(canaries)
     reference = replace(reference, spec=replace(reference.spec, canaries=canaries))
     findings = [_find(wire, way, reference, expected) for way in ways]
     findings = also_stale(findings, digest, reference.digest)
@@ -208,8 +209,9 @@ def verify_as(
     # to a right endpoint. It is shown as a note.
     faults = () if findings[0].is_right else findings[0].faults
     notes = [_trap(consumer, ways[n], one, engine) for n, one in enumerate(findings) if n and not one.is_right]
-    if left_out:
-        notes.append(f"{ways[0].name} takes {ending} out of replies: {left_out} canaries that hold it are left out")
+    if taken_out:
+        notes.append(f"{ways[0].name} takes {ending} out of replies: {taken_out} canaries that hold it are left out")
+    notes += left_out(num_cut)
     return LiveVerification(
         url=wire.base,
         engine=engine or "an engine of unknown kind",

@@ -76,11 +76,13 @@ class Rewardlab:
     forms: Sequence[str] = ("token_ids", "messages")
 
     def ask(self, form: str, conversations: Sequence[Any]) -> Question:
-        """See `Dialect`."""
-        field = "token_ids" if form == "token_ids" else "conversations"
-        return Question(
-            path=SCORE_PATH, body={"model": self.model, field: list(conversations)}, num_scores=len(conversations)
+        """See `Dialect`. Canaries above the length limit were cut by the rule of the model, and so are messages."""
+        given: dict[str, Any] = (
+            {"token_ids": list(conversations)}
+            if form == "token_ids"
+            else {"conversations": list(conversations), "truncate": True}
         )
+        return Question(path=SCORE_PATH, body={"model": self.model, **given}, num_scores=len(conversations))
 
     def hear(self, answer: Any) -> Answer:
         """See `Dialect`."""

@@ -116,6 +116,7 @@ def verify_live(
     said = spec_of(wire)
     reference = None if folder is None else reference_of(folder)
     expected = PRECISIONS.get(precision)
+    num_cut = 0
     if said is None:
         if reference is None:
             raise ConfigError(
@@ -123,6 +124,7 @@ def verify_live(
                 f"folder that it serves: --model FOLDER."
             )
         dialect, served = engine_of(wire, name=name), None
+        num_cut, reference = reference.num_cut, reference.of_whole_canaries()
         canaries = reference.spec.canaries
     else:
         served = chosen(said, name, url=wire.base, setting=NAMED_BY)
@@ -145,10 +147,15 @@ def verify_live(
         compared_with="the server itself" if reference is None else str(folder),
         findings=tuple(findings),
         faults=faults,
-        notes=tuple(_notes(findings, dialect, reference, served)),
+        notes=(*_notes(findings, dialect, reference, served), *left_out(num_cut)),
         verdict=where + verdict,
         num_canaries=len(canaries),
     )
+
+
+def left_out(num_cut: int) -> list[str]:
+    """Return the note on canaries that are not sent since they are above the model's length limit."""
+    return [f"{num_cut} canaries are above the model's length limit, and are left out"] if num_cut else []
 
 
 def _canaries_of(served: ServedModel) -> list[Canary]:

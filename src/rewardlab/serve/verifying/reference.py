@@ -33,6 +33,28 @@ class Reference:
 
         return open_renderer(self.folder, self.spec)
 
+    @cached_property
+    def num_cut(self) -> int:
+        """The number of canaries that are above the length limit, and were cut to it when the folder was saved."""
+        return len(self.spec.canaries) - len(self._whole())
+
+    def of_whole_canaries(self) -> Reference:
+        """Return the reference with those canaries alone that the length limit does not cut.
+
+        Another engine that is sent a text or messages does not cut as this project does, and a framework does not
+        either. If the limit cuts all, all are kept.
+        """
+        kept = self._whole()
+        return replace(self, spec=replace(self.spec, canaries=kept)) if kept and self.num_cut else self
+
+    def _whole(self) -> list[Canary]:
+        lengths = [len(self.renderer.token_ids(conversation)) for conversation in self.conversations()]
+        return [
+            canary
+            for canary, length in zip(self.spec.canaries, lengths, strict=True)
+            if length == len(canary.token_ids)
+        ]
+
     def conversations(self) -> list[Conversation]:
         """Return the canaries as messages."""
         return [to_messages(canary.messages) for canary in self.spec.canaries]
