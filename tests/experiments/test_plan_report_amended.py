@@ -174,3 +174,43 @@ def amended_again(study: Study) -> Study:
     path = study.folder / "plan.yaml"
     path.write_text(path.read_text(encoding="utf-8") + "# more\n", encoding="utf-8")
     return amend(study.folder, reason="why", seen="results", begun=True, judged=True)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("old", "new", "differs"),
+    [
+        ("seeds: [0, 1, 2]", "seeds: [0, 2]", "smooth without the seed 1; plain without the seed 1"),
+        ("seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3, 4]", "smooth with the seeds 3, 4; plain with the seeds 3, 4"),
+        ("smoothing, label_smoothing: 0.05", "smoothing, label_smoothing: 0.1", "smooth with other settings"),
+    ],
+)
+def test_a_claim_whose_runs_were_changed_is_marked_and_counted_apart(
+    tmp_path: Path, old: str, new: str, differs: str
+) -> None:
+    study = finished_study(tmp_path, skills=APART)
+    line = "  harms: accuracy(harsh) > accuracy(plain)\n"
+    found = amended(study, (old, new), (line, line))
+    keeps, harms, _ = found.hypotheses
+    assert keeps.changed == f"its runs were changed after results had been seen: {differs}"
+    assert harms.change == ("" if "settings" in differs else "runs")
+    assert "whose runs were changed after results had been seen: " in found.headline
+    assert f"keeps: {keeps.changed}" in " ".join(text_report(found).split())
+    assert found.exit_status != 0
+
+
+def test_runs_of_other_files_are_other_runs(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    path = tmp_path / "train.jsonl"
+    path.write_text(path.read_text(encoding="utf-8") + '{"prompt": "x", "chosen": "a", "rejected": "b"}\n')
+    found = summarise(amend(study.folder, reason="more", seen="results", begun=True, judged=True))
+    assert {one.change for one in found.hypotheses} == {"runs"}
+    assert found.hypotheses[0].other_runs == "smooth with other files; plain with other files"
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("seen", ["results", "results-not-opened"])
+def test_runs_are_as_they_were_where_nothing_of_them_was_changed(study: Study, seen: str) -> None:
+    changes = ("baseline: plain\n", "baseline: smooth\n"), ("seeds: [0, 1, 2]", "seeds: 3")
+    before = [*changes] if seen == "results" else [("seeds: [0, 1, 2]", "seeds: [0, 2]")]
+    assert not any(one.change for one in amended(study, *before, seen=seen).hypotheses)

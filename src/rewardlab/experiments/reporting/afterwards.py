@@ -1,29 +1,34 @@
 """Hypotheses that were changed, added or taken out after results had been seen: they no longer test what was expected.
+So do those whose runs were changed: their seeds, their settings, or the files that they read.
 
 They are found by the texts of the plan in `frozen/`, each of which must have the hash that the log names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import sha256_file
 from rewardlab.experiments.claims import parse
-from rewardlab.experiments.plan import Plan
+from rewardlab.experiments.plan import Plan, Run
 from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.records import settings_hash
+from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.study import Study
+from rewardlab.experiments.sweeps import with_drawn
 
-Change = Literal["", "changed", "added", "not known"]
+Change = Literal["", "changed", "added", "runs", "not known"]
 WORDS: Final[Mapping[Change, str]] = {
     "": "",
     "changed": "changed after results had been seen",
     "added": "added after results had been seen",
+    "runs": "its runs were changed after results had been seen",
     "not known": "perhaps changed after results had been seen",
 }
-"""What became of a claim -> in words."""
+"""What became of a claim, or of the runs that it is about -> in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,8 @@ class Afterwards:
     """Hypothesis that holds now -> what became of it; those that are as they were are left out."""
     before: Mapping[str, str] = field(default_factory=dict)
     """Hypothesis -> its claim before, where that was another one."""
+    runs: Mapping[str, str] = field(default_factory=dict)
+    """Hypothesis whose claim is as it was -> how its runs are not those that were planned then, in words."""
     removed: Mapping[str, str] = field(default_factory=dict)
     """Hypothesis that was taken out -> its claim; what only amendments in between had bears their version."""
     pooled: bool | None = None
@@ -55,14 +62,64 @@ def afterwards_of(study: Study) -> Afterwards:
         name: "changed" if name in old else "added" for name, claim in now.items() if not _same(claim, old.get(name))
     }
     before = {name: old[name] for name, change in changes.items() if change == "changed"}
+    runs = {} if (differ := _runs_changed(study, plan, int(seen["version"]))) is None else _told(study.plan, differ)
+    changes |= {name: "runs" for name in runs if name not in changes}
     between = {version: _plan(study, version) for version in range(int(seen["version"]), study.version)}
     tried = _tried(between, {*now.values(), *old.values()})
     return Afterwards(
-        changes=changes if None not in between.values() else dict.fromkeys(now, "not known"),
+        changes=dict.fromkeys(now, "not known") if None in between.values() or differ is None else changes,
         before=before,
+        runs={name: text for name, text in runs.items() if changes[name] == "runs"},
         removed={name: claim for name, claim in old.items() if name not in now} | tried,
         pooled=plan.pooled,
     )
+
+
+def _told(plan: Plan, differ: Mapping[str, str]) -> dict[str, str]:
+    """Return the hypotheses about arms that differ (arm -> how), with how their arms do."""
+    found = {}
+    for name, one in plan.hypotheses.items():
+        arms = dict.fromkeys(term.arm for term in parse(one.claim).terms)
+        if told := [f"{arm} {differ[arm]}" for arm in arms if arm in differ]:
+            found[name] = "; ".join(told)
+    return found
+
+
+def _runs_changed(study: Study, plan: Plan, seen: int) -> dict[str, str] | None:
+    """Return each arm whose runs are not those of an earlier plan, and how they differ; None if that is not known.
+
+    `seen` is the version of the first amendment after results had been seen.
+    """
+    try:
+        before = _by_arm(runs_of(with_drawn(plan, study.entries), winner=study.winner))
+    except RewardlabError:
+        return None
+    files = {name for one in study.amendments if int(one["version"]) >= seen for name in one.get("data_changed") or ()}
+    found = {}
+    for arm, now in _by_arm(study.runs).items():
+        old = before.get(arm, {})
+        both = [seed for seed in now if seed in old]
+        told = [
+            *_seeds("without", [seed for seed in old if seed not in now]),
+            *_seeds("with", [seed for seed in now if seed not in old]),
+            *["with other settings"] * any(settings_hash(now[seed]) != settings_hash(old[seed]) for seed in both),
+            *["with other files"] * any(name in files for run in now.values() for name in study.data_of(run)),
+        ]
+        if told and old:
+            found[arm] = ", ".join(told)
+    return found
+
+
+def _by_arm(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        found.setdefault(run.arm, {})[run.seed] = run
+    return found
+
+
+def _seeds(how: str, seeds: Sequence[int]) -> list[str]:
+    names = ", ".join(map(str, seeds))
+    return [f"{how} the seed{'s' * (len(seeds) > 1)} {names}"] if seeds else []
 
 
 def _tried(plans: Mapping[int, Plan | None], kept: Collection[str]) -> dict[str, str]:

@@ -32,6 +32,8 @@ class Judged:
     """What became of its claim after results had been seen; empty if nothing."""
     claim_before: str
     """Its claim before that; empty if it is the same, or there was none."""
+    other_runs: str = ""
+    """How its runs are not those that were planned before that; empty if they are, or its claim is another one."""
 
     @property
     def is_provisional(self) -> bool:
@@ -40,9 +42,10 @@ class Judged:
 
     @property
     def changed(self) -> str:
-        """What became of its claim after results had been seen, in words; empty if nothing."""
+        """What became of its claim, or its runs, after results had been seen, in words; empty if nothing."""
         before = f"; it was: {self.claim_before}" if self.claim_before else ""
-        return f"{WORDS[self.change]}{before}"
+        runs = f": {self.other_runs}" if self.other_runs else ""
+        return f"{WORDS[self.change]}{before}{runs}"
 
     @property
     def found(self) -> str:
@@ -86,6 +89,7 @@ def judged_of(study: Study, reader: Reader, afterwards: Afterwards) -> tuple[Jud
                 planned_runs=planned,
                 change=afterwards.changes.get(verdict.name, ""),
                 claim_before=afterwards.before.get(verdict.name, ""),
+                other_runs=afterwards.runs.get(verdict.name, ""),
             )
         )
     return tuple(judged)
@@ -94,10 +98,12 @@ def judged_of(study: Study, reader: Reader, afterwards: Afterwards) -> tuple[Jud
 def counted(judged: Sequence[Judged], removed: Mapping[str, str]) -> str:
     """Return in words how many hypotheses had which verdict.
 
-    Those that were made, or taken out (`removed`: name -> claim), after results had been seen are counted separately.
+    Those that were made, or taken out (`removed`: name -> claim), after results had been seen are counted separately,
+    and so are those whose runs were changed then.
     """
     planned = [one for one in judged if not one.change]
-    later = [one for one in judged if one.change]
+    later = [one for one in judged if one.change and one.change != "runs"]
+    moved = [one for one in judged if one.change == "runs"]
     sentences = [f"Of {_hypotheses(len(planned))}: {_findings(planned)}."] if planned else []
     if not judged:
         sentences = ["The plan has no hypotheses, so nothing was tested."]
@@ -105,6 +111,11 @@ def counted(judged: Sequence[Judged], removed: Mapping[str, str]) -> str:
         sentences += [
             f"Counted apart, {_hypotheses(len(later))} changed or added after results had been seen, which "
             f"{'is' if len(later) == 1 else 'are'} not a test of what was expected: {_findings(later)}."
+        ]
+    if moved:
+        sentences += [
+            f"Counted apart, {_hypotheses(len(moved))} whose runs were changed after results had been seen: "
+            f"{_findings(moved)}."
         ]
     if removed:
         told = "; ".join(f"{name}: {claim}" for name, claim in removed.items())
@@ -124,7 +135,8 @@ def _hypotheses(count: int) -> str:
 def exit_status(judged: Sequence[Judged], removed: Collection[str] = ()) -> int:
     """Return 0 if every hypothesis is supported by all its runs, 1 if any is refuted, else 2.
 
-    With a claim that was changed, added or taken out (`removed`) after results had been seen, the status is never 0.
+    With a claim that was changed, added or taken out (`removed`) after results had been seen, or whose runs were
+    changed then, the status is never 0.
     """
     found = {one.verdict.verdict for one in judged}
     if "refuted" in found:

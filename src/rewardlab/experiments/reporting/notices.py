@@ -20,7 +20,7 @@ def notices(summary: Summary) -> list[str]:
     later = [f"{one.verdict.name}: {one.changed}" for one in summary.hypotheses if one.change]
     if later := [*later, *(f"{name}: taken out" for name in summary.removed)]:
         said = "; ".join(later)
-        found.append(f"CLAIMS OF AFTERWARDS: what was written after results had been seen tests nothing. {said}.")
+        found.append(f"CLAIMS OF AFTERWARDS: what is chosen after results were seen tests no expectation. {said}.")
     others = [one for one in summary.deviations if one.kind != "amendment" and not one.kind.endswith(" runs")]
     if others:
         kinds = Counter(one.kind for one in others)
