@@ -8,6 +8,7 @@ from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,25 @@ def test_messages_that_cannot_be_read_as_they_are_meant_are_refused(message, wha
     with pytest.raises(RenderError, match=what):
         to_messages([{"role": "user", "content": "How?"}, message])
     assert to_messages([{"role": "tool", "content": "3", "tool_calls": []}]) == (Message("tool", "3"),)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "Why "}, {"type": "text", "text": "so?"}]},
+        {"from": "human", "value": "Why so?"},
+        {"from": "user", "value": [{"type": "text", "text": "Why so?"}]},
+    ],
+)
+def test_a_message_is_read_for_a_score_as_it_is_in_training(message: dict[str, Any]) -> None:
+    assert to_messages([message]) == read_conversation([message]) == (Message("user", "Why so?"),)
+
+
+def test_a_part_that_is_no_text_is_refused_by_its_type() -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "SECRET"}}]
+    with pytest.raises(RenderError, match='a message has more than text: .* type "image_url".* Leave it out') as told:
+        to_messages([{"role": "user", "content": parts}])
+    assert "SECRET" not in str(told.value)
 
 
 @pytest.mark.parametrize("name", BESIDE_CONTENT)

@@ -191,7 +191,7 @@ def test_a_server_that_is_away_is_an_error_naming_the_rollout_that_can_be_sent_o
         (Data([*trajectory(PROMPT, ids("a")).rows] * 2), "2 sequences"),
         (trajectory(None, ids("a")), "no raw_prompt"),
         (trajectory("<|im_start|>user", ids("a")), "wanted a list of messages"),
-        (trajectory([{"role": "user", "content": [{"type": "image"}]}], ids("a")), "a message needs a role and a text"),
+        (trajectory([{"role": "user", "content": [{"type": "image"}]}], ids("a")), "a message has more than text"),
         (
             trajectory([*PROMPT, {"role": "assistant", "content": "It was"}], ids("a")),
             "ends with a turn of the assistant",

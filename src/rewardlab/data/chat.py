@@ -23,7 +23,7 @@ from rewardlab.data.layout import Rendered, build_group, common_prefix_length
 from rewardlab.data.limits import within_limits
 from rewardlab.data.longest import longest_token
 from rewardlab.data.markers import Markers, RenderedText
-from rewardlab.data.rows import ROLES, beside_content, media_of
+from rewardlab.data.rows import ROLES, UnusableRowError, beside_content, joined_parts, media_of, said_by
 
 SENTINELS: Final = ("@", "#")
 """Replies that replace the real one to find where its content begins. One of them differs from its first character."""
@@ -364,7 +364,8 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
 
 
 def to_messages(messages: Sequence[object]) -> Conversation:
-    """Return messages from the mappings of chat APIs, `{"role": …, "content": …}`, and from `Message`s.
+    """Return messages from `Message`s and from mappings, which are read as those of training data: with role and
+    content, as in chat APIs, or with from and value; a content in text parts is joined.
 
     Raises RenderError for anything else, and for what would be lost or misread: tool calls or reasoning beside the
     content, unknown roles, content that is not text.
@@ -376,7 +377,6 @@ def to_messages(messages: Sequence[object]) -> Conversation:
         if not isinstance(message, Message | Mapping):
             raise RenderError(f"a message has a role and a content, got {_shortened(message)}.")
         if not isinstance(message, Message):
-            role, content = message.get("role"), message.get("content")
             if beside := beside_content(message):
                 raise RenderError(
                     f"a message has {beside}, and its content alone would be scored. Write it into the content as the "
@@ -384,11 +384,16 @@ def to_messages(messages: Sequence[object]) -> Conversation:
                 )
             if media := media_of(message):
                 raise RenderError(f"a message has {media} beside its text, which no model here reads. Leave it out.")
+            role, content, roles = said_by(message)
+            try:
+                content = joined_parts(content)
+            except UnusableRowError as error:
+                raise RenderError(f"a message has more than text: {error.detail}. Leave it out.") from error
             if not isinstance(role, str) or not isinstance(content, str):
                 # Show only the keys: the contents of messages may be private, and errors get into logs.
                 keys = ", ".join(repr(key)[:40] for key in list(message)[:8]) or "none"
                 raise RenderError(f"a message needs a role and a text as content, got one with the keys {keys}.")
-            message = Message(role, content)
+            message = Message(roles.get(role, role), content)
         if message.role not in ROLES:
             raise RenderError(f"unknown role {message.role!r}. Roles are {', '.join(ROLES)}.")
         turns.append(message)

@@ -251,36 +251,43 @@ def _turns(entries: Sequence[object]) -> Conversation:
             raise UnusableRowError("bad_roles", f"a turn with {beside}, of which the content alone would be judged")
         if media := media_of(entry):
             raise UnusableRowError("media", f"a turn with {media}, of which the text alone would be judged")
-        if "role" in entry:
-            role, content, roles = entry["role"], entry.get("content"), ROLES
-        else:
-            role, content, roles = entry.get("from"), entry.get("value"), SHAREGPT_ROLES
+        role, content, roles = said_by(entry)
         if not isinstance(role, str) or role not in roles:
             raise UnusableRowError("bad_roles", f"unknown role {show(role)}, wanted one of {', '.join(roles)}")
-        content = _joined_parts(content) if isinstance(content, (list, tuple)) else content
+        content = joined_parts(content)
         if not isinstance(content, str):
             raise UnusableRowError("bad_roles", f"a {role} turn has content {show(content)}, wanted text")
         turns.append(_message(roles[role], content))
     return tuple(turns)
 
 
-def _joined_parts(parts: Sequence[object]) -> object:
+def said_by(entry: Mapping[str, object]) -> tuple[object, object, Mapping[str, str]]:
+    """Return (role, content, a known role -> what it is called here) of a message with role and content, or with from
+    and value as in ShareGPT."""
+    if "role" in entry:
+        return entry["role"], entry.get("content"), ROLES
+    return entry.get("from"), entry.get("value"), SHAREGPT_ROLES
+
+
+def joined_parts(content: object) -> object:
     """Return the text of a content in text parts, `{"type": "text", "text": …}`, joined as chat templates join them:
-    with nothing between. A list of anything else is returned as it is.
+    with nothing between. Anything else is returned as it is.
 
     Raises UnusableRowError for a part of another type, such as an image.
     """
+    if not isinstance(content, (list, tuple)):
+        return content
     texts = []
-    for part in parts:
+    for part in content:
         if not isinstance(part, Mapping) or not isinstance(kind := part.get("type"), str):
-            return parts
+            return content
         if kind != "text" or media_of(part):
             other = media_of(part) or kind
             raise UnusableRowError("media", f"a turn with a part of type {show(other)}, and text alone is read")
         if not isinstance(text := part.get("text"), str):
-            return parts
+            return content
         texts.append(text)
-    return "".join(texts) if texts else parts
+    return "".join(texts) if texts else content
 
 
 def beside_content(entry: Mapping[str, object]) -> str | None:
