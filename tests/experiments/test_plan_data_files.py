@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -155,3 +156,41 @@ def test_a_run_that_gives_again_what_an_earlier_one_gave_can_be_judged(tmp_path:
     assert (len(reads), reads[0]) == (3, reads[2])
     term = Term("accuracy", "plain", on="test")
     assert Outcomes(study, may_read="test").observe([term])[1] == {}
+
+
+def rows(*prompts: str) -> str:
+    return "".join(json.dumps({"prompt": prompt, "chosen": "a", "rejected": "b"}) + "\n" for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        (NAMED, ["2 of 3 test rows have the prompt of a row that is trained on"]),
+        (
+            f"{NAMED}, eval_dataset: [other.jsonl]",
+            ["2 of 3 test rows", "1 of 3 test rows have the prompt of a row that"],
+        ),
+        ("dataset: [other.jsonl], test_dataset: [test.jsonl]", ["1 of 3 test rows"]),
+        ("dataset: [none.jsonl], test_dataset: [test.jsonl]", []),
+    ],
+)
+def test_test_rows_that_stand_in_other_files_are_told_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, told: Sequence[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = write_plan(tmp_path, PLAN)
+    files = {"train": ("x", "b", "y", "a", "z"), "test": ("a", "b", "c"), "other": ("d", "c"), "none": ("d",)}
+    for name, prompts in files.items():
+        Path(f"{name}.jsonl").write_text(rows(*prompts), encoding="utf-8")
+    plan.write_text(PLAN.replace(NAMED, base), encoding="utf-8")
+    found = check(read_plan(plan))
+    warnings = [one.text for one in found.problems if "have the prompt of a row" in one.text]
+    assert len(warnings) == len(told)
+    assert all(text.startswith(begin) for text, begin in zip(warnings, told, strict=True))
+    assert not found.errors
+
+
+def test_prompts_that_begin_alike_are_different_prompts(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, PLAN)
+    (tmp_path / "test.jsonl").write_text(rows(*("x" * 3000 + str(n) for n in range(5))), encoding="utf-8")
+    assert check(read_plan(plan)).num_prompts == 5

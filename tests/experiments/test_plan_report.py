@@ -14,6 +14,7 @@ from helpers.study_folders import PLAN, STEPS, do_all, finished_study, frozen_st
 from rewardlab.analysis.multiple import holm
 from rewardlab.commands.plan import plan
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import read_summed_json, write_summed_json
 from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.reporting.files import arms_csv, hypotheses_csv, json_report, seeds_csv
@@ -49,6 +50,18 @@ def summary(study: Study) -> Summary:
 def every_form(summary: Summary) -> tuple[str, str, str]:
     document = page(summary)
     return " ".join(text_report(summary).split()), markdown_page(document), html_page(document)
+
+
+def test_test_rows_that_were_trained_on_are_told_first(tmp_path: Path, summary: Summary) -> None:
+    assert summary.arms.shared == ()
+    study = finished_study(tmp_path)
+    for seed, rows in ((0, 12), (1, 30), (2, 0)):
+        path = study.folder / f"runs/smooth/seed_{seed}/manifest.json"
+        values = read_summed_json(path)
+        shared = {"test_with_training": {"rows": rows, "prompts": rows}, "test_with_evaluation": {"rows": 0}}
+        write_summed_json(path, {**values, "data": {"shared": shared}, "tokens": {"test": {"kept": 200}}})
+    for form in every_form(summarise(study)):
+        assert "with what was trained on (up to 30 of 200 rows, in 2 of 9 runs)." in form
 
 
 def test_an_arm_is_the_mean_over_seeds_of_the_pairs_that_it_ranks_right(study: Study, summary: Summary) -> None:

@@ -15,6 +15,7 @@ from rewardlab.experiments.design import ClaimPower, Design, claim_power
 from rewardlab.experiments.expressions import Claim, Range, Term
 from rewardlab.experiments.gates import asked_of, gate_claim
 from rewardlab.experiments.observed_noise import noise_seen
+from rewardlab.experiments.overlap import about_shared_rows
 from rewardlab.experiments.pitfalls import (
     Look,
     Problem,
@@ -86,6 +87,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
         *_about_bands(plan, arms, runs),
         *about_slurm(plan, runs),
         *about_data(runs),
+        *about_shared_rows(runs),
         *about_models(runs, look),
         *about_test_rows(runs),
     ]

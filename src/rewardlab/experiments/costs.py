@@ -16,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RewardlabError
-from rewardlab.data.config import DataConfig
+from rewardlab.core.files import sha256_text
+from rewardlab.data.config import SelectionConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import all_named
 from rewardlab.data.readers import read_source
 from rewardlab.experiments.plan import Plan, Run
@@ -150,7 +151,7 @@ def sizes_of_test(plan: Plan, runs: Any) -> tuple[int, int, str]:
         return 0, 0, "no run reads test data"
     limit = first.settings.get("eval_limit")
     try:
-        keys = [_prompt(row) for row in islice(_rows(first.settings, "test"), 100_000 if limit is None else int(limit))]
+        keys = list(islice(prompts_of(first.settings, "test"), 100_000 if limit is None else int(limit)))
     except (RewardlabError, OSError) as error:
         return 0, 0, f"the test data cannot be looked at here ({str(error)[:120]})"
     return len(set(keys)), len(keys), "counted, a row as one comparison"
@@ -181,12 +182,24 @@ def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
     return count, mean, ""
 
 
+def prompts_of(settings: Mapping[str, Any], purpose: str) -> Iterator[str]:
+    """Yield a hash of the prompt of each row that a run reads for a purpose: `train`, `eval` or `test`.
+
+    Raises DataError for data that are not on this machine, or cannot be read.
+    """
+    for row in _rows(settings, purpose):
+        yield sha256_text(json.dumps(row.get("prompt", row.get("chosen", row)), default=str))
+
+
 def _rows(settings: Mapping[str, Any], purpose: str) -> Iterator[Mapping[str, Any]]:
-    config = DataConfig(
+    config = TrainingDataConfig(
         dataset=tuple(settings.get("dataset") or ()),
         test_dataset=tuple(settings.get("test_dataset") or ()),
         test_split=settings.get("test_split"),
         hf_split=settings.get("hf_split", "train"),
+        selection=SelectionConfig(
+            eval_dataset=tuple(settings.get("eval_dataset") or ()), eval_split=settings.get("eval_split")
+        ),
     )
     for named in all_named(config):
         if named.purpose == purpose:
@@ -195,10 +208,6 @@ def _rows(settings: Mapping[str, Any], purpose: str) -> Iterator[Mapping[str, An
                 raise DataError(f"{unseen[0]} is not on this machine")
             for source in sources:
                 yield from (row for _, row in read_source(source))
-
-
-def _prompt(row: Mapping[str, Any]) -> str:
-    return json.dumps(row.get("prompt", row.get("chosen", row)), default=str)[:2000]
 
 
 def _characters(row: Mapping[str, Any]) -> int:

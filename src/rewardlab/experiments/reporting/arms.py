@@ -16,6 +16,7 @@ from rewardlab.experiments.plan import Plan
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.reporting.history import arms_judged
 from rewardlab.experiments.reporting.numbers import Cell, Column, Difference, Reader, differences
+from rewardlab.experiments.reporting.shared import shared_of
 from rewardlab.experiments.study import Study
 
 COSTS: Final = (
@@ -67,6 +68,8 @@ class Arms:
     """Different data by which runs were judged: one, if the comparison is fair."""
     apart: tuple[str, ...] = ()
     """Arms in groups with the same test rows, and how many rows, if runs of one seed were judged on different ones."""
+    shared: tuple[str, ...] = ()
+    """Other data that test rows share prompts or replies with, a phrase each; empty if there are none."""
     ceilings: tuple[Ceiling, ...] = ()
     """What a perfect model would reach on each different set of test rows that shows it."""
 
@@ -96,6 +99,7 @@ def arms_of(study: Study, reader: Reader) -> Arms:
         left_out=dict(study.plan.left_out),
         data=tuple(dict.fromkeys(row.data for row in rows if row.seeds)),
         apart=_apart(reader, [row.arm for row in rows]),
+        shared=shared_of(reader, [row.arm for row in rows]),
         ceilings=_ceilings(reader, [row.arm for row in rows]),
     )
 

@@ -16,6 +16,11 @@ def notices(summary: Summary) -> list[str]:
         found.append(
             f"DIFFERENT TEST DATA: arms were judged on different rows, so what differs may be the rows. {said}."
         )
+    if summary.arms.shared:
+        found.append(
+            f"TEST DATA THAT WERE SEEN: numbers on them flatter the models. They share prompts, first turns or replies "
+            f"with {' and with '.join(summary.arms.shared)}."
+        )
     found += [f"AMENDED PLAN: {one.text}" for one in summary.amendments]
     later = [f"{one.verdict.name}: {one.changed}" for one in summary.hypotheses if one.change]
     if later := [*later, *(f"{name}: taken out" for name in summary.removed)]:
