@@ -213,3 +213,7 @@ def test_without_checkpoints_a_run_says_that_it_cannot_go_on(base_model, pairs_f
         RunInterrupted, match="step 3 of 8. It cannot be resumed from here, because of --no-checkpoints"
     ):
         train(config)
+    monkeypatch.setattr(StopRequests, "reason", property(lambda stops: "--max-hours 1" if ticking(stops) > 12 else ""))
+    with pytest.raises(RunInterrupted, match="because of --no-checkpoints") as ended:
+        train(config.replace(overwrite=True))
+    assert ended.value.exit_status == 1, "queued again, it would begin anew each time"

@@ -124,10 +124,17 @@ def run_of(name: str) -> Path:
     """
     path = Path(name)
     run = path.parent.parent if path.parent.name == CHECKPOINTS else path
+    if (run / SPEC_FILE).is_file():
+        raise ConfigError(
+            f"--resume {name}: a model, not a run. Give its run's folder, or begin one by --model {name}."
+        )
     if not (run / "config.json").is_file():
         raise ConfigError(
             f"--resume {name}: no run found there. Give the folder of a run, or of one of its {CHECKPOINTS}/step_N."
         )
+    if run != path and not os.path.lexists(path):
+        there = ", ".join(folder.name for _, folder in saved_steps(path.parent)) if path.parent.is_dir() else ""
+        raise ConfigError(f"--resume {name}: no such checkpoint. There is {there or 'none'} in {path.parent}.")
     return run
 
 
@@ -141,7 +148,7 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
     given = {flag: value for flag, value in pairwise([*words, ""]) if flag in ("--resume", "--config", "--output-dir")}
-    if given.get("--resume", "auto") in ("auto", ""):
+    if given.get("--resume", "auto") in ("auto", "", "None"):
         return list(arguments)
     run = run_of(given["--resume"])
     settings: list[str] = []

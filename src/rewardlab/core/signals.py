@@ -21,7 +21,8 @@ from a failure and queue the run again."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, by the convention of shells (128 + SIGINT)."""
 STUCK: Final = 1
-"""Exit status of a run whose limit in hours ended before its first step. Queueing it again would not help."""
+"""Exit status of a run whose limit in hours ended before its first step, or that keeps no checkpoints. Queueing it
+again would not help."""
 ENDING: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 """Signals that by default end a process without a message."""
 REPEATED: Final = "SIGUSR2"

@@ -56,7 +56,7 @@ from rewardlab.training.checkpoints.resume import (
 )
 from rewardlab.training.cost.throughput import PeakFlops
 from rewardlab.training.loop.optimizer import require_optimizer
-from rewardlab.training.loop.schedule import warmup_steps
+from rewardlab.training.loop.schedule import warmup_notice, warmup_steps
 from rewardlab.training.loop.selection import selection_of
 from rewardlab.training.monitoring.monitor import require_monitoring
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -137,6 +137,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     baselines = fit_all_baselines(config, data, test)
     # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
     resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
+    if said := warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate):
+        logger.warning("schedule: %s", said)
     facts = {
         "data": prepared.reports,
         "tokens": {name: report.as_dict() for name, report in tokens.items()},

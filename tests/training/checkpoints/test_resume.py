@@ -20,6 +20,9 @@ from resuming import KINDS, config_for, interrupted, stop_after, weights_of
 from rewardlab.artifact.load import load
 from rewardlab.commands.training import parse_train
 from rewardlab.core.errors import ArtifactError, ConfigError, RunInterrupted
+from rewardlab.core.files import write_text
+from rewardlab.core.run_folder import run_of
+from rewardlab.core.spec import SPEC_FILE
 from rewardlab.model.dropout import Draws
 from rewardlab.training.checkpoints.checkpoint import newest_checkpoint
 from rewardlab.training.loop import loss_scale
@@ -303,6 +306,30 @@ def test_settings_that_make_no_sense(changes, message, tmp_path):
 def test_a_name_that_is_no_run(tmp_path):
     with pytest.raises(ConfigError, match="no run found there. Give the folder of a run"):
         parse_train(["--resume", str(tmp_path)])
+
+
+def test_a_model_in_place_of_its_run_is_told_as_one(tmp_path):
+    (tmp_path / "run/best").mkdir(parents=True)
+    for name in ("config.json", SPEC_FILE):
+        write_text(tmp_path / "run/best" / name, "{}")
+    with pytest.raises(ConfigError, match=r"best: a model, not a run. Give its run's folder, .* --model .*best"):
+        parse_train(["--resume", str(tmp_path / "run/best")])
+
+
+def test_a_checkpoint_that_is_not_there_is_not_called_damaged(tmp_path):
+    write_text(tmp_path / "config.json", "{}")
+    with pytest.raises(ConfigError, match="step_8: no such checkpoint. There is none in .*checkpoints"):
+        run_of(str(tmp_path / "checkpoints/step_8"))
+    for step in (12, 4):
+        (tmp_path / f"checkpoints/step_{step}").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="step_8: no such checkpoint. There is step_4, step_12 in .*checkpoints"):
+        parse_train(["--resume", str(tmp_path / "checkpoints/step_8")])
+    assert run_of(str(tmp_path / "checkpoints/step_4")) == tmp_path
+
+
+@pytest.mark.parametrize("words", [["--resume", "None"], ["--resume=None"]])
+def test_resuming_can_be_unset(words):
+    assert parse_train(["--model", "m", "--dataset", "d", *words]).run.resume is None
 
 
 def test_a_run_goes_on_in_its_own_folder(base_model, pairs_file, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.training.loop.schedule import build_schedule, warmup_steps
+from rewardlab.training.loop.schedule import build_schedule, warmup_notice, warmup_steps
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 from runs import config_for, rows_of
@@ -67,6 +67,21 @@ def test_every_schedule_runs_its_course(settings, expected):
 )
 def test_the_length_of_the_warm_up(settings, num_steps, expected):
     assert warmup_steps(config_of(**settings).schedule, num_steps) == expected
+
+
+@pytest.mark.parametrize(("warmup", "num_steps"), [(10, 3), (5, 5), (5, 6), (1, 1), (0, 1), (7, 1000)])
+def test_a_rate_that_is_never_reached_is_told_with_the_highest(warmup, num_steps):
+    settings = {"lr": 1e-3, "warmup_steps": warmup, "lr_scheduler": "constant_with_warmup"}
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    schedule = build_schedule(optimizer, config_of(**settings).schedule, num_steps)
+    rates = []
+    for _ in range(num_steps):
+        rates += schedule.get_last_lr()
+        optimizer.step()
+        schedule.step()
+    said = warmup_notice(warmup, num_steps, 1e-3)
+    assert (f"its rate ends at {max(rates):.2g} and never reaches --lr 0.001" in said) == (max(rates) < 1e-3)
+    assert bool(said) == (max(rates) < 1e-3)
 
 
 @pytest.mark.parametrize("ratio", [0.03, 0.05, 0.1, 0.07])

@@ -102,6 +102,15 @@ def test_a_metric_that_nobody_logs_is_refused_before_anything_is_loaded(tmp_path
         train(config)
 
 
+@pytest.mark.parametrize("metric", ["gap_loss", "gap_acc", "train_eval_accuracy"])
+def test_a_metric_of_training_rows_needs_some(tmp_path, metric):
+    settings = {"early_stopping_metric": metric, "early_stopping_mode": "min", "early_stopping_patience": 1}
+    config = RewardTrainerConfig.of(model="nowhere", dataset=("nothing",), output_dir=tmp_path / "run", **settings)
+    with pytest.raises(ConfigError, match=f"--early-stopping-metric {metric}: .* none are evaluated.*train-eval-limit"):
+        train(config)
+    assert selection_of(config.replace(train_eval_limit=5)).mode == "min"
+
+
 @pytest.fixture
 def scripted(monkeypatch):
     """Evaluations of a run with the accuracies in the list, whatever the model says."""

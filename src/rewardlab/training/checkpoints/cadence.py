@@ -77,7 +77,10 @@ class Keeper:
         else:
             remedy = "It cannot be resumed from here, because of --no-checkpoints."
         status = self.stops.exit_status
-        if step == self.began_at and reasons[0].startswith("--max-hours"):
-            # A batch script that queues the run again on the usual exit status would do so for ever.
-            remedy, status = "Not one step was done in that time; raise --max-hours.", STUCK
+        # A batch script that queues the run again on the usual exit status would do so for ever.
+        if reasons[0].startswith("--max-hours"):
+            if step == self.began_at:
+                remedy, status = "Not one step was done in that time; raise --max-hours.", STUCK
+            elif self.kept_step != step:
+                status = STUCK
         return RunInterrupted(f"stopped by {reasons[0]} after step {step} of {num_steps}. {remedy}", exit_status=status)

@@ -25,6 +25,17 @@ def warmup_steps(config: ScheduleConfig, num_steps: int) -> int:
     return math.ceil(share) if share >= 1 else 0
 
 
+def warmup_notice(warmup: int | None, num_steps: int | None, lr: float) -> str:
+    """Return a line for a run that ends before its warm-up does; an empty one for any other, or if a number is None."""
+    # Step k has the share (k - 1) / warmup of the rate, so the step behind the warm-up is the first with all of it.
+    if not warmup or num_steps is None or num_steps > warmup:
+        return ""
+    return (
+        f"the warm-up takes {warmup} steps and the run has {num_steps}, so its rate ends at "
+        f"{lr * (num_steps - 1) / warmup:.2g} and never reaches --lr {lr:g}. Lower --warmup-steps, or train longer."
+    )
+
+
 def build_schedule(optimizer: torch.optim.Optimizer, config: ScheduleConfig, num_steps: int) -> LRScheduler:
     """Return the schedule of a run of `num_steps`; call its `step()` after the optimiser's.
 

@@ -16,6 +16,8 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 RISING: Final = ("accuracy", "margin", "auc")
 FALLING: Final = ("loss", "nll", "ece", "rate")
 """Last words of metrics for which it is clear whether higher (RISING) or lower (FALLING) is better."""
+OF_TRAINING_ROWS: Final = ("train_eval_", "gap_")
+"""Beginnings of the names of metrics that only runs with `--train-eval-limit` measure."""
 
 
 def direction(metric: str, mode: str) -> Literal["max", "min"]:
@@ -98,7 +100,8 @@ class Selection:
 def selection_of(config: RewardTrainerConfig) -> Selection:
     """Return the rule that a configuration asks for.
 
-    Raises ConfigError for a metric that is not a column of metrics.csv, or whose better direction is not known.
+    Raises ConfigError for a metric that is not a column of metrics.csv, whose better direction is not known, or that
+    the run would never measure.
     """
     metric = column_of(config.run.early_stopping_metric)
     logged = [name for name in COLUMNS if name != "step"]
@@ -106,6 +109,12 @@ def selection_of(config: RewardTrainerConfig) -> Selection:
         raise ConfigError(
             f"--early-stopping-metric {config.run.early_stopping_metric}: not a column of metrics.csv"
             f"{did_you_mean(metric, logged)}"
+        )
+    # No evaluation would have a value, so none could be the best, and any patience would end the run.
+    if metric.startswith(OF_TRAINING_ROWS) and not config.data.selection.train_eval_limit:
+        raise ConfigError(
+            f"--early-stopping-metric {config.run.early_stopping_metric}: it is measured on training rows, and none "
+            f"are evaluated. Say how many with --train-eval-limit, or choose another metric."
         )
     return Selection(
         metric=metric,
