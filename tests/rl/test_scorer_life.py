@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from rewardlab.client import EndpointError
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl import RewardScorer, Rollout
 from rewardlab.rl.members import Found
+from rewardlab.serve.engine.local import LocalEngine
 from rollouts_scored import NEAR, TALKS, Told, scores
 
 pytest_plugins = ["reward_fixtures"]
@@ -145,6 +146,45 @@ def test_a_cancelled_call_leaves_the_scorer_in_order(folder: Path) -> None:
             return await scorer.score(TALKS)
 
     assert len(asyncio.run(done())) == len(TALKS)
+
+
+def test_a_call_that_is_cancelled_while_it_is_rendered_is_not_computed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, prepare = threading.Event(), threading.Event(), LocalEngine.prepare
+
+    def slowly(engine: LocalEngine, request: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return prepare(engine, request)
+
+    queued: list[Future[Any]] = []
+    submit = LocalEngine.submit
+
+    def noted(engine: LocalEngine, prepared: Any) -> Future[Any]:
+        # The thread that computes is busy, as it is with the batches of others.
+        engine._batcher.call(lambda: cancelled.wait(30))
+        queued.append(submit(engine, prepared))
+        return queued[-1]
+
+    cancelled = threading.Event()
+
+    async def done() -> None:
+        async with RewardScorer(folder) as scorer:
+            monkeypatch.setattr(LocalEngine, "prepare", slowly)
+            monkeypatch.setattr(LocalEngine, "submit", noted)
+            task = asyncio.create_task(scorer.score(TALKS))
+            await asyncio.to_thread(begun.wait, 30)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            go_on.set()
+            async with asyncio.timeout(20):
+                while not (queued and queued[0].cancelled()):
+                    await asyncio.sleep(0.01)
+            cancelled.set()
+
+    asyncio.run(done())
 
 
 NO_TORCH = """

@@ -95,6 +95,35 @@ def _missing(error: ModuleNotFoundError) -> Exception:
     return error
 
 
+class _Wanted:
+    """A request to an engine, which is taken out of the queue once nobody wants its answer any more.
+
+    That may happen while a thread still renders it, and a thread cannot be stopped.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queued: Future[Answer] | None = None
+        self._dropped = False
+
+    def keep(self, queued: Future[Answer]) -> Future[Answer]:
+        """Take note of the request, once it is in the queue, and return it."""
+        with self._lock:
+            self._queued = queued
+            dropped = self._dropped
+        if dropped:
+            queued.cancel()
+        return queued
+
+    def drop(self) -> None:
+        """Take the request out of the queue, now or as soon as it is there."""
+        with self._lock:
+            self._dropped = True
+            queued = self._queued
+        if queued is not None:
+            queued.cancel()
+
+
 class LocalMember:
     """A saved model that computes in this process, with the server's engine: one queue, and each prompt once."""
 
@@ -164,18 +193,18 @@ class LocalMember:
         """Return the answers to one request. The request is taken out of the queue if nobody waits for it any more."""
         from rewardlab.serve.engine.api import TooLongError
 
-        assert self._engine is not None
+        engine, request = self._engine, _Wanted()
+        assert engine is not None
         try:
-            submitted = await asyncio.to_thread(self._submit, self._engine, rollouts)
+            queued = await asyncio.to_thread(lambda: request.keep(self._submit(engine, rollouts)))
+            scored = await asyncio.wrap_future(queued)
         except TooLongError as error:
             # A rendered text of so many characters is refused before it is split, and with it the whole request.
             if len(rollouts) > 1:
                 return [found for one in rollouts for found in await self._answers([one])]
             return [Found(score=None, error=str(error))]
-        try:
-            scored = await asyncio.wrap_future(submitted)
         except BaseException:
-            submitted.cancel()
+            request.drop()
             raise
         return [
             Found(
