@@ -117,6 +117,23 @@ def test_a_run_that_ends_before_it_can_write_why_is_interrupted(
 
 
 @pytest.mark.slow
+def test_a_plan_may_be_amended_while_its_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = frozen_study(tmp_path)
+    harsh = [one for one in study.runs if one.arm == "harsh"]
+
+    def amended_then_done(study: Study, run: Run) -> list[str]:
+        if run.seed == 0:
+            changed(study, "lr: 0.01", "lr: 0.02")
+        now = open_study(study.folder)
+        do_all(now, [now.run_named(run.name)])
+        return ["true"]
+
+    monkeypatch.setattr(local, "command_of", amended_then_done)
+    told: list[str] = []
+    assert run_all(study, harsh, jobs=1, say=told.append) == []
+    assert [line for line in told if "begins" not in line] == [f"{one.name}: done" for one in harsh]
+
+
 def test_outdated_runs_are_left_alone_with_the_command_that_does_them_again(tmp_path: Path, by_hand: list[str]) -> None:
     study = changed(finished_study(tmp_path), "lr: 0.01", "lr: 0.02")
     lines = amendment_lines(study)

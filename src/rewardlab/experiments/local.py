@@ -17,12 +17,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
+from rewardlab.experiments.log import LOG
 from rewardlab.experiments.plan import Run
-from rewardlab.experiments.records import end_record, record_of, undone
-from rewardlab.experiments.study import Study
+from rewardlab.experiments.records import RunRecord, end_record, record_of
+from rewardlab.experiments.study import Study, open_study
 
 logger = logging.getLogger("rewardlab")
 POLL_S: Final = 0.5
@@ -51,7 +52,7 @@ def run_all(study: Study, runs: Sequence[Run], *, jobs: int, gpus: Sequence[str]
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    return undone(study, runs)
+    return [run for run in runs if not work.record(run).is_over]
 
 
 class _Work:
@@ -60,6 +61,17 @@ class _Work:
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._ending = False
+        self._log_size = log_size(study)
+
+    def record(self, run: Run) -> RunRecord:
+        """Return how a run went, by the plan as it holds now: it may be amended while its runs go on."""
+        with self._lock:
+            if (size := log_size(self._study)) != self._log_size:
+                # Between an edit of the plan and its amendment there is none to go by but the one before.
+                with suppress(RewardlabError):
+                    self._study, self._log_size = open_study(self._study.folder), size
+            study = self._study
+        return record_of(study, next((one for one in study.runs if one.name == run.name), run))
 
     def do(self, run: Run) -> None:
         """Do one run in a process of its own, and say how it went."""
@@ -110,12 +122,12 @@ class _Work:
 
     def _is_free(self, run: Run) -> bool:
         """Return whether a run is left to do, after waiting for another process of this machine that is at it."""
-        record = record_of(self._study, run)
+        record = self.record(run)
         if record.state == "running" and record.host == platform.node():
             self._say(f"{run.name}: process {record.process} is at it; waiting for its end")
             while record.state == "running" and not self._ending:
                 time.sleep(POLL_S)
-                record = record_of(self._study, run)
+                record = self.record(run)
         if record.is_over:
             self._say(f"{run.name}: done")
         return not record.is_over
@@ -146,11 +158,11 @@ class _Work:
             return process
 
     def _tell(self, run: Run, log: Path, status: int) -> None:
-        record = record_of(self._study, run)
+        record = self.record(run)
         if status == RESUME_LATER and record.values.get("state") == "running":
             # The run was asked to end before it could write that down.
             end_record(self._study, run, "interrupted", "stopped while it began, or between two steps")
-            record = record_of(self._study, run)
+            record = self.record(run)
         if record.is_over:
             self._say(f"{run.name}: done")
             return
@@ -159,6 +171,11 @@ class _Work:
         if not record.message:
             for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]:
                 self._say(f"    {line}")
+
+
+def log_size(study: Study) -> int:
+    """Return the size of the log of a study, which grows by each amendment."""
+    return (study.folder / LOG).stat().st_size
 
 
 def taken_folder(study: Study, run: Run) -> Path:
