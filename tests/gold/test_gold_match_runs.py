@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from reward_models import save_tiny
+from rewardlab.artifact.seal import seal
 from rewardlab.core.errors import ConfigError
-from rewardlab.gold.matching.runs import read_run, run_folder_of, what_of
+from rewardlab.core.files import write_json
+from rewardlab.core.spec import read_spec
+from rewardlab.gold.matching.runs import read_run, run_folder_of, spec_of, step_of, what_of
 
 
 def run_folder(folder: Path, losses: Sequence[float], epochs: float = 1.0) -> Path:
@@ -42,6 +47,49 @@ def test_a_run_tells_its_losses_and_its_training_accuracy(tmp_path: Path) -> Non
     assert short.epoch_loss is None
     with pytest.raises(ConfigError, match="no such folder"):
         read_run(tmp_path / "none")
+
+
+def model_of(folder: Path, *, step: int) -> None:
+    """Save a model that says that it is of this step."""
+    spec = replace(read_spec(save_tiny(folder)), provenance={"step": step})
+    write_json(folder / "reward_spec.json", seal(folder, spec).to_dict())
+
+
+def judged_as(folder: Path, name: str, accuracy: float) -> None:
+    """Write an evaluation of a run."""
+    estimate = {"value": accuracy, "low": accuracy - 0.05, "high": accuracy + 0.05, "n": 100, "method": "made up"}
+    (folder / "evals").mkdir(exist_ok=True)
+    (folder / "evals" / f"{name}.metrics.json").write_text(
+        json.dumps({"all": {"estimates": {"eval_accuracy": estimate}, "sums": {}}}), encoding="utf-8"
+    )
+
+
+def test_accuracies_are_those_of_the_model_and_not_of_what_was_trained_after_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = ["step,train_accuracy,train_pairs,train_eval_accuracy,train_eval_accuracy_low,train_eval_accuracy_high"]
+    lines += [f"{10 * n},{0.5 + n / 20},64,{0.55 + n / 20},{0.5 + n / 20},{0.6 + n / 20}" for n in range(1, 10)]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    model_of(folder / "best", step=20)
+    model_of(folder / "step_90", step=90)
+    judged_as(folder, "selection", 0.6)
+    judged_as(folder, "step_90", 0.7)
+
+    steps = {name: step_of(spec_of(f"p={folder / name}")) for name in ("best", "step_90")}
+    assert steps == {"best": 20, "step_90": 90}
+    assert step_of(spec_of(str(folder))) == 20
+    chosen, last = (read_run(folder, steps[name]) for name in ("best", "step_90"))
+    assert [one.train_accuracy and one.train_accuracy.value for one in (chosen, last)] == pytest.approx([0.65, 1.0])
+    assert [one.own_accuracy and one.own_accuracy.value for one in (chosen, last)] == [0.6, 0.7]
+    assert [one.own_accuracy_on for one in (chosen, last)] == ["selection", "step_90"]
+    assert read_run(folder) == chosen, "of scores in a file the model that the run chose is assumed"
+    assert read_run(folder, 50).own_accuracy is None, "nothing judged this model"
+
+    without = "\n".join(",".join(line.split(",")[:3]) for line in lines) + "\n"
+    (folder / "metrics.csv").write_text(without, encoding="utf-8")
+    batches = read_run(folder, 20).train_accuracy
+    assert batches is not None
+    assert batches.value == pytest.approx(0.6, abs=0.01)
 
 
 def test_a_source_with_and_without_a_name() -> None:

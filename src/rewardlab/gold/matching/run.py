@@ -28,7 +28,7 @@ from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.examples import Examples, examples_of
 from rewardlab.gold.matching.judged import Judged, Limits
 from rewardlab.gold.matching.order import Alternative, order_of
-from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, what_of
+from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, step_of, what_of
 from rewardlab.gold.matching.texts import other_texts, texts_of
 from rewardlab.gold.matching.verdicts import judge, together
 from rewardlab.gold.proxies import Proxy, pinned, proxy_scores
@@ -138,7 +138,7 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
         test,
         train,
         source=_named(config.rows),
-        runs=_runs(config, sources),
+        runs=_runs(config, sources, {name: step_of(model.spec) for name, model in models.items()}),
         models=models,
         limits=Limits(good_match=own.good_match, least_spread=own.least_spread),
         notes=notes,
@@ -246,7 +246,8 @@ def _shared(test: Part, train: Part) -> list[str]:
     ]
 
 
-def _runs(config: MatchConfig, sources: Mapping[str, str]) -> dict[str, RunFacts]:
+def _runs(config: MatchConfig, sources: Mapping[str, str], steps: Mapping[str, int | None]) -> dict[str, RunFacts]:
+    """Return what the run of each proxy says, as far as there is one. `steps` has those at which models were saved."""
     given = {}
     for source in config.matching.runs:
         name, _, folder = source.partition("=")
@@ -254,7 +255,7 @@ def _runs(config: MatchConfig, sources: Mapping[str, str]) -> dict[str, RunFacts
             raise ConfigError(f"--runs {name}: no proxy has this name; there are {', '.join(sources)}.")
         given[name] = Path(folder).expanduser()
     found = {name: given.get(name) or run_folder_of(source) for name, source in sources.items()}
-    return {name: read_run(folder) for name, folder in found.items() if folder is not None}
+    return {name: read_run(folder, steps.get(name)) for name, folder in found.items() if folder is not None}
 
 
 def _part(part: Part) -> PartMatch:

@@ -38,9 +38,9 @@ class RunFacts:
     epoch_loss: Estimate | None
     """Loss from the end of the first epoch on; None if the run has had less than an epoch."""
     train_accuracy: Estimate | None
-    """Accuracy on rows that it was trained on; None if it was not measured."""
+    """Accuracy of the proxy, or of the steps before it, on rows that it was trained on; None if it was not measured."""
     own_accuracy: Estimate | None
-    """Accuracy on the data that the run itself was judged by."""
+    """Accuracy of the proxy on the data that the run itself was judged by; None if this model was not judged."""
     own_accuracy_on: str
     learning_rate: float | None
     num_epochs: float | None
@@ -78,22 +78,33 @@ def run_folder_of(source: str) -> Path | None:
     return None
 
 
-def read_run(folder: Path) -> RunFacts:
-    """Return what a run says. Raises ConfigError if the folder holds nothing of a run."""
+def step_of(spec: RewardSpec | None) -> int | None:
+    """Return the step at which a model was saved; None if its spec does not say so."""
+    step = None if spec is None else spec.provenance.get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
+
+
+def read_run(folder: Path, step: int | None = None) -> RunFacts:
+    """Return what a run says of its losses, and of the accuracy of the model that it saved at `step`.
+
+    Without a step these are of the model that the run chose. Raises ConfigError if the folder holds nothing of a run.
+    """
     if not folder.is_dir():
         raise ConfigError(f"--runs {folder}: there is no such folder.")
     record = read_folder(folder)
     column = "train_nll" if any("train_nll" in row for row in record.rows) else "train_loss"
     rows = [row for row in record.rows if column in row]
     epochs = max((row["epoch"] for row in rows if "epoch" in row), default=math.nan)
-    judged = record.judged
+    chosen = step_of(record.model)
+    step = chosen if step is None else step
+    judged = record.judged if step == chosen else record.evaluations.get(f"step_{step}")
     return RunFacts(
         folder=folder,
         epochs=epochs,
         loss_is=column,
         end_loss=_mean_of(_last(rows), column) if rows else None,
         epoch_loss=_mean_of(_from_epoch(rows), column) if epochs >= 1 - 1e-6 else None,
-        train_accuracy=_train_accuracy(record.rows),
+        train_accuracy=_train_accuracy([row for row in record.rows if step is None or row["step"] <= step]),
         own_accuracy=None if judged is None else judged.estimates.get("all", {}).get("eval_accuracy"),
         own_accuracy_on="" if judged is None else judged.name,
         learning_rate=_setting(record, "lr", "learning_rate"),
@@ -128,7 +139,8 @@ def _mean_of(rows: Sequence[Mapping[str, float]], column: str) -> Estimate:
 
 
 def _train_accuracy(rows: Sequence[Mapping[str, float]]) -> Estimate | None:
-    """Return the accuracy on training rows: as the run judged it, with its interval, else that of the last steps."""
+    """Return the accuracy on training rows at the end of these rows: as the run judged it, with its interval, else that
+    of the last steps."""
     judged = [row for row in rows if "train_eval_accuracy" in row]
     if judged:
         row = judged[-1]
