@@ -116,7 +116,6 @@ def test_a_run_that_ends_before_it_can_write_why_is_interrupted(
     assert record_of(study, study.runs[0]).state == "interrupted"
 
 
-@pytest.mark.slow
 def test_a_plan_may_be_amended_while_its_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = frozen_study(tmp_path)
     harsh = [one for one in study.runs if one.arm == "harsh"]
@@ -134,6 +133,7 @@ def test_a_plan_may_be_amended_while_its_runs_go_on(tmp_path: Path, monkeypatch:
     assert [line for line in told if "begins" not in line] == [f"{one.name}: done" for one in harsh]
 
 
+@pytest.mark.slow
 def test_outdated_runs_are_left_alone_with_the_command_that_does_them_again(tmp_path: Path, by_hand: list[str]) -> None:
     study = changed(finished_study(tmp_path), "lr: 0.01", "lr: 0.02")
     lines = amendment_lines(study)
