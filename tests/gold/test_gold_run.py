@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,8 @@ import yaml
 from chat_server import ChatServer, chatting
 from reward_models import save_tiny
 from rewardlab.cli import main
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, RunInterrupted
+from rewardlab.core.files import read_summed_json, write_summed_json
 from rewardlab.gold.pipeline import run as stages
 from rewardlab.gold.pipeline.config import RunConfig
 from rewardlab.gold.pipeline.plan import flags_of, read_plan, require_makers
@@ -195,6 +197,49 @@ def test_changed_inputs_are_refused_by_their_hash_and_reports_are_made_again(tmp
     (tmp_path / "out" / "pairs" / "test.jsonl").write_text("another")
     with pytest.raises(ConfigError, match=r"train: what it read has changed: pairs/test\.jsonl"):
         go(path, tools)
+
+
+def test_another_base_model_of_the_same_name_is_refused(tmp_path, models, tools) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(models / "base", base)
+    path = write_plan(tmp_path, models, "http://x", train={"model": str(base)})
+    go(path, tools)
+    # As a version that did not look at base models wrote it.
+    record = tmp_path / "out" / "run.json"
+    now = read_summed_json(record)
+    inputs = {name: digest for name, digest in now["train"]["inputs"].items() if not name.startswith(str(base))}
+    assert len(inputs) < len(now["train"]["inputs"])
+    write_summed_json(record, {**now, "train": {**now["train"], "inputs": inputs}})
+    assert go(path, tools)[0] == ["sample", "label"]
+    write_summed_json(record, now)
+    assert go(path, tools)[0] == ["sample", "label"]
+    weights = base / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(
+        ConfigError, match=r"train: what it read has changed: .*base/model\.safetensors. `--redo train`"
+    ):
+        go(path, tools)
+    assert go(path, tools, redo="train")[0] == ["sample", "label", "train", "match", "curve", "check"]
+    assert go(path, tools)[0] == ["sample", "label"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            RunInterrupted("Start it again with --resume auto.", exit_status=130),
+            "Here that is the same `rewardlab gold",
+        ),
+        (ConfigError("--resume: --lr 2, it was 1."), "Here that is `rewardlab gold run` with --redo train."),
+    ],
+)
+def test_what_training_says_of_its_flags_is_said_in_those_of_a_plan(tmp_path, models, tools, error, told) -> None:
+    def fails(arguments: Sequence[str]) -> None:
+        raise error
+
+    path = write_plan(tmp_path, models, "http://x")
+    with pytest.raises(type(error), match=told):
+        run(read_plan(path), RunConfig(plan=path), tools.by_name() | {"train": fails}, say=lambda _: None)
 
 
 def test_until_a_stage_and_dry_runs(tmp_path, models, tools) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
 from rewardlab.core.files import read_summed_json, sha256_file, write_summed_json
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
@@ -33,6 +33,7 @@ BY_ROW: Final = ("sample", "label")
 REPORTS: Final = ("match", "curve", "check")
 """Stages that are done again whenever what they read has changed."""
 BUILD: Final = "build"
+TRAIN: Final = "train"
 PROXIES: Final = "--proxies"
 WRITTEN: Final = ("--output", "--output-dir", "--folder")
 """Flags that name what is written."""
@@ -78,9 +79,12 @@ class _Stage:
     def do(self, tool: Tool) -> int:
         """Do the stage, unless it is complete, and return its exit status. Raises as `run`."""
         before = self._read().get(self._name)
-        inputs = self._hashes(self._inputs()) | self._commits()
+        base, others = self._hashes(self._base()), self._hashes(self._inputs()) | self._commits()
+        inputs = base | others
         if before is not None and not self._again and self._name not in BY_ROW:
-            same = before["arguments"] == self._arguments and before["inputs"] == inputs
+            # Records of earlier versions know nothing of base models.
+            known = inputs if base.keys() & before["inputs"].keys() else others
+            same = before["arguments"] == self._arguments and before["inputs"] == known
             if same and before["status"] is not None and before["outputs"] == self._hashes(self._outputs()):
                 self._say(f"== {self._name}: complete")
                 return int(before["status"])
@@ -101,7 +105,7 @@ class _Stage:
 
     def _how(self, *, has_begun: bool) -> list[str]:
         """Return the flags that make the stage go on or begin again."""
-        if self._name == "train":
+        if self._name == TRAIN:
             return ["--overwrite"] if self._again else ["--resume", "auto"]
         if self._again or self._name in REPORTS or (self._name == BUILD and has_begun):
             return ["--overwrite"]
@@ -116,10 +120,15 @@ class _Stage:
             if ended.code not in ((0, 1, None) if self._name in REPORTS else (0, None)):
                 raise
             return int(ended.code or 0)
+        except RunInterrupted as error:
+            # The message names --resume, which a plan does not have; so do those below, or --overwrite.
+            raise RunInterrupted(
+                f"{error} Here that is the same `rewardlab gold run`.", exit_status=error.exit_status
+            ) from error
         except (ConfigError, DataError) as error:
-            if self._name not in BY_ROW or "--overwrite" not in str(error):
+            named = any(flag in str(error) for flag in ("--overwrite", "--resume"))
+            if self._name not in (*BY_ROW, TRAIN) or not named:
                 raise
-            # The message names --overwrite, which a plan does not have.
             raise type(error)(f"{error} Here that is `rewardlab gold run` with --redo {self._name}.") from error
         return 0
 
@@ -156,9 +165,18 @@ class _Stage:
                 *sorted(pairs.glob("*.json*")),
             ],
         }
-        words = [word for word in self._arguments if word.partition("=")[0] not in WRITTEN]
-        named = [Path(one) for word in words for one in (word, word.partition("=")[2]) if one]
+        named = [Path(one) for word in self._words() for one in (word, word.partition("=")[2]) if one]
         return [*ours.get(self._name, []), *(file for path in named for file in _files_of(path))]
+
+    def _base(self) -> list[Path]:
+        """Return the files of a model in a folder that a proxy is trained from."""
+        words = self._words() if self._name == TRAIN else []
+        named = [Path(word.partition("=")[2] or word) for word in words]
+        return [file for path in named if (path / "config.json").is_file() for file in files_of(path)]
+
+    def _words(self) -> list[str]:
+        """Return the arguments that name nothing that is written."""
+        return [word for word in self._arguments if word.partition("=")[0] not in WRITTEN]
 
     def _commits(self) -> dict[str, str]:
         """Return name -> current commit of the proxies on the hub. Raises ConfigError for one that the hub does not
