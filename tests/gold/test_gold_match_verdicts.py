@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from gold_matched import drawn, facts, findings, judged, part, scored, sure
 from harness.gold_rows import gold_of, with_gold
+from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Estimate
+from rewardlab.gold.files.layouts import write_rows
 from rewardlab.gold.findings import exit_status
+from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.judged import Judged, Limits
 from rewardlab.gold.matching.learning import hardly_learned
 from rewardlab.gold.matching.order import order_of
-from rewardlab.gold.matching.run import match_parts
+from rewardlab.gold.matching.report import json_report, text_report
+from rewardlab.gold.matching.run import match, match_parts
 
 
 @pytest.mark.slow
@@ -148,3 +154,32 @@ def test_what_follows_from_a_wrong_order_says_so() -> None:
 
 
 # --- several proxies -------------------------------------------------------------------------------------------
+
+
+def test_training_rows_alone_say_what_was_learned_and_nothing_of_new_prompts() -> None:
+    rows = drawn(rows=600)
+    good = facts(train_accuracy=sure(0.95), own_accuracy=sure(0.6))
+    matched = match_parts(part(rows, scored(rows, 0.95), name="train"), source="labels.jsonl", runs={"p0": good})
+    found = findings(matched)
+    assert {"match on test", "generalisation", "hardly learned"}.isdisjoint(found)
+    assert found["training accuracy"].status == "pass"
+    assert "order of scores, train rows" in found
+    assert "held-out" not in found["template and texts"].evidence, "the rows are not those that its run held out"
+    assert "labels.jsonl (training rows): 1,200 replies" in " ".join(text_report(matched).split())
+    poor = findings(match_parts(part(rows, scored(rows, 0.6), name="train")))
+    assert poor["training accuracy"].status == "fail"
+
+
+def test_training_rows_alone_are_read_by_the_flags_of_training_rows(tmp_path: Path) -> None:
+    rows = drawn(rows=40)
+    write_rows(tmp_path / "labels.jsonl", (row.as_json() for row in rows))
+    (tmp_path / "scores.json").write_text(json.dumps(scored(rows).tolist()), encoding="utf-8")
+    given = {"train_input": (tmp_path / "labels.jsonl",), "proxies": (str(tmp_path / "scores.json"),)}
+    config = MatchConfig.of(**given)
+    assert config.output_dir == tmp_path / "match"
+    found = json_report(match(config), config)
+    assert found["test"] is None
+    assert found["train"]["num_rows"] == 40
+    assert list(found["inputs"]) == ["labels.jsonl"]
+    with pytest.raises(ConfigError, match="--train-proxies: without --input the files of --proxies are scores"):
+        MatchConfig.of(**given, train_proxies=("a=b.json",))

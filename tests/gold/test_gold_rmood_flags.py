@@ -112,11 +112,13 @@ def test_training_quality_asks_for_the_rows_and_takes_so_many(home, capsys) -> N
     assert "--input is missing" in told
     assert "--prompts-path, --responses-path and --rewards-path" in told
     data = "datasets/alpacafarm/rm"
-    rows = f"--prompts_path {data}/rm_prompts.json --responses_path {data}/rm_sft.json".split()
-    rows += ["--rewards_path", f"{data}/rm_rewards.json", "--output-dir", "found"]
+    rows = f"--train_prompts_path {data}/rm_prompts.json --train_responses_path {data}/rm_sft.json".split()
+    rows += ["--train_rewards_path", f"{data}/rm_rewards.json", "--output-dir", "found"]
     assert run(QUALITY.replace("500", "30"), home, *rows) in (0, 1)
-    assert "Only the first 30 of the 40 test rows are judged (--num-samples)." in capsys.readouterr().out
-    assert json.loads(Path("found/match.json").read_text())["test"]["num_rows"] == 30
+    assert "Only the first 30 of the 40 training rows are judged (--num-samples)." in capsys.readouterr().out
+    found = json.loads(Path("found/match.json").read_text())
+    assert found["test"] is None
+    assert found["train"]["num_rows"] == 30
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ class MatchingConfig:
     """`[NAME=]WHAT` for each proxy: a reward-model folder, a plain sequence-classification model of another project (a
     folder or a hub name), or a file with its scores of the rows of --input."""
     train_input: tuple[Path, ...] = ()
-    """Rows with gold scores that the proxies were trained on: their match there says what they learned."""
+    """Rows with gold scores that the proxies were trained on: their match there says what they learned. Without --input
+    nothing else is judged, and files of --proxies are scores of these rows."""
     train_prompts_path: Path | None = None
     """In place of --train-input: a file of prompts, as --prompts-path."""
     train_responses_path: Path | None = None
@@ -76,19 +77,25 @@ class MatchConfig(Composed):
     def __post_init__(self) -> None:
         """Raise ConfigError if there is nothing to match."""
         require(
-            self.rows.is_given,
+            self.rows.is_given or self.train.is_given,
             "--input is missing: name a file with gold scores, as `rewardlab gold label` writes, or in its place "
-            "--prompts-path, --responses-path and --rewards-path. It is the rows that the proxies are matched on: "
-            "held-out ones, or to see what a proxy learned those that it was trained on.",
+            "--prompts-path, --responses-path and --rewards-path. It is the held-out rows that the proxies are matched "
+            "on. To see only what a proxy learned, name the rows that it was trained on with --train-input, or with "
+            "--train-prompts-path, --train-responses-path and --train-rewards-path.",
         )
         require(bool(self.matching.proxies), "--proxies is missing: name a reward-model folder or a file with scores.")
+        require(
+            self.rows.is_given or not self.matching.train_proxies,
+            "--train-proxies: without --input the files of --proxies are scores of the training rows. Name them there.",
+        )
 
     @property
     def output_dir(self) -> Path:
         """The folder of the results."""
         if self.matching.output_dir is not None:
             return self.matching.output_dir
-        first = self.rows.input[0] if self.rows.input else self.rows.responses_path
+        rows = self.rows if self.rows.is_given else self.train
+        first = rows.input[0] if rows.input else rows.responses_path
         assert first is not None
         return first.parent / "match"
 

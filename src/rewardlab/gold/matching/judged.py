@@ -35,6 +35,8 @@ class Judged:
     """Whether the system turn of the rows differs from the one that its folder adds."""
     texts: tuple[Alternative, ...] | None = None
     """The match on some rows with another system turn; None where nothing could be scored again."""
+    is_of_training: bool = False
+    """Whether `test` and `order` are of the training rows, because there are no others."""
 
 
 @dataclass(frozen=True, kw_only=True)

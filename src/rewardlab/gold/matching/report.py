@@ -46,13 +46,13 @@ def text_report(matched: Matched) -> str:
     """Return the report for a terminal."""
     width = report_width()
     several = len(matched.proxies) > 1
-    blocks = [textwrap.fill(_facts(matched.source, part), width=width) for part in _parts(matched)]
+    blocks = [textwrap.fill(_facts(matched, part), width=width) for part in _parts(matched)]
     blocks += [textwrap.fill(note, width=width) for note in matched.notes]
     blocks.append(headline(matched))
     blocks += [finding_text(one, with_about=several) for one in graver_first(matched.findings)]
     for part in _parts(matched):
         blocks += [text_table(*_as_texts(table)) for table in _tables(part)]
-        if part.name == "test":
+        if part is matched.test:
             blocks += [*_slice_texts(part, width)]
     if matched.beside:
         blocks += [textwrap.fill(_beside_text(one), width=width, subsequent_indent="  ") for one in matched.beside]
@@ -67,6 +67,7 @@ def text_report(matched: Matched) -> str:
 
 def json_report(matched: Matched, config: MatchConfig) -> dict[str, Any]:
     """Return the report as JSON values; numbers that are not there are null."""
+    parts = {part.name: part for part in _parts(matched)}
     return {
         "made_by": MADE_BY,
         "status": worst(matched.findings),
@@ -75,8 +76,8 @@ def json_report(matched: Matched, config: MatchConfig) -> dict[str, Any]:
         "findings": encode(matched.findings),
         "proxies": list(matched.proxies),
         "sources": dict(matched.sources),
-        "test": encode(matched.test),
-        "train": encode(matched.train),
+        "test": encode(parts.get("test")),
+        "train": encode(parts.get("train")),
         "beside": encode(matched.beside),
         "standings": encode(matched.standings),
         "examples": encode(matched.examples),
@@ -106,7 +107,7 @@ def page(matched: Matched) -> Document:
         pairs: list[Block] = [row_block(as_shown(one)) for one in found.pairs]
         title = f"Where {name} and gold differ most"
         sections.append(Section(title=title, blocks=(Paragraph(text=said(name, found)), *pairs)))
-    read: list[Block] = [Paragraph(text=_facts(matched.source, part)) for part in _parts(matched)]
+    read: list[Block] = [Paragraph(text=_facts(matched, part)) for part in _parts(matched)]
     read += [Paragraph(text=note, tone="note") for note in matched.notes]
     sections.append(Section(title="What was read", blocks=tuple(read)))
     return Document(
@@ -121,7 +122,9 @@ def _parts(matched: Matched) -> list[PartMatch]:
     return [matched.test] if matched.train is None else [matched.test, matched.train]
 
 
-def _facts(source: str, part: PartMatch) -> str:
+def _facts(matched: Matched, part: PartMatch) -> str:
+    what = matched.source if part is matched.test else "training rows"
+    what += " (training rows)" if part is matched.test and part.name == "train" else ""
     left = {
         "pairs that gold ties": part.gold_ties,
         "pairs of identical replies": part.identical,
@@ -131,8 +134,8 @@ def _facts(source: str, part: PartMatch) -> str:
     }
     told = ", ".join(f"{count:,} {what}" for what, count in left.items() if count) or "nothing"
     return (
-        f"{source if part.name == 'test' else 'training rows'}: {part.num_replies:,} replies to {part.num_prompts:,} "
-        f"prompts in {part.num_rows:,} rows, {part.num_pairs - part.gold_ties:,} pairs. Left out: {told}."
+        f"{what}: {part.num_replies:,} replies to {part.num_prompts:,} prompts in {part.num_rows:,} rows, "
+        f"{part.num_pairs - part.gold_ties:,} pairs. Left out: {told}."
     )
 
 
@@ -252,7 +255,7 @@ def _beside(matched: Matched) -> Table:
         for one in matched.beside
     ]
     header = ("proxy", "against", "match", "its match", "difference", "p", "only it", "only the other", "smallest")
-    return Table(caption="Match on test, paired", header=header, rows=tuple(rows))
+    return Table(caption=f"Match on {matched.test.name}, paired", header=header, rows=tuple(rows))
 
 
 def _beside_text(one: Beside) -> str:

@@ -93,7 +93,9 @@ class Matched:
     source: str
     proxies: tuple[str, ...]
     test: PartMatch
+    """The rows that all verdicts are on: the test part, or the training part (by its name) where there is no other."""
     train: PartMatch | None
+    """The training part beside a test part."""
     beside: tuple[Beside, ...]
     standings: Mapping[str, Standing]
     """Each proxy's place among the others, by name; empty for fewer than three proxies."""
@@ -106,28 +108,29 @@ class Matched:
 
 
 def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
-    """Return what the scores of the proxies say beside gold's, on test rows and where given on training rows.
+    """Return what the scores of the proxies say beside gold's, on test rows, training rows, or both.
 
     Raises ConfigError and DataError for files that cannot be read, or hold too little to judge.
     """
     folder = config.output_dir / "scores"
     own = config.matching
-    test_rows = list(config.rows.rows(labelled=True))
+    first = config.rows if config.rows.is_given else config.train
+    test_rows = list(first.rows(labelled=True))
     named = pinned(own.proxies)
     proxies = scores(named, test_rows, folder, config.scoring, own.num_samples)
     if len(proxies) != len(named):
         raise ConfigError(f"--proxies: {len(named)} were named and {len(proxies)} have scores.")
     sources = dict(zip([proxy.name for proxy in proxies], named, strict=True))
-    test = part_of("test", test_rows[: own.num_samples], proxies)
+    test = part_of("test" if first is config.rows else "train", test_rows[: own.num_samples], proxies)
     train_rows, train_proxies = _train(config, sources, folder, scores)
     train = part_of("train", train_rows[: own.num_samples], train_proxies) if train_proxies else None
     notes = [
         f"Only the first {own.num_samples:,} of the {len(rows):,} {name} rows are judged (--num-samples)."
-        for name, rows in (("test", test_rows), ("training", train_rows))
+        for name, rows in (("test" if test.name == "test" else "training", test_rows), ("training", train_rows))
         if own.num_samples is not None and own.num_samples < len(rows)
     ]
     notes += [proxy.note for proxy in proxies if proxy.note] + ([] if train is None else _shared(test, train))
-    if config.train.is_given and train is None:
+    if config.train.is_given and train is None and test.name == "test":
         notes.append("No proxy has scores of the training rows: name them with --train-proxies NAME=FILE.")
     models = {
         proxy.name: Model(spec=spec, texts=_texts(sources[proxy.name], proxy, test.rows, folder, config, scores))
@@ -137,7 +140,7 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     found = match_parts(
         test,
         train,
-        source=_named(config.rows),
+        source=_named(first),
         runs=_runs(config, sources, {name: step_of(model.spec) for name, model in models.items()}),
         models=models,
         limits=Limits(good_match=own.good_match, least_spread=own.least_spread),
@@ -188,7 +191,11 @@ def match_parts(
         judged = Judged(
             name=name,
             test=done.matches[name],
-            train=None if trained is None else trained.matches.get(name),
+            train=done.matches[name]
+            if done.name == "train"
+            else None
+            if trained is None
+            else trained.matches.get(name),
             order=order_of(test.table[name], test.table["gold"], test.replies.prompts),
             train_order=None
             if train is None or name not in train.table
@@ -197,6 +204,7 @@ def match_parts(
             template=template,
             template_differs=differs,
             texts=None if model is None else model.texts,
+            is_of_training=done.name == "train",
         )
         findings += judge(judged, limits or Limits())
     return Matched(
@@ -220,7 +228,7 @@ def _train(
 ) -> tuple[list[GoldRow], list[Proxy]]:
     """Return the training rows, and the proxies that have scores of them: models, and those given for them."""
     own = config.matching
-    if not config.train.is_given:
+    if not (config.train.is_given and config.rows.is_given):
         return [], []
     rows = list(config.train.rows(labelled=True))
     given = {source.partition("=")[0]: source for source in own.train_proxies}

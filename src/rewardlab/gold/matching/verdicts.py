@@ -29,8 +29,12 @@ FIRST: Final = "First put the scores in order (see the order of scores), and mat
 
 def judge(judged: Judged, limits: Limits) -> list[Finding]:
     """Return the verdicts on one proxy, those on its scores first, then those on its training."""
-    found = [*_order(judged), _test_match(judged, limits), _spread(judged, limits)]
-    if judged.train is None and judged.run is None:
+    found = list(_order(judged))
+    found += [] if judged.is_of_training else [_test_match(judged, limits)]
+    found.append(_spread(judged, limits))
+    if judged.is_of_training:
+        found += [training_accuracy(judged, limits), *losses_of(judged), _template(judged)]
+    elif judged.train is None and judged.run is None:
         found += [hardly_learned(judged, limits), *([_template(judged)] if judged.template else []), _unknown(judged)]
     else:
         found += [training_accuracy(judged, limits), generalisation(judged), hardly_learned(judged, limits)]
@@ -64,7 +68,7 @@ def _order(judged: Judged) -> Iterator[Finding]:
     for part, order in (("test", judged.order), ("train", judged.train_order)):
         if order is None:
             continue
-        yield _order_of(judged.name, part, order)
+        yield _order_of(judged.name, "train" if judged.is_of_training else part, order)
 
 
 def _order_of(name: str, part: str, order: Order) -> Finding:
@@ -222,7 +226,7 @@ def _template(judged: Judged) -> Finding:
     if run is not None:
         if run.train_accuracy is not None and judged.train is not None:
             pairs.append((run.train_accuracy, judged.train.agreement.match, "on training rows"))
-        if run.own_accuracy is not None:
+        if run.own_accuracy is not None and not judged.is_of_training:
             pairs.append((run.own_accuracy, judged.test.agreement.match, f"on held-out rows ({run.own_accuracy_on})"))
     for own, here, where in pairs:
         gap = stats.difference(own, here)
