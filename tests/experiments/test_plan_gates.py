@@ -22,9 +22,11 @@ from rewardlab.experiments.one_run import redo
 from rewardlab.experiments.outcomes import Outcome, Outcomes
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import TEST_SCORES, record_of
-from rewardlab.experiments.study import Study, begun_and_judged, freeze, open_study
+from rewardlab.experiments.reporting.summary import summarise
+from rewardlab.experiments.reporting.text import text_report
+from rewardlab.experiments.study import Study, amend, begun_and_judged, freeze, open_study
 from rewardlab.report.folder import read_folder
-from study_folders import PLAN, do_all, finished_study, frozen_study, write_plan
+from study_folders import PLAN, do_all, edit, finished_study, frozen_study, write_plan
 
 PHASES = """\
 [0, 1, 2]
@@ -123,6 +125,22 @@ def test_what_a_search_chose_is_a_result(tmp_path: Path) -> None:
     study = frozen_study(tmp_path, SEARCH)
     run(study, phases=("search",))
     assert begun_and_judged(study.folder) == (True, True)
+
+
+def test_what_was_run_after_the_choice_is_named_as_no_part_of_it(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path, SEARCH)
+    _, told = run(study, phases=("search",))
+    assert not any("no part" in line for line in told)
+    edit(study.folder, "[1.0e-6, 1.0e-5]", "[1.0e-6, 1.0e-5, 1.0e-4]")
+    amend(study.folder, reason="wider", seen="results", begun=True, judged=True)
+    late = "What was run after the choice had no part in it: "
+    _, told = run(study, phases=("search",))
+    assert f"{late}lr=0.0001. It is made once" in told[-1]
+    redo(study, study.run_named("lr=1e-06/seed_10"))
+    _, told = run(study, phases=("search",))
+    assert f"{late}lr=1e-06, lr=0.0001. " in told[-1]
+    found = " ".join(text_report(summarise(open_study(study.folder))).split())
+    assert "Run after the choice, and no part of it: lr=1e-06, lr=0.0001." in found
 
 
 def test_unknown_phases_arms_and_gates_are_told(tmp_path: Path) -> None:

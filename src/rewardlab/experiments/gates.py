@@ -157,11 +157,27 @@ def select(study: Study, phase: Phase) -> Mapping[str, Any]:
         "metric": phase.search.metric,
         "on": "validation",
         "tried": len(phase.search.arms),
+        "arms": [arm.name for arm in phase.search.arms],
         "pruned": sorted(phase.search.pruned),
         "ranked": shown,
     }
     study.note(SELECTED, **values)
     return values
+
+
+def late_arms(study: Study, phase: Phase) -> tuple[str, ...]:
+    """Return the arms of a search whose runs are from after the choice, or some of them, and so had no part in it: they
+    were added by an amendment, or done again."""
+    chosen = study.winner
+    if chosen is None or phase.search is None:
+        return ()
+    arms = [arm.name for arm in phase.search.arms]
+    told = [*(one["arm"] for one in chosen["ranked"]), *chosen["pruned"]]
+    # Earlier versions noted the best arms alone; where these are not all of them, nothing is known.
+    known = chosen.get("arms", told if len(told) == chosen["tried"] else arms)
+    after = study.entries[next(place for place, entry in enumerate(study.entries) if entry is chosen) :]
+    redone = {entry["run"].rpartition("/")[0] for entry in after if entry["kind"] == "redone"}
+    return tuple(arm for arm in arms if arm not in known or arm in redone)
 
 
 def not_searched(study: Study, phase: Phase) -> str:
