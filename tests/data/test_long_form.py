@@ -45,11 +45,30 @@ class TestLongForm:
             assert preference(*rows, margin_column="gap") == expected
 
     @pytest.mark.parametrize(
-        ("column", "expected"), [("label", "bad_label"), ("strength", "bad_strength"), ("gap", "bad_margin")]
+        ("column", "values", "expected"),
+        [
+            ("label", (1, 0.5), "bad_label"),
+            ("label", (0.7, 0.2), "bad_label"),
+            ("label", (True, False), "bad_label"),
+            ("label", ("yes", "no"), "bad_label"),
+            ("label", (2, -1), "bad_label"),
+            ("label", (1e308, 1.5e308), "bad_label"),
+            ("strength", (1, 0), "bad_strength"),
+            ("gap", (1, 0), "bad_margin"),
+        ],
     )
-    def test_sides_that_contradict_each_other_are_dropped(self, column: str, expected: str) -> None:
-        rows = (long_form("chosen", "a", **{column: 1}), long_form("rejected", "b", **{column: 0}))
+    def test_sides_that_contradict_each_other_are_dropped(
+        self, column: str, values: tuple[object, object], expected: str
+    ) -> None:
+        rows = (long_form("chosen", "a", **{column: values[0]}), long_form("rejected", "b", **{column: values[1]}))
         assert cause(*rows, margin_column="gap") == expected
+
+    @pytest.mark.parametrize(
+        ("chosen", "rejected", "label"), [(1, 0, 1.0), (0.7, 0.3, 0.7), ("1.0", "0", 1.0), (0.1, 0.9, 0.1)]
+    )
+    def test_labels_of_the_two_sides_may_be_a_probability_each(self, chosen, rejected, label) -> None:
+        rows = (long_form("rejected", "No.", label=rejected), long_form("chosen", "Because.", label=chosen))
+        assert preference(*rows) == preference({**PAIR, "label": label})
 
     @pytest.mark.parametrize(
         "roles", [["chosen"], ["rejected"], ["chosen", "chosen"], ["chosen", "rejected", "chosen"]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.context import COLUMNS as CONTEXT
@@ -164,12 +166,18 @@ def _joined(rows: Sequence[Row], reading: ReadingConfig) -> Row:
         judged[reading.margin_column] = "bad_margin"
     for column, cause in judged.items():
         values = [row[column] for row in (chosen, rejected) if not is_absent(row.get(column))]
-        if len(values) == 2 and values[0] != values[1]:
+        if len(values) == 2 and values[0] != values[1] and not (column == "label" and _are_one_label(*values)):
             raise UnusableRowError(
                 cause, f"the sides have {column} {show(values[0])} and {show(values[1])}, wanted one for the pair"
             )
         joined[column] = values[0] if values else None
     return joined
+
+
+def _are_one_label(chosen: object, rejected: object) -> bool:
+    """Return whether each side has its own share of one label: 1 and 0, or 0.7 and 0.3."""
+    shares = to_float(chosen), to_float(rejected)
+    return min(shares) >= 0 and math.isclose(sum(shares), 1, abs_tol=1e-9)
 
 
 def _side(row: Row) -> object:
