@@ -200,6 +200,7 @@ def test_the_conventions_are_the_defaults_of_trl():
         "max_seq_len": "max_length",
         "batch_size": "per_device_train_batch_size",
         "log_every": "logging_steps",
+        "max_grad_norm": "max_grad_norm",
     }
     assert {name: theirs[names[name]] for name in TRL if name in names} == {
         name: value for name, value in TRL.items() if name in names

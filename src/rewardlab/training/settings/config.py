@@ -148,7 +148,7 @@ class OptimizerConfig:
             self.backbone_lr_mult is None or self.backbone_lr_mult > 0,
             f"--backbone-lr-mult {self.backbone_lr_mult}: must be above 0; --train-head-only freezes the backbone.",
         )
-        require(self.max_grad_norm > 0, f"--max-grad-norm {self.max_grad_norm}: must be above 0.")
+        require(self.max_grad_norm > 0, f"--max-grad-norm {self.max_grad_norm}: must be above 0; 1e9 clips nothing.")
         require_between(self, lr=FACTORS, backbone_lr_mult=FACTORS, weight_decay=FACTORS)
 
     @property

@@ -23,6 +23,8 @@ Values = Mapping[str, object]
 SCHEDULES: Final = get_args(SchedulerName)
 OPTIMIZERS: Final[Mapping[Any, str]] = {"sgd": "sgd", "adamw_8bit": "adamw8bit", "adamw_bnb_8bit": "adamw8bit"}
 VIEWERS: Final = get_args(Viewer)
+UNCLIPPED: Final = 1e9
+"""A norm that no gradient has."""
 
 
 @dataclass(kw_only=True)
@@ -282,14 +284,19 @@ def _best(file: Values, made: Translation) -> None:
     if metric is None and file.get("load_best_model_at_end"):
         # The default of transformers, if the best model is to be loaded at the end.
         metric = "loss"
-    name = f"eval_{str(metric).removeprefix('eval_')}"
+    name, greater = f"eval_{str(metric).removeprefix('eval_')}", file.get("greater_is_better")
     if name in ("eval_loss", "eval_accuracy", "eval_margin"):
         made.set("early_stopping_metric", name, "metric_for_best_model", metric, "best/ is always kept")
+        if greater is not None:
+            made.set("early_stopping_mode", "max" if greater else "min", "greater_is_better", greater)
+            greater = None
     elif metric is not None:
         made.say(
             *("metric_for_best_model", metric),
             "--early-stopping-metric takes eval_accuracy, eval_loss, and every other column of metrics.csv",
         )
+    if greater is not None:  # of a metric that is not taken over, if there is one
+        made.say("greater_is_better", greater, "see --early-stopping-mode; by default it fits --early-stopping-metric")
     if limit := file.get("save_total_limit"):
         made.set("save_total_limit", limit, "save_total_limit", limit)
 
@@ -373,7 +380,11 @@ def _only_with_adapters(file: Values, made: Translation) -> None:
 
 
 def _optimizer(file: Values, made: Translation, where: str) -> None:
-    kind = file.get("optim")
+    norm, kind = file.get("max_grad_norm"), file.get("optim")
+    if norm is not None:
+        clips = isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm <= 0
+        remark = "" if clips else "in TRL 0 clips nothing, as so large a number does here"
+        made.set("max_grad_norm", norm if clips else UNCLIPPED, "max_grad_norm", norm, remark)
     if kind in OPTIMIZERS:
         made.set("optimizer", OPTIMIZERS[kind], "optim", kind)
     elif kind == "adafactor":

@@ -15,9 +15,7 @@ from rewardlab.core.other_names import ALSO_CALLED
 RENAMED: Final[Mapping[str, str]] = {
     **{
         name: name
-        for name in (
-            *("trust_remote_code", "output_dir", "weight_decay", "max_grad_norm", "seed", "lora_alpha", "streaming"),
-        )
+        for name in (*("trust_remote_code", "output_dir", "weight_decay", "seed", "lora_alpha", "streaming"),)
     },
     **{
         name: ALSO_CALLED[name]
@@ -42,10 +40,12 @@ OLDER_NAMES: Final[Mapping[str, str]] = {
 NUMBERS: Final = (
     *("warmup_steps", "test_split_size", "eval_steps", "logging_steps", "save_steps", "max_steps", "max_length"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "save_total_limit", "lora_dropout"),
+    "max_grad_norm",
 )
 """Keys of numbers, which may stand in a file as text."""
 SWITCHES: Final = (
     *("fp16", "bf16", "use_peft", "disable_dropout", "load_best_model_at_end", "load_in_4bit", "load_in_8bit"),
+    "greater_is_better",
 )
 """Keys of what is on or off, which may stand in a file as text."""
 YES: Final = ("yes", "true", "t", "y", "1")
@@ -78,7 +78,7 @@ REMARKS: Final[Sequence[Remark]] = (
             "torch_empty_cache_steps use_cache attn_implementation bf16_full_eval fp16_full_eval tf32",
             "do_train do_eval do_predict eval_on_start log_level log_level_replica log_on_each_node",
             "logging_first_step logging_nan_inf_filter logging_dir disable_tqdm run_name project",
-            "greater_is_better save_only_model save_on_each_node ignore_data_skip debug local_rank",
+            "save_only_model save_on_each_node ignore_data_skip debug local_rank",
             "restore_callback_states_from_checkpoint use_liger_kernel liger_kernel_config torch_compile",
             "torch_compile_backend torch_compile_mode auto_find_batch_size ignore_bias_buffers",
             "average_tokens_across_devices gradient_checkpointing_kwargs",
@@ -162,11 +162,11 @@ HANDLED: Final = frozenset(
     _named(
         "per_device_train_batch_size gradient_accumulation_steps max_steps max_length logging_steps",
         "dataset_name dataset_config dataset_train_split dataset_test_split datasets test_split_size",
-        "eval_strategy eval_steps load_best_model_at_end metric_for_best_model",
+        "eval_strategy eval_steps load_best_model_at_end metric_for_best_model greater_is_better",
         "save_strategy save_steps save_total_limit",
         "bf16 fp16 lr_scheduler_type lr_scheduler_kwargs warmup_steps",
         "lora_dropout disable_dropout lora_target_modules lora_modules_to_save use_dora",
-        "load_in_4bit load_in_8bit bnb_4bit_quant_type optim report_to",
+        "load_in_4bit load_in_8bit bnb_4bit_quant_type optim max_grad_norm report_to",
     )
 )
 """Keys with a rule of their own in trl_file."""
