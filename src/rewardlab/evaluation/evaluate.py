@@ -42,7 +42,7 @@ from rewardlab.core.run_folder import (
     only_writer,
     source_apart,
 )
-from rewardlab.core.types import ScoreRow, TokenGroup, join_comparisons
+from rewardlab.core.types import Estimate, ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.groups import Groups
 from rewardlab.data.originals import Key, Original, read_originals
@@ -181,7 +181,8 @@ def summary(result: EvalResult) -> dict[str, object]:
     """
     by_gold = {} if result.judgement is None else result.judgement.by_gold
     taken = (ALL, SCORES_SUM, *JUDGED_BY)
-    found = {ALL: ({**result.overall.estimates, **by_gold}, result.overall.sums)}
+    overall: Mapping[str, Estimate] = {**result.overall.estimates, **by_gold}
+    found = {ALL: (overall, result.overall.sums)}
     found |= {source_apart(name, taken): (own.estimates, own.sums) for name, own in result.by_source.items()}
     return {
         name: {
