@@ -12,7 +12,7 @@ import pytest
 
 from rewardlab.core.errors import ConfigError, DataError, RankError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
-from rewardlab.experiments import many_ranks
+from rewardlab.experiments import archiving, many_ranks
 from rewardlab.experiments.archiving import SUMS, archive
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
@@ -402,6 +402,32 @@ def test_an_archive_holds_everything_but_models_with_checksums_and_is_the_same_e
     with pytest.raises(ConfigError, match="lies in the study"):
         archive(study, study.folder / "a.tar.gz", weights=False)
     assert open_study(tmp_path / "out/study").plan.title == study.plan.title, "it opens where it is unpacked"
+
+
+def test_an_archive_of_a_study_whose_runs_go_on_has_the_checksums_of_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, plain = frozen_study(tmp_path), archiving._plain
+    log, gone = study.folder / "logs" / "plain.log", study.folder / "runs" / "old"
+    for path in (log, gone):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("one line\n", encoding="utf-8")
+
+    def goes_on(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        with log.open("a", encoding="utf-8") as file:
+            file.write("another line\n")
+        gone.unlink(missing_ok=True)
+        return plain(entry)
+
+    monkeypatch.setattr(archiving, "_plain", goes_on)
+    made = archive(study, tmp_path / "one.tar.gz", weights=False)
+    with tarfile.open(made.path) as tar:
+        tar.extractall(tmp_path / "out", filter="data")
+    lines = (tmp_path / "out/study" / SUMS).read_text(encoding="utf-8").splitlines()
+    sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    assert {"logs/plain.log", "log.jsonl"} <= sums.keys()
+    assert "runs/old" not in sums
+    assert all(sha256_file(tmp_path / "out/study" / name) == digest for name, digest in sums.items())
 
 
 @pytest.mark.slow

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
+from io import BufferedIOBase, BufferedReader, BytesIO
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +38,7 @@ class Archived:
 
 
 def archive(study: Study, output: Path | None, *, weights: bool) -> Archived:
-    """Write the archive. The same study gives the same bytes.
+    """Write the archive. The same study gives the same bytes. Its runs may go on: the checksums are of what is in it.
 
     Raises ConfigError if the file is there, or would lie in the study.
     """
@@ -48,7 +50,7 @@ def archive(study: Study, output: Path | None, *, weights: bool) -> Archived:
         raise ConfigError(f"--output {path}: lies in the study that is archived. Name a place outside.")
     require_writable_folder(path.parent, "--output")
     files = sorted(_files(folder, weights=weights))
-    sums = "".join(f"{sha256_file(folder / name)}  {name}\n" for name in files)
+    sums: dict[str, str] = {}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with (
@@ -56,15 +58,17 @@ def archive(study: Study, output: Path | None, *, weights: bool) -> Archived:
             gzip.GzipFile(fileobj=raw, filename="", mode="wb", mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w", dereference=True) as tar,
         ):
-            _add(tar, f"{folder.name}/{SUMS}", sums.encode())
             for name in files:
-                tar.add(folder / name, f"{folder.name}/{name}", filter=_plain)
+                # What is gone by now, such as an old checkpoint, is not in the archive.
+                with suppress(FileNotFoundError):
+                    sums[name] = _add_file(tar, folder / name, f"{folder.name}/{name}")
+            _add(tar, f"{folder.name}/{SUMS}", "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
     left = () if weights else tuple(sorted({one for run in study.runs for one in _models(study.run_folder(run))}))
     return Archived(
-        path=path, num_files=len(files), num_bytes=path.stat().st_size, sha256=sha256_file(path), left_out=left
+        path=path, num_files=len(sums), num_bytes=path.stat().st_size, sha256=sha256_file(path), left_out=left
     )
 
 
@@ -109,6 +113,28 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uname = entry.gname = ""
     entry.mtime = 0
     return entry
+
+
+def _add_file(tar: tarfile.TarFile, path: Path, name: str) -> str:
+    """Add a file as long as it is now, and return the SHA-256 of what was added: a log may grow meanwhile."""
+    with path.open("rb") as file:
+        hashed = _Hashed(file)
+        tar.addfile(_plain(tar.gettarinfo(arcname=name, fileobj=file)), hashed)
+    return hashed.sha256.hexdigest()
+
+
+class _Hashed(BufferedIOBase):
+    """A file that is hashed while it is read."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes."""
+        content = self._file.read(size)
+        self.sha256.update(content)
+        return content
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
