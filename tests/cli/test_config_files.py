@@ -47,6 +47,26 @@ def test_flags_override_the_file_wherever_they_stand(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("in_file", "flags", "steps", "epochs", "warmup"),
+    [
+        ("steps: 5", "--epochs 3", None, 3.0, (None, None)),
+        ("epochs: 3", "--steps 5", 5, 3.0, (None, None)),
+        ("steps: 5\nepochs: 3", "", 5, 3.0, (None, None)),
+        ("steps: 5", "--epochs 3 --steps 7", 7, 3.0, (None, None)),
+        ("warmup_steps: 0", "--warmup-ratio 0.3", None, 1.0, (None, 0.3)),  # as in the config.json of a short run
+        ("warmup_steps: 4", "--warmup-ratio 0.3", None, 1.0, (None, 0.3)),
+        ("warmup_ratio: 0.3", "--warmup-steps 4", None, 1.0, (4, None)),
+        ("warmup_ratio: 0.3", "--lr 1e-3", None, 1.0, (None, 0.3)),
+    ],
+)
+def test_a_flag_wins_over_the_same_in_other_units(tmp_path, in_file, flags, steps, epochs, warmup):
+    (tmp_path / "run.yaml").write_text(in_file + "\n")
+    config = parse_train([*BASE, "--config", str(tmp_path / "run.yaml"), *flags.split()])
+    assert (config.run.steps, config.run.epochs) == (steps, epochs)
+    assert (config.schedule.warmup_steps, config.schedule.warmup_ratio) == warmup
+
+
+@pytest.mark.parametrize(
     ("in_file", "flags", "wanted"),
     [
         ("true", [], True),
