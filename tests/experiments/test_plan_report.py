@@ -106,6 +106,7 @@ def test_verdicts_come_with_what_was_expected_and_what_would_decide(summary: Sum
         assert "smoothing moves no ranks" in form
         assert "a loss" in form
         assert "test prompts in place of 200" in form, "an undecided claim says what would decide it"
+        assert "To decide close, in a new study: " in " ".join(form.split())
     assert found["keeps"].terms[0].estimate is not None
     assert not found["keeps"].is_provisional
 

@@ -134,7 +134,7 @@ def _too_large(study: _Study, quantity: str, limit: float, do: str) -> Iterator[
 def _undecided(judged: Sequence[Judged]) -> Iterator[Advice]:
     for one in judged:
         if one.verdict.verdict == "undecided" and one.verdict.decide:
-            yield Advice(do=f"To decide {one.verdict.name}: {one.verdict.decide}", because=_seen(one))
+            yield Advice(do=f"To decide {one.verdict.name}, in a new study: {one.verdict.decide}", because=_seen(one))
 
 
 def _seen(one: Judged) -> str:
