@@ -170,9 +170,15 @@ class TestStrength:
     def test_a_tie_has_no_margin(self) -> None:
         assert preference({**PAIR, "strength": 2, "label": 0.5}, strength_as="margin").comparisons[0].margin == 0.0
 
-    @pytest.mark.parametrize("strength", [-1, math.nan, math.inf, "strong", [1]])
+    @pytest.mark.parametrize("strength", [-1, math.nan, math.inf, "strong", [1], 1e16, 1e300])
     def test_what_is_no_finite_number_from_0_is_dropped(self, strength: object) -> None:
         assert cause({**PAIR, "strength": strength}) == "bad_strength"
+
+    def test_what_float32_cannot_divide_by_has_no_weight(self) -> None:
+        for strength in (0, 1e-320, 9e-31):
+            assert cause({**PAIR, "strength": strength}, strength_as="weight") == "zero_weight"
+        assert preference({**PAIR, "strength": 1e-30}, strength_as="weight").comparisons[0].weight == 1e-30
+        assert preference({**PAIR, "strength": 1e-320}, strength_as="margin").comparisons[0].margin == 1e-320
 
     def test_above_1_it_is_no_soft_label(self) -> None:
         assert cause({**PAIR, "strength": 1.5}, strength_as="soft") == "bad_strength"
@@ -406,7 +412,10 @@ def test_of_judged_replies_two_that_were_compared_are_always_drawn():
         ({"replies": ["a", "a", "c"], "comparisons": [{"first": 0, "second": 1}]}, "identical_replies"),
         ({"comparisons": [{"first": 0, "second": 1, "label": 2}]}, "bad_label"),
         ({"comparisons": [{"first": 0, "second": 1, "weight": -1}]}, "bad_strength"),
+        ({"comparisons": [{"first": 0, "second": 1, "weight": 1e16}]}, "bad_strength"),
+        ({"comparisons": [{"first": 0, "second": 1, "weight": 1e-320}]}, "zero_weight"),
         ({"comparisons": [{"first": 0, "second": 1, "margin": "x"}]}, "bad_margin"),
+        ({"comparisons": [{"first": 0, "second": 1, "margin": 1e16}]}, "bad_margin"),
         ({"comparisons": [{"first": 0, "second": 1, "weight": 0}]}, "zero_weight"),
         ({"ranking": [0, 1]}, "bad_scores"),
         ({"ranking": [1, 0, 2]}, "bad_scores"),

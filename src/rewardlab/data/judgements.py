@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
+from typing import Final
 
 import numpy as np
 
@@ -27,6 +28,10 @@ from rewardlab.data.rows import (
     text_key,
 )
 
+LARGEST: Final = 1e15
+"""Largest strength, margin or weight: in float32, sums of larger ones would soon be infinite."""
+SMALLEST: Final = 1e-30
+"""Smallest weight: below it, float32 divides by sums that have lost their digits."""
 MAX_VOTES_TEXT = 10_000
 """Characters of a text that is looked at for labels of annotators."""
 
@@ -137,15 +142,19 @@ def make_comparison(
     strength of 0 as weight unless `weightless` comparisons may be.
     """
     strength_as = reading.strength_as
-    low, high = (0.5, 1.0) if strength_as == "soft" else (0.0, math.inf)
+    low, high = (0.5, 1.0) if strength_as == "soft" else (0.0, LARGEST)
     strength = read_number(row, "strength", "bad_strength", low=low, high=high)
     if strength is None and strength_as != "none":
         raise UnusableRowError("missing_strength", f"no strength for --strength-as {strength_as}")
-    if strength == 0 and strength_as == "weight" and not weightless:
-        raise UnusableRowError("zero_weight", "a strength of 0 with --strength-as weight has no effect on training")
+    weight = strength if strength_as == "weight" and strength is not None else 1.0
+    if weight < SMALLEST:
+        if not weightless:
+            said = f"a strength of {strength:g} with --strength-as weight has no effect on training"
+            raise UnusableRowError("zero_weight", said)
+        weight = 0.0
     margin = None
     if reading.margin_column:
-        margin = read_number(row, reading.margin_column, "bad_margin")
+        margin = read_number(row, reading.margin_column, "bad_margin", high=LARGEST)
         if margin is None:
             raise UnusableRowError("missing_field", f"no {reading.margin_column!r}, which --margin-column names")
     elif strength_as == "margin":
@@ -156,7 +165,7 @@ def make_comparison(
         first=first,
         second=second,
         label=label,
-        weight=strength if strength_as == "weight" and strength is not None else 1.0,
+        weight=weight,
         margin=margin if margin is not None and label != 0.5 else 0.0,
         strength=strength,
     )

@@ -34,7 +34,7 @@ CAUSES: Mapping[str, str] = {
     "bad_label": "the label is not a number from 0 to 1; --map-label true=1 false=0 turns others into such",
     "bad_strength": "the strength is not a finite number of at least 0 (from 0.5 to 1 with --strength-as soft)",
     "missing_strength": "--strength-as asks for a strength and the row has none",
-    "zero_weight": "the strength is 0, which --strength-as weight makes a weight of 0",
+    "zero_weight": "the strength is 0 or nearly, which --strength-as weight makes a weight of 0",
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role, no text, or tool calls, reasoning or a refusal beside its text, or a "
     "reply does not begin and end with an assistant turn",

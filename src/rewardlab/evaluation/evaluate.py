@@ -131,11 +131,11 @@ def distributions(rows: Sequence[ScoreRow]) -> dict[str, list[float]]:
 
 
 def score_spread(rows: Sequence[ScoreRow]) -> dict[str, float]:
-    """Return mean and standard deviation of all finite scores, as columns of metrics.csv; NaN without finite scores."""
+    """Return mean and standard deviation (divisor N − 1, as in every judgement) of all finite scores, as columns of
+    metrics.csv; NaN for fewer than two."""
     scores = np.array([row.score for row in rows if math.isfinite(row.score)], dtype=np.float64)
-    if not scores.size:
-        return {"eval_score_mean": math.nan, "eval_score_std": math.nan}
-    return {"eval_score_mean": float(scores.mean()), "eval_score_std": float(scores.std())}
+    spread = float(scores.std(ddof=1)) if scores.size > 1 else math.nan
+    return {"eval_score_mean": float(scores.mean()) if scores.size else math.nan, "eval_score_std": spread}
 
 
 def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:

@@ -236,4 +236,4 @@ def test_the_spread_of_the_scores_is_that_of_the_score_rows(base_model, many, tm
     scores = [row["score"] for _, row in read_jsonl(tmp_path / "run/evals/step_2.scores.jsonl")]
     last = runs.rows_of(tmp_path / "run")[-1]
     assert float(last["eval_score_mean"]) == pytest.approx(np.mean(scores), abs=1e-12)
-    assert float(last["eval_score_std"]) == pytest.approx(np.std(scores), abs=1e-12)
+    assert float(last["eval_score_std"]) == pytest.approx(np.std(scores, ddof=1), abs=1e-12)

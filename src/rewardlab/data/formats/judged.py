@@ -9,7 +9,15 @@ from rewardlab.core.types import Comparison, Preference
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.context import read_asked
 from rewardlab.data.formats.schema import Schema
-from rewardlab.data.judgements import ParsedRow, Rules, draw_replies, make_comparison, seeded_generator
+from rewardlab.data.judgements import (
+    LARGEST,
+    SMALLEST,
+    ParsedRow,
+    Rules,
+    draw_replies,
+    make_comparison,
+    seeded_generator,
+)
 from rewardlab.data.rows import Row, UnusableRowError, is_absent, read_integers, read_name, read_number, show, text_key
 
 
@@ -72,13 +80,16 @@ def _read_judgement(entry: object, num_replies: int, row: Row, reading: ReadingC
     label = 1.0 if label is None else label
     # Comparisons of weight 0 are left out later, and the others of the row stay.
     made = make_comparison(pair[0], pair[1], label, {**shared, **own}, reading, weightless=True)
-    weight = read_number(own, "weight", "bad_strength")
-    margin = None if reading.margin_column else read_number(own, "margin", "bad_margin")
+    weight = read_number(own, "weight", "bad_strength", high=LARGEST)
+    margin = None if reading.margin_column else read_number(own, "margin", "bad_margin", high=LARGEST)
     annotator = own.get("annotator")
+    product = made.weight * (1.0 if weight is None else weight)
+    if product > LARGEST:
+        raise UnusableRowError("bad_strength", f"weight times strength is {product:g}, wanted at most {LARGEST:g}")
     return replace(
         made,
         annotator=None if annotator is None else read_name(annotator),
-        weight=made.weight * (1.0 if weight is None else weight),
+        weight=product if product >= SMALLEST else 0.0,
         margin=margin if margin is not None and made.label != 0.5 and not made.margin else made.margin,
     )
 
