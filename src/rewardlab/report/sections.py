@@ -375,7 +375,7 @@ def _count(counts: Mapping[str, float]) -> str:
 
 
 def _decided(accuracy: Estimate, counts: Mapping[str, float]) -> str:
-    """Return the number of comparisons that an accuracy is of, which are no label ties, and that of their prompts.
+    """Return the number of comparisons that an accuracy is of, which are not label ties, and that of their prompts.
 
     An estimate counts prompts if these repeat.
     """
