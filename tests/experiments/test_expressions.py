@@ -77,7 +77,7 @@ def test_terms_say_quantity_arm_step_and_split() -> None:
         ('__import__("os").getcwd() > accuracy(a)', "something other than"),
         ("accuracy(a)[0] > 1", "something other than"),
         ("accuracy(a) ** 2 > 1", "something other than"),
-        ("accuracy(a)\0 > 1", "null bytes"),
+        ("accuracy(a)\0 > 1", "null bytes|cannot be read"),
         ("(" * 900 + "1" + ")" * 900, "parentheses"),
         ("-" * 1900 + "1 > accuracy(a)", "deeply"),
         ("1 < " * 1000, "characters"),

@@ -25,6 +25,9 @@ from rewardlab.experiments.status import status_of, text_report
 from rewardlab.experiments.study import amend, begun_and_judged, freeze, open_study
 from study_folders import do_all, edit, finished_study, frozen_study, train_by_hand, write_plan
 
+UNPACKED = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""Python 3.11 has the filter from its fourth release on."""
+
 # --- freezing ----------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +392,7 @@ def test_an_archive_holds_everything_but_models_with_checksums_and_is_the_same_e
         sums = tar.extractfile(f"study/{SUMS}")
         assert sums is not None
         lines = sums.read().decode().splitlines()
-        tar.extractall(tmp_path / "out", filter="data")
+        tar.extractall(tmp_path / "out", **UNPACKED)
     assert not any("/best/" in name for name in names)
     assert {line.split("  ")[1] for line in lines} == {name.removeprefix("study/") for name in names} - {SUMS}
     assert all(
@@ -422,7 +425,7 @@ def test_an_archive_of_a_study_whose_runs_go_on_has_the_checksums_of_what_is_in_
     monkeypatch.setattr(archiving, "_plain", goes_on)
     made = archive(study, tmp_path / "one.tar.gz", weights=False)
     with tarfile.open(made.path) as tar:
-        tar.extractall(tmp_path / "out", filter="data")
+        tar.extractall(tmp_path / "out", **UNPACKED)
     lines = (tmp_path / "out/study" / SUMS).read_text(encoding="utf-8").splitlines()
     sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
     assert {"logs/plain.log", "log.jsonl"} <= sums.keys()

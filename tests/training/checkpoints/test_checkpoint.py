@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from common import write_base_model, write_pairs
@@ -23,6 +25,7 @@ from rewardlab.core.files import read_summed_json, sha256_file, write_json, writ
 from rewardlab.distributed.ranks import ALONE
 from rewardlab.training import start
 from rewardlab.training.checkpoints.checkpoint import checkpoint_at, newest_checkpoint
+from rewardlab.training.checkpoints.distcp import _Names
 from rewardlab.training.checkpoints.shards import open_shards, read_shards, write_shards
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -178,6 +181,17 @@ def test_a_part_that_calls_something_is_refused_and_calls_nothing(copied, tmp_pa
     with pytest.raises(ArtifactError, match="cannot be read"):
         train(copied)
     assert not trace.exists()
+
+
+class AsOlderPython:
+    """Pickles a member of an enumeration as Python before 3.11.4 does, which some systems have."""
+
+    def __reduce__(self):
+        return getattr, (_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")
+
+
+def test_members_that_an_older_python_wrote_are_read_and_call_nothing():
+    assert _Names(io.BytesIO(pickle.dumps(AsOlderPython()))).load() is None
 
 
 @pytest.mark.parametrize("name", ["../state.json", "/etc/passwd"])

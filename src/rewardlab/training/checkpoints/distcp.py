@@ -63,6 +63,7 @@ STANDING_IN: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     },
     ("torch.distributed.checkpoint.metadata", "MetadataIndex"): _Index,
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): _nothing,
+    ("builtins", "getattr"): _nothing,  # so Python before 3.11.4 wrote a member of that enumeration
     ("torch.serialization", "_get_layout"): _nothing,
     ("torch", "Size"): tuple,
     ("pathlib", "PosixPath"): _nothing,
