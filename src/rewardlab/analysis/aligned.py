@@ -229,6 +229,8 @@ def _judged(sets: Sequence[ScoreSet], by_key: Sequence[Mapping[ReplyKey, ScoreRo
             "scores of a gold model with --gold, whose order then counts as the truth."
         )
     for (first, rows, pairs), (own, own_rows, own_pairs) in combinations(judging, 2):
+        if own_pairs == pairs:
+            continue  # the usual case, of which there are many for several models
         ours = Counter(pair for pair in own_pairs if _holds(rows, pair))
         theirs = Counter(pair for pair in pairs if _holds(own_rows, pair))
         if ours != theirs:
