@@ -41,6 +41,8 @@ NARROWEST, WIDEST = 40, 200
 """Smallest and largest width of the help, in columns."""
 WANTED: dict[type, str] = {int: "a whole number", float: "a finite number", Path: "a path"}
 """Type of a setting -> how messages call its values."""
+METRIC, MODE = "early_stopping_metric", "early_stopping_mode"
+"""Settings of which the second says in which direction the first is better."""
 Words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
 """The words after a flag: one tuple for each time that the flag is given."""
 
@@ -99,6 +101,12 @@ def parse(
     values: dict[str, object] = {**in_file, **given}
     for name in _in_other_units(given, known):
         values.pop(name, None)
+    if _is_mode_of_another_metric(in_file, given, known):
+        metric, mode = given[METRIC], values.pop(MODE)
+        logger.info(
+            *("%s %s: the file's %s %s is of another metric and is left out", _dashed(METRIC), metric),
+            *(_dashed(MODE), mode),
+        )
     if conventions is not None:
         values = conventions.complete(values)
     for name, setting in known.items():
@@ -119,6 +127,17 @@ def _in_other_units(given: Mapping[str, object], known: Mapping[str, Setting]) -
         elif given.get(first) is not None and second in known and known[second].default is None:
             names += [second]
     return [name for name in names if name not in given]
+
+
+def _is_mode_of_another_metric(
+    in_file: Mapping[str, object], given: Mapping[str, object], known: Mapping[str, Setting]
+) -> bool:
+    """Return whether a flag names another metric than the file's, whose direction the file alone says."""
+    if METRIC not in given or MODE in given or in_file.get(MODE, "auto") == "auto":
+        return False
+    from rewardlab.analysis.metrics import column_of
+
+    return column_of(str(given[METRIC])) != column_of(str(in_file.get(METRIC, known[METRIC].default)))
 
 
 @contextmanager

@@ -67,6 +67,33 @@ def test_a_flag_wins_over_the_same_in_other_units(tmp_path, in_file, flags, step
 
 
 @pytest.mark.parametrize(
+    ("in_file", "flags", "mode"),
+    [
+        ("early_stopping_metric: eval_loss\nearly_stopping_mode: min", "--early-stopping-metric eval_accuracy", "auto"),
+        ("early-stopping-mode: min", "--early-stopping-metric eval_margin", "auto"),
+        ("early_stopping_metric: gap_accuracy\nearly_stopping_mode: min", "--early-stopping-metric gap_accuracy", "min"),
+        ("early_stopping_metric: loss\nearly_stopping_mode: max", "--early-stopping-metric eval_loss", "max"),
+        (
+            "early_stopping_metric: eval_loss\nearly_stopping_mode: min",
+            "--early-stopping-metric epoch --early-stopping-mode max",
+            "max",
+        ),
+        ("early_stopping_metric: eval_loss\nearly_stopping_mode: max", "--lr 1e-3", "max"),
+        ("model_name_or_path: base\nmetric_for_best_model: loss\ngreater_is_better: false", "--lr 1e-3", "auto"),
+        (
+            "model_name_or_path: base\nmetric_for_best_model: loss\ngreater_is_better: true",
+            "--early-stopping-metric eval_accuracy",
+            "auto",
+        ),
+    ],
+)
+def test_a_flag_for_another_metric_drops_the_direction_of_the_files(tmp_path, in_file, flags, mode):
+    (tmp_path / "run.yaml").write_text(in_file + "\n")
+    config = parse_train([*BASE, "--config", str(tmp_path / "run.yaml"), *flags.split()])
+    assert config.run.early_stopping_mode == mode
+
+
+@pytest.mark.parametrize(
     ("in_file", "flags", "wanted"),
     [
         ("true", [], True),

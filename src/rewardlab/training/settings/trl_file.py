@@ -288,7 +288,11 @@ def _best(file: Values, made: Translation) -> None:
     if name in ("eval_loss", "eval_accuracy", "eval_margin"):
         made.set("early_stopping_metric", name, "metric_for_best_model", metric, "best/ is always kept")
         if greater is not None:
-            made.set("early_stopping_mode", "max" if greater else "min", "greater_is_better", greater)
+            # A mode that is the metric's own stays `auto`, so that it also fits another metric that a flag names.
+            if bool(greater) == (name != "eval_loss"):
+                made.say("greater_is_better", greater, f"--early-stopping-mode auto is the same for {name}")
+            else:
+                made.set("early_stopping_mode", "max" if greater else "min", "greater_is_better", greater)
             greater = None
     elif metric is not None:
         made.say(
