@@ -71,7 +71,11 @@ def test_a_flag_wins_over_the_same_in_other_units(tmp_path, in_file, flags, step
     [
         ("early_stopping_metric: eval_loss\nearly_stopping_mode: min", "--early-stopping-metric eval_accuracy", "auto"),
         ("early-stopping-mode: min", "--early-stopping-metric eval_margin", "auto"),
-        ("early_stopping_metric: gap_accuracy\nearly_stopping_mode: min", "--early-stopping-metric gap_accuracy", "min"),
+        (
+            "early_stopping_metric: gap_accuracy\nearly_stopping_mode: min",
+            "--early-stopping-metric gap_accuracy",
+            "min",
+        ),
         ("early_stopping_metric: loss\nearly_stopping_mode: max", "--early-stopping-metric eval_loss", "max"),
         (
             "early_stopping_metric: eval_loss\nearly_stopping_mode: min",

@@ -223,6 +223,58 @@ def test_another_base_model_of_the_same_name_is_refused(tmp_path, models, tools)
     assert go(path, tools)[0] == ["sample", "label"]
 
 
+def test_a_base_model_that_is_gone_or_gets_a_card_is_the_same(tmp_path, models, tools) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(models / "base", base)
+    path = write_plan(tmp_path, models, "http://x", train={"model": str(base)})
+    go(path, tools)
+    (base / "README.md").write_text("A card.")
+    assert go(path, tools)[0] == ["sample", "label"]
+    # As a version that looked at every file wrote it.
+    record = tmp_path / "out" / "run.json"
+    now = read_summed_json(record)
+    inputs = {**now["train"]["inputs"], str(base / "README.md"): "0" * 64}
+    write_summed_json(record, {**now, "train": {**now["train"], "inputs": inputs}})
+    assert go(path, tools)[0] == ["sample", "label"]
+    shutil.rmtree(base)
+    done, said = go(path, tools)
+    assert done == ["sample", "label"]
+    assert f"train: {base} is gone, so the base model is not compared with that of the record" in said
+    (tmp_path / "out" / "pairs" / "test.jsonl").write_text("another")
+    with pytest.raises(ConfigError, match=r"train: what it read has changed: pairs/test\.jsonl\. "):
+        go(path, tools)
+
+
+def test_a_dry_run_reads_no_weights_of_stages_that_are_to_be_done(tmp_path, models, tools, monkeypatch) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+
+    def refuse(file: Path) -> str:
+        raise AssertionError(file)
+
+    monkeypatch.setattr(stages, "sha256_file", refuse)
+    assert len(go(path, tools, dry_run=True)[1]) == len(ALL)
+
+
+def test_a_text_that_is_too_long_for_a_name_is_not_a_file(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x", sample={"system_prompt": "Be brief. " * 40})
+    assert go(path, tools)[0] == ALL
+    assert go(path, tools)[0] == ["sample", "label"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Not one step was done; raise --max-hours.", "It cannot be resumed from here, because of --no-checkpoints."],
+)
+def test_an_end_that_cannot_be_resumed_is_told_as_it_is(tmp_path, models, tools, text) -> None:
+    def fails(arguments: Sequence[str]) -> None:
+        raise RunInterrupted(text, exit_status=1)
+
+    path = write_plan(tmp_path, models, "http://x")
+    with pytest.raises(RunInterrupted) as told:
+        run(read_plan(path), RunConfig(plan=path), tools.by_name() | {"train": fails}, say=lambda _: None)
+    assert str(told.value) == text
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

@@ -18,6 +18,7 @@ from rewardlab.core.files import read_summed_json, sha256_file, write_summed_jso
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
+from rewardlab.experiments.data_files import OF_MODELS
 from rewardlab.gold.files.parts import parts_of
 from rewardlab.gold.foreign import files_of, is_classifier, is_hub_name, pinned_name
 from rewardlab.gold.matching.runs import what_of
@@ -79,9 +80,12 @@ class _Stage:
     def do(self, tool: Tool) -> int:
         """Do the stage, unless it is complete, and return its exit status. Raises as `run`."""
         before = self._read().get(self._name)
-        base, others = self._hashes(self._base()), self._hashes(self._inputs()) | self._commits()
+        compared = before is not None and not self._again and self._name not in BY_ROW
+        # Weights take a while, so a dry run reads only what it compares.
+        base, others = ({}, {}) if self._config.dry_run and not compared else self._read_now()
         inputs = base | others
-        if before is not None and not self._again and self._name not in BY_ROW:
+        if before is not None and compared:
+            before = {**before, "inputs": self._comparable(before["inputs"])}
             # Records of earlier versions know nothing of base models.
             known = inputs if base.keys() & before["inputs"].keys() else others
             same = before["arguments"] == self._arguments and before["inputs"] == known
@@ -121,7 +125,9 @@ class _Stage:
                 raise
             return int(ended.code or 0)
         except RunInterrupted as error:
-            # The message names --resume, which a plan does not have; so do those below, or --overwrite.
+            # The message may name --resume, which a plan does not have; so may those below, or --overwrite.
+            if "--resume" not in str(error):
+                raise
             raise RunInterrupted(
                 f"{error} Here that is the same `rewardlab gold run`.", exit_status=error.exit_status
             ) from error
@@ -165,14 +171,39 @@ class _Stage:
                 *sorted(pairs.glob("*.json*")),
             ],
         }
-        named = [Path(one) for word in self._words() for one in (word, word.partition("=")[2]) if one]
-        return [*ours.get(self._name, []), *(file for path in named for file in _files_of(path))]
+        return [*ours.get(self._name, []), *(file for path in self._named() for file in _files_of(path))]
+
+    def _named(self) -> list[Path]:
+        """Return what the arguments may name, other than what is written."""
+        return [Path(one) for word in self._words() for one in (word, word.partition("=")[2]) if one]
+
+    def _read_now(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the hashes of the files of a base model, and those of everything else that is read."""
+        return self._hashes(self._base()), self._hashes(self._inputs()) | self._commits()
+
+    def _comparable(self, inputs: Mapping[str, str]) -> dict[str, str]:
+        """Return the recorded inputs without what cannot be compared: files of a model that do not decide what it is,
+        which earlier versions recorded, and for `train` those of a base model whose folder is gone."""
+        folders = {self._place(path): path for path in self._named()}
+        kept, gone = dict(inputs), dict[str, None]()
+        for name in inputs:
+            inside = str(Path(name).parent)
+            # A file that is named itself, beside a folder that is, decides whatever its ending.
+            if inside not in folders or name in folders or str(Path(inside, "config.json")) not in inputs:
+                continue
+            if self._name == TRAIN and not _exists(folders[inside]):
+                gone[inside] = None
+                del kept[name]
+            elif Path(name).suffix not in OF_MODELS:
+                del kept[name]
+        for folder in gone:
+            self._say(f"{self._name}: {folder} is gone, so the base model is not compared with that of the record")
+        return kept
 
     def _base(self) -> list[Path]:
         """Return the files of a model in a folder that a proxy is trained from."""
-        words = self._words() if self._name == TRAIN else []
-        named = [Path(word.partition("=")[2] or word) for word in words]
-        return [file for path in named if (path / "config.json").is_file() for file in files_of(path)]
+        named = self._named() if self._name == TRAIN else []
+        return [file for path in named if _exists(path / "config.json") for file in _deciding(path)]
 
     def _words(self) -> list[str]:
         """Return the arguments that name nothing that is written."""
@@ -211,11 +242,13 @@ class _Stage:
         found = {}
         for path in paths:
             for part in [path] if path.is_file() else _parts(path):
-                at = part.absolute()
-                inside = at.is_relative_to(self._plan.folder.absolute())
-                name = str(at.relative_to(self._plan.folder.absolute())) if inside else str(part)
-                found[name] = sha256_file(part)
+                found[self._place(part)] = sha256_file(part)
         return found
+
+    def _place(self, path: Path) -> str:
+        """Return the name of a file or folder in the record."""
+        at, folder = path.absolute(), self._plan.folder.absolute()
+        return str(at.relative_to(folder)) if at.is_relative_to(folder) else str(path)
 
     # --- the record --------------------------------------------------------------------------------------------
 
@@ -232,14 +265,28 @@ def _files_of(path: Path) -> Sequence[Path]:
     """Return the files whose hashes stand for a path.
 
     They are the file itself; for a reward model or a run its spec, which names the weights; for a sequence classifier
-    of another project all its files; none for anything else.
+    of another project the files that decide what it is; none for anything else.
     """
+    if not _exists(path):
+        return []
     if path.is_file():
         return [path]
     model = model_in(path) if path.is_dir() else None
     if model is not None:
         return [model / SPEC_FILE]
-    return files_of(path) if is_classifier(path) else []
+    return _deciding(path) if is_classifier(path) else []
+
+
+def _deciding(folder: Path) -> list[Path]:
+    return [path for path in files_of(folder) if path.suffix in OF_MODELS]
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is a file or folder; an argument may be a text, too long for a name."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _parts(path: Path) -> list[Path]:
