@@ -135,9 +135,9 @@ def _is_mode_of_another_metric(
     """Return whether a flag names another metric than the file's, whose direction the file alone says."""
     if METRIC not in given or MODE in given or in_file.get(MODE, "auto") == "auto":
         return False
-    from rewardlab.analysis.metrics import column_of
-
-    return column_of(str(given[METRIC])) != column_of(str(in_file.get(METRIC, known[METRIC].default)))
+    # As in TRL, `loss` is `eval_loss`.
+    new, old = (str(name).removeprefix("eval_") for name in (given[METRIC], in_file.get(METRIC, known[METRIC].default)))
+    return new != old
 
 
 @contextmanager

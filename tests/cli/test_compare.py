@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from command_line import done_here, in_process, only_message, refusal
+from rewardlab.core.errors import DataError
 from rewardlab.core.types import Message, prompt_key
 from rewardlab.evaluation.compare import compare_files
 from rewardlab.evaluation.compare_config import CompareConfig
@@ -152,6 +153,30 @@ def test_an_id_of_another_source_gives_no_value_to_a_slice(tmp_path):
     ]
     found = compare_files(files, CompareConfig(slice=("topic",)))
     assert sizes_of(found) == {"old": 10, "new": 10, "'none'": 10, "none": 30}
+
+
+def test_a_source_called_none_is_not_the_absence_of_one(tmp_path):
+    ids = {"id": list(map(str, range(N))), "source": ["none", "", "x"] * (N // 3)}
+    files = [of_pairs(tmp_path / f"{name}.jsonl", scores(1.0), **ids) for name in "ab"]
+    wanted = {"'none'": N // 3, "none": N // 3, "x": N // 3}
+    assert sizes_of(compare_files(files, CompareConfig())) == wanted
+    assert sizes_of(compare_files(files, CompareConfig(slice=("source",)))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        (None, r"a\.jsonl:2: this row has no verdict \(correct, outcome, results, result\)\."),
+        ("zzz", r"a\.jsonl:1: this row has no 'zzz', which --outcome names\."),
+    ],
+)
+def test_a_row_without_a_verdict_is_told_as_it_is(tmp_path, outcome, told):
+    rows = [{"id": "a", "outcome": True}, {"id": "b"}]
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file in files:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=told):
+        compare_files(files, CompareConfig(outcome=outcome))
 
 
 def test_columns_with_sources_fit_scores_without(tmp_path):

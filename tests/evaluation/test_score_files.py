@@ -278,7 +278,7 @@ WRONG = {
     "a row without its verdict": (
         [{"id": 1, "correct": 1}, {"id": 2}],
         DataError,
-        r"f\.jsonl:2: no 'correct' in this row, which the first one has",
+        r"f\.jsonl:2: this row has no verdict \(correct, outcome, results, result\)",
     ),
     "a label above 1": (
         [row.as_dict() for row in rows_of([(1.0, 0.0)], label=2.0)],

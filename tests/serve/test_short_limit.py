@@ -101,3 +101,12 @@ def test_what_a_framework_gets_is_judged_by_the_canaries_that_are_whole(
         status, out, _ = said(capsys, url, "--model", folders["prompt-left"], "--as", "verl")
         assert "canaries are above the model's length limit, and are left out" in out
         assert status == 0
+
+
+def test_that_nothing_whole_could_be_sent_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_tiny(tmp_path / "m", max_seq_len=16, truncation="reply-middle")
+    assert all(whole > kept for whole, kept in lengths(load(folder), folder))
+    with running(app_of(FakeEngine(folder))) as url:
+        out = said(capsys, url, "--model", folder)[1]
+    assert "nothing whole could be sent, and all were sent" in out
+    assert "left out" not in out

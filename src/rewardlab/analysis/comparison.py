@@ -168,7 +168,7 @@ def built_in_slices(aligned: Aligned) -> dict[str, list[str]]:
         gap = (preferred.num_tokens - preferred.prompt_tokens) - (other.num_tokens - other.prompt_tokens)
         longer.append("preferred" if gap > 0 else "other" if gap < 0 else "equal")
         cut.append("cut" if preferred.is_cut or other.is_cut else "whole")
-    found = {"source": [pair.source or NONE for pair in aligned.pairs]}
+    found = {"source": [_shown_value(pair.source) for pair in aligned.pairs]}
     if any(row.num_tokens for row, _ in aligned.rows):
         found |= {"longer": longer, "truncated": cut}
     return found
@@ -304,8 +304,13 @@ def _slices_of(aligned: Aligned, slices: Mapping[str, Mapping[tuple[str, str], s
             )
         if (count := len(set(names))) > MOST_VALUES:
             raise DataError(f"--slice {short(column)}: it has {count} different values; at most {MOST_VALUES}.")
-        found[column] = [f"'{NONE}'" if name == NONE else name or NONE for name in names]
+        found[column] = [_shown_value(name) for name in names]
     return found
+
+
+def _shown_value(name: str) -> str:
+    """Return the name of a slice. The word for rows without a value is in quotes where it is a value itself."""
+    return f"'{NONE}'" if name == NONE else name or NONE
 
 
 def _by_slice(

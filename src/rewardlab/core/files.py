@@ -27,6 +27,8 @@ from rewardlab.core.errors import DataError, naming
 from rewardlab.core.terminal import brief
 from rewardlab.core.zst import DamagedZstError, open_zst
 
+OF_MODELS = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
+"""Endings of the files of a model that decide what is trained; others, such as a card, may change."""
 HASH_CHUNK_BYTES = 1 << 20
 SUM = "sha256"
 """The key of a JSON object under which the hash of its other entries is stored."""

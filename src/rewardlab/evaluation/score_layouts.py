@@ -244,7 +244,8 @@ def _of_verdict(verdict: float, **more: Any) -> _Parsed:
 def _read_verdict(row: Row, where: str, outcome: str | None) -> _Parsed:
     column = outcome or next((name for name in VERDICTS if name in row), VERDICTS[0])
     if column not in row:
-        raise DataError(f"{where}: no {column!r} in this row, which the first one has.")
+        wanted = f"{column!r}, which --outcome names" if outcome else f"verdict ({', '.join(VERDICTS)})"
+        raise DataError(f"{where}: this row has no {wanted}.")
     return _of_verdict(_verdict(row[column], f"{where}, {column}"))
 
 

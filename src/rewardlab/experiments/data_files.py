@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import sha256_file
+from rewardlab.core.files import OF_MODELS, sha256_file
 from rewardlab.data.config import SelectionConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import SETTING, all_named
 from rewardlab.data.finding import find_sources
@@ -20,8 +20,6 @@ DATA: Final = ("dataset", "eval_dataset", "test_dataset")
 """Settings that name data."""
 DECIDING: Final = (*DATA, "hf_split", "eval_split", "test_split", "model")
 """Settings that decide which files are read."""
-OF_MODELS: Final = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
-"""Endings of the files of a model that decide what is trained; others, such as a card, may change."""
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:

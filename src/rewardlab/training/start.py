@@ -56,7 +56,7 @@ from rewardlab.training.checkpoints.resume import (
 )
 from rewardlab.training.cost.throughput import PeakFlops
 from rewardlab.training.loop.optimizer import require_optimizer
-from rewardlab.training.loop.schedule import warmup_notice, warmup_steps
+from rewardlab.training.loop.schedule import floor_notice, warmup_notice, warmup_steps
 from rewardlab.training.loop.selection import selection_of
 from rewardlab.training.monitoring.monitor import require_monitoring
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -137,7 +137,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     baselines = fit_all_baselines(config, data, test)
     # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
     resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
-    if said := warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate):
+    warmup = warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate)
+    for said in filter(None, (warmup, floor_notice(resolved.schedule))):
         logger.warning("schedule: %s", said)
     facts = {
         "data": prepared.reports,

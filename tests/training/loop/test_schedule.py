@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.training.loop.schedule import build_schedule, warmup_notice, warmup_steps
+from rewardlab.training.loop.schedule import build_schedule, floor_notice, warmup_notice, warmup_steps
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 from runs import config_for, rows_of
@@ -82,6 +82,18 @@ def test_a_rate_that_is_never_reached_is_told_with_the_highest(warmup, num_steps
     said = warmup_notice(warmup, num_steps, 1e-3)
     assert (f"its rate ends at {max(rates):.2g} and never reaches --lr 0.001" in said) == (max(rates) < 1e-3)
     assert bool(said) == (max(rates) < 1e-3)
+
+
+def test_advice_on_the_warm_up_names_both_of_its_flags():
+    assert "Lower --warmup-steps or --warmup-ratio, or train longer." in warmup_notice(5, 3, 1e-3)
+
+
+def test_a_last_rate_that_the_schedule_does_not_use_is_told():
+    assert "--min-lr-ratio 0.2 does nothing with --lr-scheduler cosine;" in floor_notice(
+        config_of(min_lr_ratio=0.2).schedule
+    )
+    assert floor_notice(config_of().schedule) == ""
+    assert floor_notice(config_of(min_lr_ratio=0.2, lr_scheduler="cosine_with_min_lr").schedule) == ""
 
 
 @pytest.mark.parametrize("ratio", [0.03, 0.05, 0.1, 0.07])

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
-from rewardlab.core.files import read_summed_json, sha256_file, write_summed_json
+from rewardlab.core.files import OF_MODELS, read_summed_json, sha256_file, write_summed_json
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
-from rewardlab.experiments.data_files import OF_MODELS
 from rewardlab.gold.files.parts import parts_of
 from rewardlab.gold.foreign import files_of, is_classifier, is_hub_name, pinned_name
 from rewardlab.gold.matching.runs import what_of

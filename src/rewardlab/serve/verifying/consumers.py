@@ -180,7 +180,7 @@ def verify_as(
     model for which the framework cannot ask.
     """
     whole = reference_of(folder)
-    num_cut, reference = whole.num_cut, whole.of_whole_canaries()
+    reference = whole.of_whole_canaries()
     said = spec_of(wire)
     expected = PRECISIONS.get(precision)
     model, engine, digest = "", "", ""
@@ -211,7 +211,7 @@ def verify_as(
     notes = [_trap(consumer, ways[n], one, engine) for n, one in enumerate(findings) if n and not one.is_right]
     if taken_out:
         notes.append(f"{ways[0].name} takes {ending} out of replies: {taken_out} canaries that hold it are left out")
-    notes += left_out(num_cut)
+    notes += left_out(whole)
     return LiveVerification(
         url=wire.base,
         engine=engine or "an engine of unknown kind",

@@ -116,7 +116,7 @@ def verify_live(
     said = spec_of(wire)
     reference = None if folder is None else reference_of(folder)
     expected = PRECISIONS.get(precision)
-    num_cut = 0
+    cut: list[str] = []
     if said is None:
         if reference is None:
             raise ConfigError(
@@ -124,7 +124,7 @@ def verify_live(
                 f"folder that it serves: --model FOLDER."
             )
         dialect, served = engine_of(wire, name=name), None
-        num_cut, reference = reference.num_cut, reference.of_whole_canaries()
+        cut, reference = left_out(reference), reference.of_whole_canaries()
         canaries = reference.spec.canaries
     else:
         served = chosen(said, name, url=wire.base, setting=NAMED_BY)
@@ -147,15 +147,19 @@ def verify_live(
         compared_with="the server itself" if reference is None else str(folder),
         findings=tuple(findings),
         faults=faults,
-        notes=(*_notes(findings, dialect, reference, served), *left_out(num_cut)),
+        notes=(*_notes(findings, dialect, reference, served), *cut),
         verdict=where + verdict,
         num_canaries=len(canaries),
     )
 
 
-def left_out(num_cut: int) -> list[str]:
-    """Return the note on canaries that are not sent since they are above the model's length limit."""
-    return [f"{num_cut} canaries are above the model's length limit, and are left out"] if num_cut else []
+def left_out(reference: Reference) -> list[str]:
+    """Return the note on canaries above the model's length limit: they are not sent, unless there are no others."""
+    if not reference.num_cut:
+        return []
+    if reference.num_cut == len(reference.spec.canaries):
+        return ["every canary is above the model's length limit, so nothing whole could be sent, and all were sent"]
+    return [f"{reference.num_cut} canaries are above the model's length limit, and are left out"]
 
 
 def _canaries_of(served: ServedModel) -> list[Canary]:

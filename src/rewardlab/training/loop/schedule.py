@@ -32,7 +32,18 @@ def warmup_notice(warmup: int | None, num_steps: int | None, lr: float) -> str:
         return ""
     return (
         f"the warm-up takes {warmup} steps and the run has {num_steps}, so its rate ends at "
-        f"{lr * (num_steps - 1) / warmup:.2g} and never reaches --lr {lr:g}. Lower --warmup-steps, or train longer."
+        f"{lr * (num_steps - 1) / warmup:.2g} and never reaches --lr {lr:g}. Lower --warmup-steps "
+        f"or --warmup-ratio, or train longer."
+    )
+
+
+def floor_notice(config: ScheduleConfig) -> str:
+    """Return a line for a `min_lr_ratio` that the schedule does not use; an empty one for any other."""
+    if config.lr_scheduler == "cosine_with_min_lr" or config.min_lr_ratio == ScheduleConfig.min_lr_ratio:
+        return ""
+    return (
+        f"--min-lr-ratio {config.min_lr_ratio:g} does nothing with --lr-scheduler {config.lr_scheduler}; it is where "
+        f"cosine_with_min_lr ends."
     )
 
 
