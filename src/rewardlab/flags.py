@@ -24,7 +24,7 @@ import tyro
 from rewardlab.core.config import Setting, did_you_mean, field_texts, fits, from_mapping, read_settings, settings_of
 from rewardlab.core.earlier_names import renamed, renamed_flags
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.other_names import ALSO_CALLED, SAME_THING
+from rewardlab.core.other_names import ALSO_CALLED, in_other_units
 from rewardlab.core.terminal import brief, short, visible
 from rewardlab.training.settings.conventions import Conventions
 
@@ -99,7 +99,7 @@ def parse(
         or (hints[field.name] is bool and field.name in switched)
     }
     values: dict[str, object] = {**in_file, **given}
-    for name in _in_other_units(given, known):
+    for name in in_other_units(given, known):
         values.pop(name, None)
     if _is_mode_of_another_metric(in_file, given, known):
         metric, mode = given[METRIC], values.pop(MODE)
@@ -113,20 +113,6 @@ def parse(
         if setting.default is dataclasses.MISSING and name not in values:
             raise ConfigError(f"{_flag(name, hints)} is missing; see `rewardlab {command} --help`.")
     return from_mapping(settings_type, values, where=f"rewardlab {command}" if path is None else f"--config {path}")
-
-
-def _in_other_units(given: Mapping[str, object], known: Mapping[str, Setting]) -> list[str]:
-    """Return settings that a file may have for what a flag gives in other units, so that the flag would not win.
-
-    `--epochs` does nothing beside the steps of a file. Its epochs do nothing beside `--steps`, and stay on record.
-    """
-    names = []
-    for first, second in SAME_THING:
-        if given.get(second) is not None:
-            names += [first]
-        elif given.get(first) is not None and second in known and known[second].default is None:
-            names += [second]
-    return [name for name in names if name not in given]
 
 
 def _is_mode_of_another_metric(

@@ -172,6 +172,9 @@ def rows(*prompts: str) -> str:
         ),
         ("dataset: [other.jsonl], test_dataset: [test.jsonl]", ["1 of 3 test rows"]),
         ("dataset: [none.jsonl], test_dataset: [test.jsonl]", []),
+        (f"{NAMED}, limit: 2", []),
+        ("dataset: [implicit.jsonl], test_dataset: [implicit_test.jsonl]", []),
+        ("dataset: [messages.jsonl], test_dataset: [test.jsonl]", ["1 of 3 test rows"]),
     ],
 )
 def test_test_rows_that_stand_in_other_files_are_told_in_any_order(
@@ -182,6 +185,13 @@ def test_test_rows_that_stand_in_other_files_are_told_in_any_order(
     files = {"train": ("x", "b", "y", "a", "z"), "test": ("a", "b", "c"), "other": ("d", "c"), "none": ("d",)}
     for name, prompts in files.items():
         Path(f"{name}.jsonl").write_text(rows(*prompts), encoding="utf-8")
+    said = [{"role": "user", "content": "a"}]
+    for name, values in {
+        "implicit": {"prompt": None, "chosen": "Human: q Assistant: a", "rejected": "Human: q Assistant: b"},
+        "implicit_test": {"prompt": None, "chosen": "Human: r Assistant: a", "rejected": "Human: r Assistant: b"},
+        "messages": {"prompt": said, "chosen": "a", "rejected": "b"},
+    }.items():
+        Path(f"{name}.jsonl").write_text(json.dumps(values) + "\n", encoding="utf-8")
     plan.write_text(PLAN.replace(NAMED, base), encoding="utf-8")
     found = check(read_plan(plan))
     warnings = [one.text for one in found.problems if "have the prompt of a row" in one.text]

@@ -35,6 +35,15 @@ def test_every_arm_is_run_with_three_seeds_and_all_settings(tmp_path: Path) -> N
     assert "output_dir" not in runs[0].settings
 
 
+def test_an_arm_wins_over_what_the_base_says_in_other_units(tmp_path: Path) -> None:
+    arms = {"plain": {"says": "as it is"}, "longer": {"says": "by epochs", "epochs": 3, "warmup_ratio": 0.1}}
+    base = {**PLAN["base"], "steps": 400, "warmup_steps": 10}
+    found = {run.arm: run.settings for run in runs_of(read(tmp_path, {"base": base, "arms": arms, "hypotheses": {}}))}
+    names = ("steps", "epochs", "warmup_steps", "warmup_ratio")
+    assert [found["plain"][name] for name in names] == [400, 1.0, 10, None]
+    assert [found["longer"][name] for name in names] == [None, 3.0, None, 0.1]
+
+
 def test_a_grid_makes_an_arm_of_every_combination(tmp_path: Path) -> None:
     plan = read(tmp_path, {"arms": {}, "grid": {"lr": [1e-6, 5e-6], "warmup_steps": [0, 50]}, "hypotheses": {}})
     assert list(plan.arms) == [f"lr={lr},warmup_steps={steps}" for lr in ("1e-06", "5e-06") for steps in (0, 50)]

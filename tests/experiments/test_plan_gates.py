@@ -127,20 +127,22 @@ def test_what_a_search_chose_is_a_result(tmp_path: Path) -> None:
     assert begun_and_judged(study.folder) == (True, True)
 
 
-def test_what_was_run_after_the_choice_is_named_as_no_part_of_it(tmp_path: Path) -> None:
+def test_what_was_run_after_the_choice_is_named(tmp_path: Path) -> None:
     study = frozen_study(tmp_path, SEARCH)
     _, told = run(study, phases=("search",))
     assert not any("no part" in line for line in told)
     edit(study.folder, "[1.0e-6, 1.0e-5]", "[1.0e-6, 1.0e-5, 1.0e-4]")
     amend(study.folder, reason="wider", seen="results", begun=True, judged=True)
-    late = "What was run after the choice had no part in it: "
+    late, again = "Run after the choice, and no part of it: lr=0.0001.", "which went by the runs before: "
     _, told = run(study, phases=("search",))
-    assert f"{late}lr=0.0001. It is made once" in told[-1]
-    redo(study, study.run_named("lr=1e-06/seed_10"))
+    assert f"{late} It is made once" in told[-1]
+    for name in ("lr=1e-06", "lr=1e-05"):  # the second is what was chosen
+        redo(study, study.run_named(f"{name}/seed_10"))
     _, told = run(study, phases=("search",))
-    assert f"{late}lr=1e-06, lr=0.0001. " in told[-1]
+    assert late in told[-1]
+    assert f"{again}lr=1e-06, lr=1e-05. It is made once" in told[-1]
     found = " ".join(text_report(summarise(open_study(study.folder))).split())
-    assert "Run after the choice, and no part of it: lr=1e-06, lr=0.0001." in found
+    assert f"{late} Done again after the choice, {again}lr=1e-06, lr=1e-05." in found
 
 
 def test_unknown_phases_arms_and_gates_are_told(tmp_path: Path) -> None:

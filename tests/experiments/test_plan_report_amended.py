@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from helpers.study_folders import PLAN, finished_study
+from rewardlab.experiments.reporting.afterwards import _changed_files
 from rewardlab.experiments.reporting.files import hypotheses_csv, json_report
 from rewardlab.experiments.reporting.page import page
 from rewardlab.experiments.reporting.summary import Summary, summarise
@@ -206,6 +208,36 @@ def test_runs_of_other_files_are_other_runs(tmp_path: Path) -> None:
     found = summarise(amend(study.folder, reason="more", seen="results", begun=True, judged=True))
     assert {one.change for one in found.hypotheses} == {"runs"}
     assert found.hypotheses[0].other_runs == "smooth with other files; plain with other files"
+
+
+def test_files_count_by_what_they_were_before_results_and_are_now_wherever_the_report_is_made(tmp_path, monkeypatch):
+    study, path = finished_study(tmp_path), tmp_path / "train.jsonl"
+    before = path.read_text(encoding="utf-8")
+    given = {"seen": "results", "begun": True, "judged": True}
+    path.write_text(before + '{"prompt": "x", "chosen": "a", "rejected": "b"}\n', encoding="utf-8")
+    amend(study.folder, reason="more", **given)
+    path.rename(tmp_path / "elsewhere.jsonl")
+    monkeypatch.chdir("/")
+    assert {one.change for one in summarise(open_study(study.folder)).hypotheses} == {"runs"}
+    path.write_text(before, encoding="utf-8")
+    assert not any(one.change for one in summarise(amend(study.folder, reason="as it was", **given)).hypotheses)
+
+
+def test_files_of_models_that_an_earlier_version_did_not_note_are_not_changed_ones(study: Study) -> None:
+    seen = {"kind": "amended", "version": 2}
+    now = {"train.jsonl": "1", "m/config.json": "2"}
+    noted = [{"kind": "frozen", "data": {"train.jsonl": "1"}}, seen | {"data": now}]
+    assert _changed_files(replace(study, entries=tuple(noted)), 2) == set()
+    now |= {"train.jsonl": "3", "more.jsonl": "4"}
+    assert _changed_files(replace(study, entries=tuple(noted)), 2) == {"train.jsonl", "more.jsonl"}
+
+
+def test_where_noise_is_pooled_every_arm_counts(tmp_path: Path) -> None:
+    study = finished_study(tmp_path, "pooled: true\n" + PLAN)
+    gone = "  harsh: {says: smoothing and a high rate, label_smoothing: 0.05, lr: 0.01}\n", ""
+    unclaimed = "  harms: accuracy(harsh) > accuracy(plain)\n", ""
+    found = amended(study, gone, unclaimed, (", harsh]", "]"))
+    assert found.hypotheses[0].other_runs == "harsh without the seeds 0, 1, 2"
 
 
 @pytest.mark.quick_cases(1)

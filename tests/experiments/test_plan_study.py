@@ -411,14 +411,15 @@ def test_an_archive_of_a_study_whose_runs_go_on_has_the_checksums_of_what_is_in_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, plain = frozen_study(tmp_path), archiving._plain
-    log, gone = study.folder / "logs" / "plain.log", study.folder / "runs" / "old"
-    for path in (log, gone):
+    log, gone, anew = (study.folder / name for name in ("logs/plain.log", "runs/old", "runs/anew"))
+    for path in (log, gone, anew):
         path.parent.mkdir(exist_ok=True)
-        path.write_text("one line\n", encoding="utf-8")
+        path.write_text("one line and one more\n", encoding="utf-8")
 
     def goes_on(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         with log.open("a", encoding="utf-8") as file:
             file.write("another line\n")
+        anew.write_text("anew\n", encoding="utf-8")
         gone.unlink(missing_ok=True)
         return plain(entry)
 

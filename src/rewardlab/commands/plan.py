@@ -146,14 +146,14 @@ def gate(arguments: Sequence[str]) -> None:
     from rewardlab.experiments.config import GateConfig
 
     config = parse_command(GateConfig, arguments, "plan gate")
-    from rewardlab.experiments.gates import judge_gate, late_arms, select
+    from rewardlab.experiments.gates import after_choice, judge_gate, select
     from rewardlab.experiments.running import chosen_line, gate_lines, phase_named
     from rewardlab.experiments.study import open_study
 
     study = open_study(config.study)
     phase = phase_named(study, config.phase)
     if phase.search is not None:
-        say(chosen_line(select(study, phase), late_arms(study, phase)))
+        say(chosen_line(select(study, phase), after_choice(study, phase)))
     found = judge_gate(study, phase)
     say(*gate_lines(found))
     _exit(found.exit_status)

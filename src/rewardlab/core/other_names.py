@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -75,3 +75,18 @@ SETTLED: Final[Mapping[str, str]] = MappingProxyType(
 
 SAME_THING: Final = (("steps", "epochs"), ("warmup_steps", "warmup_ratio"))
 """Pairs of settings for the same thing in different units, of which at most one may be set."""
+
+
+def in_other_units(given: Mapping[str, object], known: Mapping[str, Any]) -> list[str]:
+    """Return settings that a file, or the base of a plan, may have for what is `given` beside it in other units, so
+    that what is given would not win. `known` are all settings, with their defaults.
+
+    `--epochs` does nothing beside the steps of a file. Its epochs do nothing beside `--steps`, and stay on record.
+    """
+    names = []
+    for first, second in SAME_THING:
+        if given.get(second) is not None:
+            names += [first]
+        elif given.get(first) is not None and second in known and known[second].default is None:
+            names += [second]
+    return [name for name in names if name not in given]

@@ -22,6 +22,8 @@ SUMS: Final = "SHA256SUMS"
 """File of checksums in the archive, in the format of `sha256sum --check`."""
 WEIGHTS: Final = ("best", "checkpoints")
 """Folders of a run that hold models, besides those of its steps."""
+IN_MEMORY: Final = 1 << 26
+"""Bytes of the largest file that is read as a whole."""
 NEVER: Final = (".lock",)
 
 
@@ -116,23 +118,29 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _add_file(tar: tarfile.TarFile, path: Path, name: str) -> str:
-    """Add a file as long as it is now, and return the SHA-256 of what was added: a log may grow meanwhile."""
+    """Add a file and return the SHA-256 of what was added: a log may grow meanwhile, or be written anew.
+
+    Small files, of which runs write some anew, are read as a whole first; weights and other large ones are streamed.
+    """
     with path.open("rb") as file:
-        hashed = _Hashed(file)
-        tar.addfile(_plain(tar.gettarinfo(arcname=name, fileobj=file)), hashed)
+        entry = _plain(tar.gettarinfo(arcname=name, fileobj=file))
+        hashed = _Hashed(file if entry.size > IN_MEMORY else BytesIO(file.read()))
+        if isinstance(hashed.file, BytesIO):
+            entry.size = len(hashed.file.getbuffer())
+        tar.addfile(entry, hashed)
     return hashed.sha256.hexdigest()
 
 
 class _Hashed(BufferedIOBase):
     """A file that is hashed while it is read."""
 
-    def __init__(self, file: BufferedReader) -> None:
-        self._file = file
+    def __init__(self, file: BufferedReader | BytesIO) -> None:
+        self.file = file
         self.sha256 = hashlib.sha256()
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next bytes."""
-        content = self._file.read(size)
+        content = self.file.read(size)
         self.sha256.update(content)
         return content
 

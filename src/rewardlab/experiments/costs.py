@@ -20,6 +20,7 @@ from rewardlab.core.files import sha256_text
 from rewardlab.data.config import SelectionConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import all_named
 from rewardlab.data.readers import read_source
+from rewardlab.data.rows import is_absent
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.training.cost.activations import bytes_a_token
 
@@ -189,6 +190,16 @@ def prompts_of(settings: Mapping[str, Any], purpose: str) -> Iterator[str]:
     """
     for row in _rows(settings, purpose):
         yield sha256_text(json.dumps(row.get("prompt", row.get("chosen", row)), default=str))
+
+
+def own_prompts(settings: Mapping[str, Any], purpose: str) -> Iterator[str]:
+    """Yield a hash of the prompt of each row that has one of its own, as a text or as messages, as in `prompts_of`."""
+    for row in _rows(settings, purpose):
+        if is_absent(prompt := row.get("prompt")):
+            continue
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], Mapping):
+            prompt = prompt[0].get("content", prompt)
+        yield sha256_text(json.dumps(prompt, default=str))
 
 
 def _rows(settings: Mapping[str, Any], purpose: str) -> Iterator[Mapping[str, Any]]:

@@ -165,9 +165,9 @@ def select(study: Study, phase: Phase) -> Mapping[str, Any]:
     return values
 
 
-def late_arms(study: Study, phase: Phase) -> tuple[str, ...]:
-    """Return the arms of a search whose runs are from after the choice, or some of them, and so had no part in it: they
-    were added by an amendment, or done again."""
+def after_choice(study: Study, phase: Phase) -> tuple[str, ...]:
+    """Return in sentences which arms of a search have runs from after the choice: those that were added by an
+    amendment, and those that were done again."""
     chosen = study.winner
     if chosen is None or phase.search is None:
         return ()
@@ -177,7 +177,11 @@ def late_arms(study: Study, phase: Phase) -> tuple[str, ...]:
     known = chosen.get("arms", told if len(told) == chosen["tried"] else arms)
     after = study.entries[next(place for place, entry in enumerate(study.entries) if entry is chosen) :]
     redone = {entry["run"].rpartition("/")[0] for entry in after if entry["kind"] == "redone"}
-    return tuple(arm for arm in arms if arm not in known or arm in redone)
+    added, again = [arm for arm in arms if arm not in known], [arm for arm in arms if arm in known and arm in redone]
+    return (
+        *([f"Run after the choice, and no part of it: {', '.join(added)}."] if added else []),
+        *([f"Done again after the choice, which went by the runs before: {', '.join(again)}."] if again else []),
+    )
 
 
 def not_searched(study: Study, phase: Phase) -> str:

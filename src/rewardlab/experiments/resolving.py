@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from rewardlab.core.config import from_mapping, to_mapping
+from rewardlab.core.config import from_mapping, settings_of, to_mapping
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.other_names import in_other_units
 from rewardlab.experiments.plan import WINNER, Arm, Phase, Plan, Run
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.presets import fill
@@ -44,7 +45,8 @@ def runs_of(plan: Plan, *, winner: Mapping[str, Any] | None = None) -> tuple[Run
 
 def settings_of_arm(plan: Plan, arm: Arm, seed: int, *, reads_test: bool) -> dict[str, Any]:
     """Return what an arm is trained with. Raises ConfigError for settings that `rewardlab train` would refuse."""
-    given = {**plan.base, **arm.settings}
+    replaced = in_other_units(arm.settings, settings_of(RewardTrainerConfig))
+    given = {**{name: value for name, value in plan.base.items() if name not in replaced}, **arm.settings}
     if not reads_test:
         given = {name: value for name, value in given.items() if name not in TEST}
     where = f"arm {arm.name}"

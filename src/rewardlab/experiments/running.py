@@ -10,7 +10,7 @@ from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import brief
 from rewardlab.experiments.config import RunConfig
-from rewardlab.experiments.gates import GateVerdict, judge_gate, late_arms, not_searched, select
+from rewardlab.experiments.gates import GateVerdict, after_choice, judge_gate, not_searched, select
 from rewardlab.experiments.local import run_all
 from rewardlab.experiments.plan import Phase, Run
 from rewardlab.experiments.records import record_of, undone
@@ -48,7 +48,7 @@ def run_study(config: RunConfig, *, say: Callable[[str], None], redo: Callable[[
         study = open_study(config.study)
         phase = phase_named(study, phase.name)
         if phase.search is not None and not left and not not_searched(study, phase):
-            say(chosen_line(select(study, phase), late_arms(study, phase)))
+            say(chosen_line(select(study, phase), after_choice(study, phase)))
         if phase.gate and (status := _pass(study, phase, config, say)):
             return FAILED if failed else status
     return FAILED if failed else 0
@@ -111,14 +111,11 @@ def phase_named(study: Study, name: str) -> Phase:
 
 
 def chosen_line(chosen: Mapping[str, Any], late: Sequence[str]) -> str:
-    """Return what a search chose, as a line, with the arms that had no part in the choice (`late_arms`)."""
+    """Return what a search chose, as a line, with what was run after the choice (`after_choice`)."""
     line = f"{chosen['phase']}: chosen on validation data: {chosen['arm']}, of {chosen['tried']} arms"
     if not late:
         return line
-    return (
-        f"{line}. What was run after the choice had no part in it: {', '.join(late)}. It is made once; to choose among "
-        f"all of them, freeze another study"
-    )
+    return f"{line}. {' '.join(late)} It is made once; to choose among all of them, freeze another study"
 
 
 def gate_lines(gate: GateVerdict) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from rewardlab.core.errors import RewardlabError
@@ -15,7 +16,7 @@ from rewardlab.core.files import sha256_file
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.experiments.plan_file import read_plan
-from rewardlab.experiments.records import settings_hash
+from rewardlab.experiments.records import record_of, settings_hash
 from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.study import Study
 from rewardlab.experiments.sweeps import with_drawn
@@ -62,7 +63,8 @@ def afterwards_of(study: Study) -> Afterwards:
         name: "changed" if name in old else "added" for name, claim in now.items() if not _same(claim, old.get(name))
     }
     before = {name: old[name] for name, change in changes.items() if change == "changed"}
-    runs = {} if (differ := _runs_changed(study, plan, int(seen["version"]))) is None else _told(study.plan, differ)
+    differ = _runs_changed(study, plan, int(seen["version"]))
+    runs = _told(study.plan, differ or {}, pooled=plan.pooled)
     changes |= {name: "runs" for name in runs if name not in changes}
     between = {version: _plan(study, version) for version in range(int(seen["version"]), study.version)}
     tried = _tried(between, {*now.values(), *old.values()})
@@ -75,11 +77,14 @@ def afterwards_of(study: Study) -> Afterwards:
     )
 
 
-def _told(plan: Plan, differ: Mapping[str, str]) -> dict[str, str]:
-    """Return the hypotheses about arms that differ (arm -> how), with how their arms do."""
+def _told(plan: Plan, differ: Mapping[str, str], *, pooled: bool) -> dict[str, str]:
+    """Return the hypotheses about arms that differ (arm -> how), with how their arms do.
+
+    Where noise is `pooled` over all arms, every hypothesis is about all of them.
+    """
     found = {}
     for name, one in plan.hypotheses.items():
-        arms = dict.fromkeys(term.arm for term in parse(one.claim).terms)
+        arms = differ if pooled else dict.fromkeys(term.arm for term in parse(one.claim).terms)
         if told := [f"{arm} {differ[arm]}" for arm in arms if arm in differ]:
             found[name] = "; ".join(told)
     return found
@@ -94,20 +99,37 @@ def _runs_changed(study: Study, plan: Plan, seen: int) -> dict[str, str] | None:
         before = _by_arm(runs_of(with_drawn(plan, study.entries), winner=study.winner))
     except RewardlabError:
         return None
-    files = {name for one in study.amendments if int(one["version"]) >= seen for name in one.get("data_changed") or ()}
+    now, changed = _by_arm(study.runs), _changed_files(study, seen)
     found = {}
-    for arm, now in _by_arm(study.runs).items():
-        old = before.get(arm, {})
-        both = [seed for seed in now if seed in old]
+    for arm in {**before, **now}:
+        old, new = before.get(arm, {}), now.get(arm, {})
+        both = [seed for seed in new if seed in old]
         told = [
-            *_seeds("without", [seed for seed in old if seed not in now]),
-            *_seeds("with", [seed for seed in now if seed not in old]),
-            *["with other settings"] * any(settings_hash(now[seed]) != settings_hash(old[seed]) for seed in both),
-            *["with other files"] * any(name in files for run in now.values() for name in study.data_of(run)),
+            *_seeds("without", [seed for seed in old if seed not in new]),
+            *_seeds("with", [seed for seed in new if seed not in old]),
+            *["with other settings"] * any(settings_hash(new[seed]) != settings_hash(old[seed]) for seed in both),
+            *["with other files"] * (bool(changed) and any(changed & _files(study, run) for run in new.values())),
         ]
-        if told and old:
+        if told:
             found[arm] = ", ".join(told)
     return found
+
+
+def _changed_files(study: Study, seen: int) -> set[str]:
+    """Return the files whose contents are not those that the log had before an amendment; those that were and are as
+    they were, and those that it did not have then, are left out, as a version that noted no models had none."""
+    entries = study.entries
+    place = next(n for n, entry in enumerate(entries) if entry["kind"] == "amended" and int(entry["version"]) == seen)
+    then: Mapping[str, str] = next(entry["data"] for entry in reversed(entries[:place]) if "data" in entry)
+    folders = {Path(name).parent for name in then}
+    come = {name for name in study.data.keys() - then.keys() if Path(name).parent in folders}
+    return come | {name for name, digest in then.items() if study.data.get(name) != digest}
+
+
+def _files(study: Study, run: Run) -> set[str]:
+    """Return the files that a run has read by its record, wherever they are now, or would read."""
+    values = record_of(study, run).values
+    return set(values.get("data") or study.data_of(run))
 
 
 def _by_arm(runs: Iterable[Run]) -> dict[str, dict[int, Run]]:

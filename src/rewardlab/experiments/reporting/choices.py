@@ -9,7 +9,7 @@ from typing import Any
 from rewardlab.core.errors import RewardlabError
 from rewardlab.experiments.bands import Bands, BandVerdict, band_verdict
 from rewardlab.experiments.checking import term_of
-from rewardlab.experiments.gates import Candidate, GateVerdict, candidates, judge_gate, late_arms
+from rewardlab.experiments.gates import Candidate, GateVerdict, after_choice, candidates, judge_gate
 from rewardlab.experiments.plan import WINNER, Phase
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.reporting.history import arms_judged
@@ -49,7 +49,7 @@ class Selection:
     pruned: tuple[str, ...]
     """Arms that were dropped before their last seed, and could not be chosen."""
     late: tuple[str, ...]
-    """Arms with runs from after the choice, which had no part in it."""
+    """Which arms have runs from after the choice, in sentences."""
     fresh: Cell | None
     """The same number over the winner's fresh seeds; None where the plan runs none."""
     test: Cell | None
@@ -107,7 +107,7 @@ def _selection(study: Study, reader: Reader, phase: Phase) -> Selection:
         ranked=ranked,
         untold=tuple(arm.name for arm in phase.search.arms if arm.name not in {*told, *phase.search.pruned}),
         pruned=tuple(phase.search.pruned),
-        late=late_arms(study, phase),
+        late=after_choice(study, phase),
         fresh=reader.cell(Column(quantity=name, on="validation").term(WINNER)) if judged else None,
         test=reader.cell(Column(quantity=name).term(WINNER)) if judged else None,
     )

@@ -292,7 +292,7 @@ def selection(found: Selection) -> Sheet:
             *_reasons(cells),
             *([f"Without a finished run: {', '.join(found.untold)}."] if found.untold else []),
             *([f"Dropped before the last seed: {', '.join(found.pruned)}."] if found.pruned else []),
-            *([f"Run after the choice, and no part of it: {', '.join(found.late)}."] if found.late else []),
+            *found.late,
         ),
     )
 
