@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -111,6 +112,9 @@ def test_a_resumed_run_shows_every_step_once(base_model, pairs_file, tmp_path, e
         with pytest.raises(MemoryError):
             train(config)
     assert 3 in {event.step for event in event_files(tmp_path / "run/tensorboard").Scalars("train/loss")}
+    # TensorBoard reads files in the order of their names: the second, then the process, then a counter as text, of which
+    # 10 comes before 9. A real run resumes in another process, and never in the same second.
+    time.sleep(1)
     train(config.replace(resume="auto"))
     found = event_files(tmp_path / "run/tensorboard").Scalars("train/loss")
     assert [event.step for event in found] == [1, 2, 3, 4, 5, 6]
