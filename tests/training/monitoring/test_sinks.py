@@ -112,7 +112,7 @@ def test_a_resumed_run_shows_every_step_once(base_model, pairs_file, tmp_path, e
         with pytest.raises(MemoryError):
             train(config)
     assert 3 in {event.step for event in event_files(tmp_path / "run/tensorboard").Scalars("train/loss")}
-    # TensorBoard reads files in the order of their names: the second, then the process, then a counter as text, of which
+    # TensorBoard reads files in the order of their names: the second, then the process, then a counter as text, so that
     # 10 comes before 9. A real run resumes in another process, and never in the same second.
     time.sleep(1)
     train(config.replace(resume="auto"))
