@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from chat_server import ChatServer, chatting
+from gold_pipeline import ALL, PROMPTS, Tools, go, words, write_plan
 from reward_models import save_tiny
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, RunInterrupted
-from rewardlab.core.files import read_summed_json, write_summed_json
-from rewardlab.gold.pipeline import run as stages
 from rewardlab.gold.pipeline.config import RunConfig
 from rewardlab.gold.pipeline.plan import flags_of, read_plan, require_makers
 from rewardlab.gold.pipeline.run import run
 from tiny_chat import save_chat_model
-
-ALL = ["sample", "label", "build", "train", "match", "curve", "check"]
-PROMPTS = [f"Question {n} about {word}?" for n, word in enumerate(["basil", "light", "water", "frost", "soil"] * 8)]
 
 
 @pytest.fixture(scope="module")
@@ -40,42 +33,6 @@ def server() -> Iterator[tuple[ChatServer, str]]:
     chat = ChatServer()
     with chatting(chat) as url:
         yield chat, url
-
-
-def write_plan(folder: Path, models: Path, url: str, **changes: Any) -> Path:
-    (folder / "prompts.json").write_text(json.dumps(PROMPTS))
-    plan: dict[str, Any] = {
-        "folder": str(folder / "out"),
-        "sample": {
-            "prompts": str(folder / "prompts.json"),
-            "backend": "http",
-            "url": [url],
-            "num-responses": 4,
-            "max_tokens": 16,
-            "concurrency": 4,
-        },
-        "label": {"model": str(models / "gold")},
-        "build": {"test_fraction": 0.3, "near": "none"},
-        "train": {
-            "model": str(models / "base"),
-            "steps": 2,
-            "batch_size": 4,
-            "max_seq_len": 128,
-            "baselines": False,
-        },
-        "match": None,
-        "curve": {},
-        "check": {"num_samples": 1},
-    }
-    for stage, section in changes.items():
-        plan[stage] = {**(plan[stage] or {}), **section} if isinstance(section, dict) else section
-    path = folder / "plan.yaml"
-    path.write_text(yaml.safe_dump(plan))
-    return path
-
-
-def words(path: Path, *more: str) -> list[str]:
-    return ["gold", "run", str(path), *more]
 
 
 def run_cli(arguments: Sequence[str]) -> int:
@@ -110,46 +67,9 @@ def test_all_stages_are_done_once(tmp_path, models, server, verified_here, capsy
     assert again.count("(all of them before)") == 2
 
 
-class Tools:
-    """Stages that only write what they would."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.called = folder, list[tuple[str, list[str]]]()
-
-    def by_name(self) -> dict[str, Callable[[Sequence[str]], None]]:
-        return {name: lambda arguments, name=name: self._do(name, list(arguments)) for name in ALL}
-
-    def _do(self, name: str, arguments: list[str]) -> None:
-        self.called.append((name, arguments))
-        files = {
-            "sample": ["samples.jsonl"],
-            "label": ["labels.jsonl"],
-            "build": ["pairs/train.jsonl", "pairs/test.jsonl", "pairs/labels.train.jsonl", "pairs/labels.test.jsonl"],
-            "train": ["proxy/best/reward_spec.json"],
-            "match": ["match/match.json"],
-            "curve": ["curve/curve.json"],
-            "check": ["check/check.json"],
-        }
-        for file in files[name]:
-            path = self.folder / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{name} {arguments}")
-        if name in ("match", "check"):
-            raise SystemExit(1 if name == "match" else 0)
-
-
 @pytest.fixture
 def tools(tmp_path: Path) -> Tools:
     return Tools(tmp_path / "out")
-
-
-def go(path: Path, tools: Tools, **settings: Any) -> tuple[list[str], list[str]]:
-    """(stages that were done, what was said)."""
-    tools.called.clear()
-    said: list[str] = []
-    with suppress(SystemExit):
-        run(read_plan(path), RunConfig(plan=path, **settings), tools.by_name(), say=said.append)
-    return [name for name, _ in tools.called], said
 
 
 def test_stages_are_given_each_others_files(tmp_path, models, tools) -> None:
@@ -185,80 +105,6 @@ def test_other_settings_of_a_stage_are_refused_and_redone_when_asked(tmp_path, m
     assert "--overwrite" in given["build"]
     assert "--overwrite" in given["train"]
     assert "--overwrite" not in given["label"]
-
-
-def test_changed_inputs_are_refused_by_their_hash_and_reports_are_made_again(tmp_path, models, tools) -> None:
-    path = write_plan(tmp_path, models, "http://x")
-    go(path, tools)
-    (tmp_path / "out" / "proxy" / "best" / "reward_spec.json").write_text("another")
-    assert go(path, tools)[0] == ["sample", "label", "train"], "the same proxy is as good as before"
-    (tmp_path / "out" / "pairs" / "labels.test.jsonl").write_text("another")
-    assert go(path, tools)[0] == ["sample", "label", "match", "curve", "check"]
-    (tmp_path / "out" / "pairs" / "test.jsonl").write_text("another")
-    with pytest.raises(ConfigError, match=r"train: what it read has changed: pairs/test\.jsonl"):
-        go(path, tools)
-
-
-def test_another_base_model_of_the_same_name_is_refused(tmp_path, models, tools) -> None:
-    base = tmp_path / "base"
-    shutil.copytree(models / "base", base)
-    path = write_plan(tmp_path, models, "http://x", train={"model": str(base)})
-    go(path, tools)
-    # As a version that did not look at base models wrote it.
-    record = tmp_path / "out" / "run.json"
-    now = read_summed_json(record)
-    inputs = {name: digest for name, digest in now["train"]["inputs"].items() if not name.startswith(str(base))}
-    assert len(inputs) < len(now["train"]["inputs"])
-    write_summed_json(record, {**now, "train": {**now["train"], "inputs": inputs}})
-    assert go(path, tools)[0] == ["sample", "label"]
-    write_summed_json(record, now)
-    assert go(path, tools)[0] == ["sample", "label"]
-    weights = base / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(
-        ConfigError, match=r"train: what it read has changed: .*base/model\.safetensors. `--redo train`"
-    ):
-        go(path, tools)
-    assert go(path, tools, redo="train")[0] == ["sample", "label", "train", "match", "curve", "check"]
-    assert go(path, tools)[0] == ["sample", "label"]
-
-
-def test_a_base_model_that_is_gone_or_gets_a_card_is_the_same(tmp_path, models, tools) -> None:
-    base = tmp_path / "base"
-    shutil.copytree(models / "base", base)
-    path = write_plan(tmp_path, models, "http://x", train={"model": str(base)})
-    go(path, tools)
-    (base / "README.md").write_text("A card.")
-    assert go(path, tools)[0] == ["sample", "label"]
-    # As a version that looked at every file wrote it.
-    record = tmp_path / "out" / "run.json"
-    now = read_summed_json(record)
-    inputs = {**now["train"]["inputs"], str(base / "README.md"): "0" * 64}
-    write_summed_json(record, {**now, "train": {**now["train"], "inputs": inputs}})
-    assert go(path, tools)[0] == ["sample", "label"]
-    shutil.rmtree(base)
-    done, said = go(path, tools)
-    assert done == ["sample", "label"]
-    assert f"train: {base} is gone, so the base model is not compared with that of the record" in said
-    (tmp_path / "out" / "pairs" / "test.jsonl").write_text("another")
-    with pytest.raises(ConfigError, match=r"train: what it read has changed: pairs/test\.jsonl\. "):
-        go(path, tools)
-
-
-def test_a_dry_run_reads_no_weights_of_stages_that_are_to_be_done(tmp_path, models, tools, monkeypatch) -> None:
-    path = write_plan(tmp_path, models, "http://x")
-
-    def refuse(file: Path) -> str:
-        raise AssertionError(file)
-
-    monkeypatch.setattr(stages, "sha256_file", refuse)
-    assert len(go(path, tools, dry_run=True)[1]) == len(ALL)
-
-
-def test_a_text_that_is_too_long_for_a_name_is_not_a_file(tmp_path, models, tools) -> None:
-    path = write_plan(tmp_path, models, "http://x", sample={"system_prompt": "Be brief. " * 40})
-    assert go(path, tools)[0] == ALL
-    assert go(path, tools)[0] == ["sample", "label"]
 
 
 @pytest.mark.parametrize(
@@ -341,35 +187,6 @@ def test_preferences_that_were_changed_are_not_lost(tmp_path, models, tools) -> 
     with pytest.raises(ConfigError, match=r"build: what it wrote has changed: pairs/train\.jsonl\. `--redo build`"):
         go(path, tools)
     assert go(path, tools, redo="build")[0] == ALL
-
-
-def test_a_proxy_that_the_plan_names_is_an_input(tmp_path, models, tools) -> None:
-    other = tmp_path / "other proxy"
-    other.mkdir()
-    (other / "reward_spec.json").write_text("1")
-    path = write_plan(tmp_path, models, "http://x", match={"proxies": [f"other={other}"]})
-    go(path, tools)
-    assert "match" not in go(path, tools)[0]
-    (other / "reward_spec.json").write_text("2")
-    assert "match" in go(path, tools)[0]
-
-
-def test_proxies_of_other_projects_are_inputs_by_their_files_and_their_commit(
-    tmp_path, models, tools, monkeypatch
-) -> None:
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    (plain / "config.json").write_text('{"architectures": ["XForSequenceClassification"]}')
-    commits = ["a"]
-    monkeypatch.setattr(stages, "pinned_name", lambda name, flag: f"{name}@{commits[0]}")
-    path = write_plan(tmp_path, models, "http://x", match={"proxies": [f"plain={plain}", "hub=their/model"]}, curve={})
-    go(path, tools)
-    assert "match" not in go(path, tools)[0]
-    (plain / "model.safetensors").write_text("2")
-    assert "match" in go(path, tools)[0]
-    assert "match" not in go(path, tools)[0]
-    commits[0] = "b"
-    assert "match" in go(path, tools)[0]
 
 
 def test_a_stage_that_fails_is_not_complete(tmp_path, models, tools) -> None:
