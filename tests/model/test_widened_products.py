@@ -51,6 +51,28 @@ def test_products_that_a_processor_has_no_instructions_for_are_those_of_float32_
     assert torch.equal(update.grad, gradient)
 
 
+@pytest.mark.parametrize(
+    ("maker", "amx", "fp16", "fast"),
+    [
+        ("GenuineIntel", False, True, False),
+        ("GenuineIntel", True, True, True),
+        ("GenuineIntel", False, False, True),
+        ("AuthenticAMD", False, True, True),
+        (None, False, True, True),
+    ],
+    ids=["AMX hidden", "AMX", "before AMX", "AMD", "not known"],
+)
+def test_bf16_of_an_intel_without_its_amx_is_slow(monkeypatch, tmp_path, maker, amx, fp16, fast):
+    if maker is not None:
+        (tmp_path / "cpuinfo").write_text(f"vendor_id : {maker}\n")
+    monkeypatch.setattr(linear, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: fp16, raising=False)
+    assert linear._has_fast_products("bf16") == fast
+    assert linear._has_fast_products("fp16") == fp16
+
+
 def test_who_computes_a_product_does_not_depend_on_how_many_rows_it_has(monkeypatch):
     monkeypatch.setattr(linear, "WIDENED", {torch.bfloat16})
     layer = nn.Sequential(nn.Linear(96, 128))

@@ -5,13 +5,15 @@ equally fast. Which is faster is measured at the start of a run (model/compute.p
 
 Half precision through float32: where oneDNN has no products of a half-precision dtype, as with AVX2 alone, PyTorch
 computes them with plain loops. A training step then takes eleven times as long as with products in float32
-(benchmarks/half_products.py).
+(benchmarks/half_products.py). Intel's processors have fast products of bf16 in AMX; where a virtual machine hides it,
+the instructions that are left take twice the time of float32.
 
 Half precision with an addition, on GPUs: cuBLAS rounds a product before it adds to it, so the sum is made here.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -23,14 +25,31 @@ MIN_WIDTH: Final = 64
 """Layers narrower than this, such as the two matrices of an adapter, stay with PyTorch: a call costs more than its
 work there."""
 
+CPUINFO: Final = Path("/proc/cpuinfo")
+
 
 def _has_fast_products(dtype: str) -> bool:
-    """Return whether oneDNN computes products of this dtype ("bf16" or "fp16") on this processor.
+    """Return whether oneDNN computes products of this dtype ("bf16" or "fp16") fast on this processor.
 
-    True also where PyTorch was built without the question, which leaves its own products in place.
+    It goes by what the processor is and not by a measurement, so that a model computes alike in every process. True
+    also where PyTorch was built without the question, which leaves its own products in place.
     """
     supported: Any = getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported", None)
-    return supported is None or bool(supported())
+    if supported is not None and not supported():
+        return False
+    return dtype != "bf16" or not _lacks_amx()
+
+
+def _lacks_amx() -> bool:
+    """Return whether this is one of Intel's processors that have AMX (those with AVX512-FP16), and it is hidden."""
+    has_fp16: Any = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
+    has_amx: Any = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    if has_fp16 is None or has_amx is None or has_amx() or not has_fp16():
+        return False
+    try:
+        return "GenuineIntel" in CPUINFO.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 WIDENED: Final = frozenset(

@@ -100,7 +100,7 @@ def measure(
 def _linears(device: torch.device, dtype: torch.dtype) -> list[Linear]:
     """Return the ways to multiply: torch's own and, on a CPU in float32, oneDNN's, on some machines twice as fast.
 
-    Half precision that a processor has no instructions for is multiplied as the layers of a model do it.
+    Half precision that a processor has no fast instructions for is multiplied as the layers of a model do it.
     """
     if device.type == "cpu" and dtype in WIDENED:
         return [lambda x, weight: widened_product(x, weight.t())]
