@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -62,9 +62,19 @@ def save_tiny(
 
 
 @contextmanager
-def served(folder: Path, *, name: str = "model", http: HttpConfig | None = None, **settings: Any) -> Iterator[str]:
-    """The address of rewardlab's server for a folder, in this process; `settings` are those of the engine."""
-    engine = LocalEngine.load({name: folder}, **settings)
+def served(
+    folder: Path,
+    *,
+    name: str = "model",
+    others: Mapping[str, Path] | None = None,
+    http: HttpConfig | None = None,
+    **settings: Any,
+) -> Iterator[str]:
+    """The address of rewardlab's server for a folder, and `others` by name, in this process.
+
+    `settings` are those of the engine.
+    """
+    engine = LocalEngine.load({name: folder, **(others or {})}, **settings)
     url, end, _ = in_thread(make_app(engine, http or HttpConfig()), LimitsConfig())
     try:
         yield url

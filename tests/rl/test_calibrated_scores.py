@@ -64,6 +64,8 @@ def test_a_model_without_a_calibration_is_refused(tmp_path: Path) -> None:
         (["a", "b"], {"output": "calibrated"}, "an ensemble gives scores in standard deviations"),
         ("http://a", {"output": "probability", "client": {"on_swap": "follow"}}, "does not follow swaps"),
         ("a", {"client": {"output": "calibrated"}}, "output is a setting of the scorer itself"),
+        ("http://a#b", {"client": {"model": "c"}}, "the model is named in the address and in the client's settings"),
+        ("http://a#", {}, "behind # stands the name of a model"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(sources, settings, said) -> None:

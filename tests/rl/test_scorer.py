@@ -198,9 +198,11 @@ def test_an_ensemble_is_on_one_scale_and_its_lower_bound_is_below_its_mean(tmp_p
         np.testing.assert_allclose([one.score for one in found], expected, atol=10 * NEAR)
         np.testing.assert_allclose([one.spread for one in found], spread, atol=10 * NEAR)
         assert found[0].digest.count("+") == 2
-    with served(members[1]) as url:
-        mixed = scores([members[0], url, members[2]], TALKS)
-    np.testing.assert_allclose(mixed, scaled.mean(axis=0), atol=10 * NEAR)
+    with served(members[1], others={"third": members[2]}) as url:
+        for sources in ([members[0], url, members[2]], [members[0], f"{url}#model", f"{url}#third"]):
+            np.testing.assert_allclose(scores(sources, TALKS), scaled.mean(axis=0), atol=10 * NEAR)
+        with pytest.raises(ConfigError, match="has no 'fourth'; it has model, third"):
+            scores(f"{url}#fourth", TALKS)
 
 
 @pytest.mark.slow

@@ -103,3 +103,19 @@ def require_known(settings: Iterable[str], known: Iterable[str]) -> None:
 def is_address(source: str | Path) -> bool:
     """Return whether a source is the address of a server."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+
+
+def at_address(source: str, client: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the address of a server, and the settings of its client, with the model that is named behind `#`.
+
+    Raises ConfigError for an empty name, and where the settings name a model too.
+    """
+    address, mark, name = source.partition("#")
+    if not mark:
+        return source, client
+    require(bool(name), f"{source}: behind # stands the name of a model on that server. Give one, or leave # out.")
+    require(
+        client.get("model") is None,
+        f"{source}: the model is named in the address and in the client's settings (model). Leave one of them out.",
+    )
+    return address, {**client, "model": name}

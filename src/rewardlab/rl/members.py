@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from rewardlab.analysis.ensembles import Scale
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
-from rewardlab.rl.config import ScorerConfig, is_address
+from rewardlab.rl.config import ScorerConfig, at_address, is_address
 from rewardlab.rl.rollouts import Rollout, RolloutError
 
 if TYPE_CHECKING:
@@ -255,14 +255,15 @@ class LocalMember:
 
 
 class ServedMember:
-    """A model behind an address: rewardlab's server, vLLM or SGLang."""
+    """A model behind an address: rewardlab's server, vLLM or SGLang. `#NAME` at its end names one of several."""
 
     def __init__(self, url: str, config: ScorerConfig) -> None:
         from rewardlab.client.asynchronous import AsyncRewardClient
 
         self.name = url
         self._config = config
-        self._client: AsyncRewardClient = AsyncRewardClient(url, **{**config.client, "truncate": config.truncate})
+        address, settings = at_address(url, config.client)
+        self._client: AsyncRewardClient = AsyncRewardClient(address, **{**settings, "truncate": config.truncate})
         self._tokenizer: Any = None
 
     async def open(self) -> About:

@@ -61,8 +61,9 @@ class RewardScorer:
     ) -> None:
         """Make a scorer, which loads and connects to nothing yet.
 
-        `source` is a reward-model folder or the address of a server; several of them are an ensemble. `settings` are
-        fields of `ScorerConfig`, which replace `config` or some of its fields.
+        `source` is a reward-model folder or the address of a server, with `#NAME` behind it for one of several models
+        there; several sources are an ensemble. `settings` are fields of `ScorerConfig`, which replace `config` or some
+        of its fields.
 
         Raises ConfigError for settings that cannot be used.
         """
