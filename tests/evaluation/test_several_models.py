@@ -272,6 +272,13 @@ def test_a_column_has_a_value_for_every_judged_preference_and_none_where_its_row
     assert len(slices_of(rows, ["kind"], judged={("s", "0")})["kind"]) == 1, "what is not judged is not counted"
 
 
+def test_a_column_that_is_called_like_a_slicing_without_one_stands_beside_it():
+    rows = originals(["code", "prose"], column="source")
+    slices = slices_of(rows, ["source"], judged={original.key for original in rows})
+    assert list(slices) == [TURNS, "column source"]
+    assert list(slices["column source"].values()) == ["code", "prose"]
+
+
 def test_columns_that_cannot_divide_are_refused():
     rows = originals(["a"])
     with pytest.raises(ConfigError, match="--slice kinds: no row has this column. Did you mean 'kind'?"):

@@ -85,27 +85,33 @@ def slices_of(
 ) -> dict[str, dict[Key, object]]:
     """Return column -> (source, id) -> value for the `judged` preferences; None for a row without a value.
 
-    The number of turns of a conversation, reply included, comes first. Slicings that need no column are left out.
+    The number of turns of a conversation, reply included, comes first. A column that has the name of a slicing that
+    needs none is `column NAME`; where no row has such a column, that slicing alone is meant.
 
     Raises ConfigError if no row has a column (naming the nearest), or if its values are lists or mappings.
     """
-    columns = [column for column in columns if column not in {*BUILT_IN, TURNS}]
-    found: dict[str, dict[Key, object]] = {column: {} for column in (TURNS, *columns)}
+    turns: dict[Key, object] = {}
+    found: dict[str, dict[Key, object]] = {column: {} for column in columns}
     known: dict[str, None] = {}
     for original in originals:
         if original.key not in judged:
             continue
         known |= dict.fromkeys(original.columns)
-        found[TURNS][original.key] = original.num_turns
-        for column in columns:
+        turns[original.key] = original.num_turns
+        for column in found:
             found[column][original.key] = original.columns.get(column)
-    for column in columns:
+    slices: dict[str, dict[Key, object]] = {TURNS: turns}
+    for column, values in found.items():
+        needs_none = column in {*BUILT_IN, TURNS}
         if column not in known:
+            if needs_none:
+                continue
             near = did_you_mean(column, known)
             raise ConfigError(f"--slice {column}: no row has this column.{near} Columns: {', '.join(known) or 'none'}.")
-        if any(isinstance(value, (list, tuple, dict)) for value in found[column].values()):
+        if any(isinstance(value, (list, tuple, dict)) for value in values.values()):
             raise ConfigError(f"--slice {column}: it holds lists or mappings. Name a column of texts or numbers.")
-    return {column: {key: _shown(value) for key, value in values.items()} for column, values in found.items()}
+        slices[f"column {column}" if needs_none else column] = {key: _shown(value) for key, value in values.items()}
+    return slices
 
 
 def _shown(value: object) -> object:
