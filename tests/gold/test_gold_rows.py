@@ -160,6 +160,28 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert [(row.responses, row.gold) for row in found] == [(row.responses, row.gold) for row in rows]
 
 
+def test_files_with_a_row_a_line_are_read_too(tmp_path: Path) -> None:
+    rewards = [[1, 2, 3], [4.25, None]]
+    names = {
+        "prompts_path": write(tmp_path / "prompts.jsonl", {"prompt": "one"}, {"prompt": "two"}),
+        "responses_path": write(tmp_path / "responses.json", *REPLIES),
+        "rewards_path": write(tmp_path / "rewards.jsonl", *rewards),
+    }
+    wanted = list(layout(tmp_path, ["one", "two"], REPLIES, rewards).rows(labelled=True))
+    write(tmp_path / "responses.jsonl", *REPLIES)
+    for responses in ("responses.json", "responses.jsonl"):
+        asked = InputConfig(**{**names, "responses_path": tmp_path / responses})
+        found = list(asked.rows(labelled=True))
+        assert [(row.responses, row.gold) for row in found] == [(row.responses, row.gold) for row in wanted]
+    write_rewards(tmp_path / "rewards.jsonl", wanted)
+    assert [row.gold for row in InputConfig(**names).rows(labelled=True)] == [row.gold for row in wanted]
+    write(tmp_path / "rewards.jsonl", rewards)
+    assert [row.gold for row in InputConfig(**names).rows(labelled=True)] == [row.gold for row in wanted]
+    (tmp_path / "rewards.jsonl").write_text("[1, 2, 3]\n[4.25,\n")
+    with pytest.raises(DataError, match=r"rewards\.jsonl:2: not valid JSON"):
+        list(InputConfig(**names).rows())
+
+
 def test_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rewards\.json has 1 rows and .*prompts\.json has 2"):
         list(layout(tmp_path, ["one", "two"], REPLIES, [[1, 2, 3]]).rows())
