@@ -89,6 +89,13 @@ def test_a_reply_has_one_number_in_the_scores_of_all_models(judged):
     assert all(sides_of(one)[0].reply == 2 for one in joined), "its score is the best"
 
 
+def test_replies_that_are_lost_are_told(models, data, tmp_path, caplog):
+    for name, told in (("roomy", False), ("tight", True)):
+        main(["eval", str(models[name]), "--dataset", str(data), "--no-precision-card", "--output-dir", str(tmp_path)])
+        line = f"left out: {NUM_ROWS} replies too long for the limit, and {2 * NUM_ROWS} comparisons with these"
+        assert (line in caplog.text) == told
+
+
 def test_gold_scores_and_mistakes_are_of_the_same_reply(judged, data):
     given = {f"data.jsonl:{n}": row for n, row in read_jsonl(data)}
     for name, numbers in (("roomy", {0, 1, 2}), ("tight", {0, 2})):

@@ -194,4 +194,12 @@ def token_groups(
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
         logger.info("tokens: %s: %d preferences left out: %s", name, report.preferences - report.kept, causes)
+    if report.lost_replies or report.lost_comparisons:
+        logger.info(
+            "tokens: %s: of the other preferences, left out: %s too long for the limit, and %s with these or between "
+            "replies of equal tokens",
+            name,
+            _number_of(report.lost_replies, "reply"),
+            _number_of(report.lost_comparisons, "comparison"),
+        )
     return part.groups(), report
