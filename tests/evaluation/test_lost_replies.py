@@ -91,7 +91,8 @@ def test_a_reply_has_one_number_in_the_scores_of_all_models(judged):
 
 def test_replies_that_are_lost_are_told(models, data, tmp_path, caplog):
     for name, told in (("roomy", False), ("tight", True)):
-        main(["eval", str(models[name]), "--dataset", str(data), "--no-precision-card", "--output-dir", str(tmp_path)])
+        out = str(tmp_path / name)
+        main(["eval", str(models[name]), "--dataset", str(data), "--no-precision-card", "--output-dir", out])
         line = f"left out: {NUM_ROWS} replies too long for the limit, and {2 * NUM_ROWS} comparisons with these"
         assert (line in caplog.text) == told
 
