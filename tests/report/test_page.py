@@ -375,3 +375,10 @@ def test_the_headline_says_that_no_checkpoint_was_better(told: Told, tmp_path: P
     (paragraph,) = [block for block in head.blocks if isinstance(block, Paragraph) and said in block.text]
     assert paragraph.tone == "warning"
     assert "This model is step_40/" in paragraph.text
+    first = folder / "evals" / "step_0.metrics.json"
+    found = json.loads(first.read_text(encoding="utf-8"))
+    found["all"]["estimates"]["eval_accuracy"] |= {"value": None, "low": None, "high": None}
+    first.write_text(json.dumps(found), encoding="utf-8")
+    written = markdown_page(report_of([told_of(folder)]))
+    assert said not in written
+    assert "There is no best/: the evaluation data have no accuracy to choose by" in written

@@ -133,10 +133,12 @@ def _cautions(record: Record, judged: Judged) -> Iterator[str]:
     folder = record.model_folder
     compares = record.kind == "train" and record.finished and "step_0" in record.evaluations
     if compares and folder is not None and folder.name != "best":
-        yield (
-            "There is no best/: no checkpoint beat the untrained model on the evaluation data, unless it was removed "
-            f"since. This model is {folder.name}/, that of the last step."
-        )
+        first = record.evaluations["step_0"].estimates["all"].get("eval_accuracy")
+        if first is not None and not math.isfinite(first.value):
+            why = "the evaluation data have no accuracy to choose by, as where all rows are label ties."
+        else:
+            why = "no checkpoint beat the untrained model on the evaluation data, unless it was removed since."
+        yield f"There is no best/: {why} This model is {folder.name}/, that of the last step."
     chose = record.evaluations.get("selection")
     for one in {one.name: one for one in (judged, chose) if one is not None}.values():
         accuracy = one.estimates["all"].get("eval_accuracy")

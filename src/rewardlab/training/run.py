@@ -295,12 +295,7 @@ def _finish(
     last = config.run.output_dir / f"step_{trainer.step}"
     best = config.run.output_dir / "best" if trainer.judge.best_step is not None else None
     if trainer.judge.baseline is not None and best is None:
-        logger.warning(
-            "no checkpoint%s beat %s on the evaluation data, so there is no best/; the last one is %s",
-            "" if trainer.judge.selection.lost_step is None else " that is kept",
-            trainer.judge.selection.holder,
-            last,
-        )
+        logger.warning("%s, so there is no best/; the last one is %s", trainer.judge.selection.why_none(), last)
     chosen = best or last
     # A process of its own proves that the folder alone gives the scores, with nothing left over from training.
     ranks.by_first(lambda: verify_in_clean_process(chosen))

@@ -51,6 +51,20 @@ def test_what_beats_the_bar(values, settings, best):
     assert offered(values, **settings).best_step == best
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0.5, 0.4], "no checkpoint beat the untrained model on the evaluation data"),
+        ([math.nan, math.nan], "no evaluation had a finite eval_accuracy to choose by"),
+    ],
+)
+def test_why_there_is_no_best(values, said):
+    selection = Selection(metric="eval_accuracy", mode="max")
+    for step, value in enumerate(values):
+        selection.offer(step, {"eval_accuracy": value})
+    assert (selection.best_step, selection.why_none()) == (None, said)
+
+
 def test_equal_accuracies_are_decided_by_the_loss():
     assert offered([0.5, 0.8, 0.8], losses=[0.7, 0.5, 0.4]).best_step == 2
     assert offered([0.5, 0.8, 0.8], losses=[0.7, 0.5, 0.5]).best_step == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,12 +94,12 @@ class RewardJudge:
         if self._ranks.is_first:
             write_evaluation(self.folder / "evals", f"step_{step}", result)
         logger.info(
-            "step %d/%d  EVAL  accuracy %s  loss %s  margin %+.3f  %d %s",
+            "step %d/%d  EVAL  accuracy %s  loss %s  margin %s  %d %s",
             step,
             self._num_steps,
             format_estimate(estimates["eval_accuracy"]),
             format_estimate(estimates["eval_loss"]),
-            estimates["eval_margin"].value,
+            _signed(estimates["eval_margin"].value),
             result.overall.sums.comparisons,
             unit_of(self.data.eval),
         )
@@ -277,3 +278,7 @@ class RewardJudge:
             self._remove(best)
         self._best_on_disk = None
         self.selection.lose()
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}" if math.isfinite(value) else "—"

@@ -92,6 +92,13 @@ class Selection:
         step = self.lost_step if self.best_step is None else self.best_step
         return "the untrained model" if step is None else f"step {step}"
 
+    def why_none(self) -> str:
+        """Return why there is no best evaluation, as a clause."""
+        if not math.isfinite(self.bar):
+            return f"no evaluation had a finite {self.metric} to choose by"
+        kept = "" if self.lost_step is None else " that is kept"
+        return f"no checkpoint{kept} beat {self.holder} on the evaluation data"
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         return asdict(self)
