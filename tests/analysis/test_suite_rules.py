@@ -376,6 +376,23 @@ def test_the_order_of_rows_changes_no_number(suite: str, drawn: Drawn, seed: int
     assert judged(rows) == judged(shuffled)
 
 
+def test_rows_in_another_place_have_the_same_intervals() -> None:
+    """Suites without ids name their rows by file and line, so another order of the lines gives other ids."""
+    names = ("honest", "other", "helpful", "harmless")
+    draw = np.random.default_rng(3)
+    scores = [draw.integers(0, 3, 2).astype(np.float64) for _ in range(60)]
+    order = draw.permutation(60)
+
+    def judged(places: Sequence[int]) -> dict[str, str]:
+        rows = [
+            item(f"test.jsonl:{place:03d}", names[row % 4], scores[row], [(0, 1)], cluster=f"prompt {row}")[0]
+            for place, row in enumerate(places)
+        ]
+        return {row.name: repr(row) for row in judge_suite("hhh", rows, [scores[row] for row in places]).rows}
+
+    assert judged(range(60)) == judged(order.tolist())
+
+
 @given(st.sampled_from(sorted(SHAPES)), small_suites, st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_a_rising_transform_of_the_scores_changes_no_rule_of_order(suite: str, drawn: Drawn, fair: bool) -> None:

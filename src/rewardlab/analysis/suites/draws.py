@@ -61,6 +61,8 @@ class Resampled:
         )
         _, pattern_C = np.unique(enters_CS, axis=0, return_inverse=True)
         groups = [np.flatnonzero(pattern_C.ravel() == pattern) for pattern in range(int(pattern_C.max()) + 1)]
+        # Ordered by their clusters: shares come in the order of the rows, which must not decide who is drawn when.
+        groups.sort(key=lambda stratum: int(stratum[0]))
         # Clusters alone in their stratum are not drawn among each other: a share of one of them would lack any credit
         # in the draws without it.
         return cls(clusters_I=clusters_I, num_clusters=len(names), strata=tuple(groups), seed=seed)
