@@ -217,6 +217,14 @@ class ScoreArguments:
             "are in standard deviations.",
         )
         require_between(self, micro_token_budget=BUDGETS, ensemble_penalty=(0, 1000), concurrency=(1, 1024))
+        require(
+            bool(self.ensemble) or self.ensemble_as == "mean",
+            f"--ensemble-as {self.ensemble_as}: says what is made of several models. Name them with --ensemble.",
+        )
+        require(
+            self.ensemble_as == "lower" or self.ensemble_penalty == 1,
+            f"--ensemble-penalty {self.ensemble_penalty:g}: is the λ of --ensemble-as lower. Name that too.",
+        )
         require_between(self, max_error_fraction=(0, 1), processes=(1, 1024))
         require(not self.output.is_dir(), f"--output {self.output}: is a folder. Name the file to write.")
 

@@ -195,6 +195,8 @@ def test_what_is_no_ensemble_is_refused(members, pairs_file, tmp_path, capsys):
     config = EvalConfig.of(ensemble=(str(members[0]),), dataset=str(pairs_file), output_dir=tmp_path / "out")
     with pytest.raises(ConfigError, match="one model is not an ensemble"):
         judge_folders(config)
+    with pytest.raises(ConfigError, match="--ensemble-penalty 2: belongs to an ensemble"):
+        judge_folders(config.replace(ensemble=(), model=str(members[0]), ensemble_penalty=2.0))
     np.savez(tmp_path / "heads.npz", head=np.zeros(3), bootstrap=np.zeros((5, 3)))
     with pytest.raises(ArtifactError, match=r"heads of shape \(5, 3\), wanted two or more of width 32"):
         read_heads(tmp_path / "heads.npz", width=32, spec=read_spec(members[0]))

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from rewardlab.artifact.adapters import Members
-from rewardlab.core.config import to_mapping
+from rewardlab.core.config import require, to_mapping
 from rewardlab.core.files import provenance, sha256_file, write_json
 from rewardlab.core.run_folder import (
     EVALUATION_FILES,
@@ -24,7 +24,7 @@ from rewardlab.core.run_folder import (
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.sources import SourceReport
 from rewardlab.data.token_report import TokenReport
-from rewardlab.evaluation.config import EvalConfig
+from rewardlab.evaluation.config import EvalConfig, EvalRunConfig
 from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder, summary
 from rewardlab.evaluation.suite_ensembles import NAMES, claim_ensemble, judge_as_one
@@ -88,9 +88,11 @@ def judge_folders(config: EvalConfig) -> Judged:
     """Run `rewardlab eval`: judge every named model, and those of `--ensemble` as one.
 
     The results of one model are written to `--output-dir` itself, those of several to folders in it with their names;
-    `models.json` there holds the metrics of all. Raises as `evaluate_folder` does.
+    `models.json` there holds the metrics of all. Raises as `evaluate_folder` does, and ConfigError for a penalty without
+    an ensemble.
     """
     config.require_complete()
+    _require_penalised(config)
     folders = config.run.folders
     if len(folders) == 1 and not config.run.ensemble:
         judged_alone = _judged(config, folders[0], config.run.output_dir)
@@ -140,9 +142,11 @@ def judge_suites(config: EvalConfig) -> dict[str, JudgedSuites]:
 
     Returns name -> its suites, the combinations of the ensemble last.
 
-    Folders are those of `judge_folders`. Raises as `evaluate_suites` and `claim_ensemble` do.
+    Folders are those of `judge_folders`. Raises as `evaluate_suites` and `claim_ensemble` do, and ConfigError for a
+    penalty without an ensemble.
     """
     config.require_complete()
+    _require_penalised(config)
     out, folders = config.run.output_dir, config.run.folders
     if len(folders) == 1 and not config.run.ensemble:
         return {names_of(folders).popitem()[0]: evaluate_suites(config)}
@@ -167,6 +171,15 @@ def judge_suites(config: EvalConfig) -> dict[str, JudgedSuites]:
             facts |= {name: {"ensemble": config.run.ensemble} for name in judged if name not in named}
         _write(config, facts, data={}, tokens={})
     return judged
+
+
+def _require_penalised(config: EvalConfig) -> None:
+    """Raise ConfigError for a λ without an ensemble, which would change nothing."""
+    penalty = config.run.ensemble_penalty
+    require(
+        bool(config.run.ensemble) or penalty == EvalRunConfig.ensemble_penalty,
+        f"--ensemble-penalty {penalty:g}: belongs to an ensemble. Name its members with --ensemble.",
+    )
 
 
 def _judged(config: EvalConfig, folder: str, place: Path, members: Members | None = None) -> JudgedModel:
