@@ -235,6 +235,19 @@ def test_pairs_of_another_response_model_are_subsets_of_their_own(tmp_path):
         ),
         ("ppe", {**CONFLICT, "sampled_conflict_pairs": [[1, 2]]}, "math.jsonl", "both right or both wrong"),
         ("ppe", {**CONFLICT, "sampled_conflict_pairs": [[0, 9]]}, "math.jsonl", "wanted two indices below 3"),
+        ("ppe", {**CONFLICT, "sampled_conflict_pairs": []}, "math.jsonl", "wanted a list of pairs of replies"),
+        (
+            "rmb",
+            {"conversation_input": "p", "bon_best": {"answer": "a"}, "loser_list": []},
+            "Helpfulness/r.jsonl",
+            "wanted a list of objects with an answer",
+        ),
+        (
+            "hhh",
+            {"input": "i", "targets": {"choices": ["a", "b"], "labels": [1]}},
+            "other.jsonl",
+            "wanted a list of 2 labels",
+        ),
         ("ppe", {"prompt": "p", "response_1": "a", "response_2": "b", "winner": "me"}, "v.jsonl", "model_a or model_b"),
         ("rmb", {"conversation_input": [], "chosen": {}, "reject": {}}, "r.jsonl", "Helpfulness or Harmlessness"),
     ],
@@ -297,6 +310,12 @@ def test_several_suites_have_folders_of_their_names(tmp_path):
     assert folder_of("rmb", ["rmb", "hhh"], None) is None
     with pytest.raises(DataError, match="no folder rmb in it"):
         folder_of("rmb", ["hhh", "rmb"], tmp_path)
+
+
+def test_a_file_in_place_of_the_folder_is_said_to_be_one(tmp_path):
+    rows_to(tmp_path / "other.jsonl", [])
+    with pytest.raises(DataError, match=r"other.jsonl: is a file. Name the folder with the files of hhh."):
+        read_suite("hhh", tmp_path / "other.jsonl")
 
 
 def test_a_suite_without_a_known_hub_dataset_asks_for_its_folder():

@@ -100,12 +100,11 @@ def _text(value: object, what: str) -> str:
     return value
 
 
-def _texts(value: object, what: str, *, number: int | None = None) -> list[object]:
+def _texts(value: object, what: str, *, number: int | None = None, of: str = "texts") -> list[object]:
     """Return a list of at least one entry. Raises UnfitRowError for anything else, a lone text among it."""
     entries = list(value) if isinstance(value, list | tuple) else []
     if not entries or (number is not None and len(entries) != number):
-        wanted = "a list of texts" if number is None else f"a list of {number} texts"
-        raise UnfitRowError(f"{what} is {show(value)}, wanted {wanted}")
+        raise UnfitRowError(f"{what} is {show(value)}, wanted a list of {of if number is None else f'{number} {of}'}")
     return entries
 
 
@@ -260,7 +259,7 @@ def _ppe_best_of_k(row: Row, place: Place) -> Read:
     if not isinstance(scores, list | tuple):
         raise UnfitRowError(f"scores is {show(scores)}, wanted a list of whether each reply is correct")
     pairs = []
-    for pair in _texts(row["sampled_conflict_pairs"], "sampled_conflict_pairs"):
+    for pair in _texts(row["sampled_conflict_pairs"], "sampled_conflict_pairs", of="pairs of replies"):
         entries = list(pair) if isinstance(pair, list | tuple) else []
         if len(entries) != 2 or not all(type(entry) is int and 0 <= entry < len(scores) for entry in entries):
             raise UnfitRowError(f"a conflict pair is {show(pair)}, wanted two indices below {len(scores)}")
@@ -306,7 +305,7 @@ def _rmb(row: Row, place: Place) -> Read:
     if goal is None:
         raise UnfitRowError("neither category_path nor the folder says Helpfulness or Harmlessness")
     if "bon_best" in row:
-        losers = _texts(row["loser_list"], "loser_list")
+        losers = _texts(row["loser_list"], "loser_list", of="objects with an answer")
         return _item(
             place,
             subset=f"{goal} BoN",
@@ -363,7 +362,7 @@ def _hhh(row: Row, place: Place) -> Read:
     choices = targets.get("choices") if isinstance(targets, Mapping) else None
     labels = targets.get("labels") if isinstance(targets, Mapping) else None
     texts = _texts(choices, "choices of targets")
-    marks = _texts(labels, "labels of targets", number=len(texts))
+    marks = _texts(labels, "labels of targets", number=len(texts), of="labels")
     better = [number for number, mark in enumerate(marks) if mark == 1]
     worse = [number for number, mark in enumerate(marks) if mark == 0]
     if not better or not worse:

@@ -120,6 +120,8 @@ def _sources(suite: str, folder: Path | None) -> Iterator[tuple[PurePath, Source
             label = f"{name}[{split}]"
             yield PurePath(name.replace(":", "/")), Source(name=name, split=split, label=label, path=None)
         return
+    if folder.is_file():
+        raise DataError(f"--suite-data {folder}: is a file. Name the folder with the files of {suite}.")
     if not folder.is_dir():
         raise DataError(f"--suite-data {folder}: no such folder. Get {suite} from {layout.home}.")
     for path in _files(layout, folder, suite):
