@@ -25,8 +25,10 @@ from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
 from rewardlab.curation.mislabels.reading import ReadData
 from rewardlab.data.chat import Renderer
 from rewardlab.data.dataset_names import Named
+from rewardlab.data.finding import ALL_ROWS, Source
 from rewardlab.data.groups import Groups
 from rewardlab.data.splits import Numbers
+from rewardlab.data.weights import without_weights
 from rewardlab.evaluation.score_files import read_scores
 
 logger = logging.getLogger("rewardlab")
@@ -221,16 +223,32 @@ def _scored_by(config: MislabelsConfig, folder: Path, data: ReadData, pairs: Pai
 
 def _tell_trained_on(folder: Path, data: ReadData) -> None:
     """Warn if the record of a model says that it was trained on a dataset that is searched."""
-    recorded = read_spec(folder).provenance.get("config")
-    names = recorded.get("dataset") if isinstance(recorded, Mapping) else None
-    trained = (
-        {Path(name).name for name in names if isinstance(name, str)} if isinstance(names, (list, tuple)) else set()
-    )
-    searched = {source.path.name if source.path else source.name for source in data.sources}
-    if both := trained & searched:
+    trained = _names_trained_on(read_spec(folder).provenance.get("config"))
+    if both := {name for source in data.sources for name in _names_of(source) & trained}:
         logger.warning(
             "witness %s: its record says that it was trained on %s. A model agrees with labels that it has learned, so "
             "it is not a witness about these",
             folder,
             ", ".join(sorted(both)),
         )
+
+
+def _names_trained_on(config: object) -> set[str]:
+    """Return what datasets are called in the settings of a training, in the words of `_names_of`."""
+    named = config.get("dataset") if isinstance(config, Mapping) else None
+    if not isinstance(named, (list, tuple)):
+        return set()
+    assert isinstance(config, Mapping)
+    split = config.get("hf_split")
+    found: set[str] = set()
+    for name in without_weights([name for name in named if isinstance(name, str)], "dataset"):
+        found |= {Path(name).name, f"{Path(name).name}/{split}", f"{name.partition('@')[0]}[{split}]"}
+    return found
+
+
+def _names_of(source: Source) -> set[str]:
+    """Return what a dataset may be called: its file, `folder/split`, or `organisation/name[split]` of the hub."""
+    if source.path is None:
+        return {f"{source.name.partition('@')[0]}[{source.split}]"}
+    in_folder = set() if source.split == ALL_ROWS else {f"{Path(source.name).name}/{source.split}"}
+    return {source.path.name} | in_folder
