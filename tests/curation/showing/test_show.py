@@ -208,3 +208,20 @@ def test_a_dataset_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["data", "show", "--row", "3"])
     assert "DATASET is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("table.csv", 'prompt,chosen,rejected\na,"b\nb",c\nd,e,f\n', "table.csv:2"),
+        ("blank.jsonl", '\n\n{"prompt": "a", "chosen": "b", "rejected": "c"}\n', "blank.jsonl:3"),
+    ],
+)
+def test_the_first_row_is_shown_whatever_its_number(
+    name: str, text: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    main(["data", "show", str(tmp_path / name)])
+    said = capsys.readouterr().out
+    assert said.count("===") == 2
+    assert f"=== {place} ===" in said

@@ -17,9 +17,9 @@ class ShownConfig:
 
     dataset: Annotated[str, tyro.conf.Positional] = ""
     """File, folder or hub name."""
-    row: tuple[str, ...] = ("1",)
+    row: tuple[str, ...] = ()
     """Rows, each by its line number (`file:line` too) or, where no line has this number, by the value of its column
-    `id`, `pair_id` or `preference_id`."""
+    `id`, `pair_id` or `preference_id`; by default the first."""
     model: str = ""
     """Show tokens as this model reads them: a reward-model folder, which has its own template, limit and truncation, or
     a folder or hub name to train from. Without it the row is shown as it is read."""
@@ -33,7 +33,7 @@ class ShownConfig:
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that names nothing."""
         require_seed(self.seed)
-        require(len(self.row) > 0 and "" not in self.row, "--row: name at least one row, such as --row 3 17.")
+        require("" not in self.row, "--row: name at least one row, such as --row 3 17.")
 
     def require_named(self) -> None:
         """Raise ConfigError unless a dataset is named."""

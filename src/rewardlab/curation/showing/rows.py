@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError
@@ -82,6 +83,8 @@ def _plain(value: object) -> Any:
 def show_rows(config: ShowConfig) -> list[ShownRow]:
     """Return the rows that were asked for, in that order; all that have an id, up to `MOST_NAMESAKES` of them.
 
+    If none was asked for, the first row of the dataset is returned, whatever its number: a table's has a header above.
+
     Raises DataError if the dataset cannot be read or has no such row, ConfigError and ArtifactError for the model.
     """
     renderer = renderer_of(config.shown.model, config.rendering) if config.shown.model else None
@@ -89,8 +92,10 @@ def show_rows(config: ShowConfig) -> list[ShownRow]:
     bare = config.rendering.joins_texts if renderer is None else renderer.spec.joins_texts
     rules = Rules(source=source.name, reading=config.reading, seed=config.shown.seed, bare=bare)
     schema, _ = open_units(source, rules, may_be_damaged=True)
-    found = _find(source, rules, config.shown.row)
     said = schema.label
+    if not config.shown.row:
+        return [_shown(row, said, renderer) for row in islice(walk(source, rules, may_be_damaged=True), 1)]
+    found = _find(source, rules, config.shown.row)
     return [
         replace(_shown(row, said, renderer), num_alike=count) for name in config.shown.row for row, count in found[name]
     ]
