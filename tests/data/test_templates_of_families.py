@@ -366,3 +366,14 @@ def test_a_reply_that_does_not_fit_has_a_cause_by_every_rule() -> None:
         prompt = talk(ASKED) if truncation == "reply-middle" else talk("Why?")
         with pytest.raises(kind):
             renderer.render(prompt, (Message("assistant", REPLY),))
+
+
+def test_a_template_that_takes_thoughts_out_of_replies_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    for name in FAMILIES:
+        renderer_of(name)
+    assert not caplog.messages
+    taken_out = SMOLLM2.replace("turn['content']", "turn['content'].split('</think>')[-1]")
+    build_renderer(make_tokenizer(taken_out), RenderingConfig(max_seq_len=LONG))
+    (told,) = caplog.messages
+    assert "between <think> and </think>" in told
+    assert "--no-chat-template" in told

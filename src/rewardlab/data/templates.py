@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,11 +14,15 @@ from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
 
+logger = logging.getLogger("rewardlab")
 FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
 """Date format -> the date that templates print in place of today's: a score must not change overnight."""
 
 PROBES: Final = ("Yes.", "No, 12", "Certainly! Here is more", "fine\n")
 """Replies that are rendered to learn how renderings end: words, punctuation, digits and a line break."""
+
+THOUGHTS: Final = tuple(f"<think>\n{thought}\n</think>\n\nYes." for thought in ("It is.", "They ask twice."))
+"""Replies that differ in what the model thought alone."""
 
 PLAIN_TEMPLATE: Final = (
     "{{ bos }}"
@@ -65,6 +70,7 @@ def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
             f"Fix the template of this tokenizer, or use --no-chat-template."
         )
     final = endings.pop() if len(endings) == 1 else None
+    _tell_lost_thoughts(Renderer(tokenizer, draft))
     return Renderer(tokenizer, replace(draft, final_token_id=final, num_bos=num_bos))
 
 
@@ -151,6 +157,19 @@ def _probe(renderer: Renderer) -> tuple[set[int], int]:
         bos = renderer.spec.bos_token_id
         num_bos = max(num_bos, next((n for n, token in enumerate(token_ids) if token != bos), len(token_ids)))
     return endings, num_bos
+
+
+def _tell_lost_thoughts(renderer: Renderer) -> None:
+    """Log a warning if the template takes thoughts out of replies: scores would not depend on what is written there."""
+    try:
+        one, other = (renderer.text(_probe_turns(reply)) for reply in THOUGHTS)
+    except RenderError:
+        return  # a template that refuses thoughts loses none silently: such rows are counted
+    if one == other:
+        logger.warning(
+            "template: what stands between <think> and </think> in a reply is left out by the chat template, so no "
+            "score depends on it; --no-chat-template keeps it, as does a template that does not take it out"
+        )
 
 
 def _probe_turns(reply: str, prompt: str = "Hello") -> Conversation:
