@@ -87,6 +87,21 @@ def test_the_interval_over_conversations_is_the_same_by_outcomes_and_by_influenc
     assert (by_influence.low, by_influence.high) == pytest.approx((whole.low, whole.high))
 
 
+def test_conversations_of_which_nothing_was_judged_say_nothing_of_how_far_conversations_differ():
+    arm, beside = drawn(0.7, rows=24), drawn(0.6, rows=24, seed=1)
+    # Forty conversations of which all pairs are ties, or none of equal length.
+    others = [f"other {n}" for n in range(40)]
+    more, more_beside = (
+        arm_of(np.hstack([one.right_SN, np.full((5, 40), np.nan)]), [*one.clusters, *others]) for one in (arm, beside)
+    )
+    assert more.num_conversations == arm.num_conversations == 12
+    assert (
+        Contrast.of([(more, 1.0), (more_beside, -1.0)]).estimate()
+        == Contrast.of([(arm, 1.0), (beside, -1.0)]).estimate()
+    )
+    assert share_of(more, more) == share_of(arm, arm)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_limits_of_a_share_are_those_at_which_the_contrast_is_barely_significant(seed):
     part, whole = drawn(0.6, seed=seed), drawn(0.85, seed=seed + 50)

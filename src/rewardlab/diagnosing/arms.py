@@ -52,9 +52,19 @@ class Arm:
         return float(self.by_seed.mean())
 
     @property
+    def _judged(self) -> npt.NDArray[np.int64]:
+        """Indices of the comparisons that at least one seed judged."""
+        return np.flatnonzero(np.isfinite(self.right_SN).any(axis=0))
+
+    @property
     def num_judged(self) -> int:
         """Number of comparisons that at least one seed judged."""
-        return int(np.isfinite(self.right_SN).any(axis=0).sum())
+        return len(self._judged)
+
+    @property
+    def num_conversations(self) -> int:
+        """Number of conversations with such a comparison."""
+        return len({self.clusters[n] for n in self._judged.tolist()})
 
     def over_seeds(self) -> Estimate:
         """Return the mean accuracy with Student's interval over seeds."""
@@ -67,7 +77,7 @@ class Arm:
         influences of comparisons, which in the first case are the same.
         """
         judged_SN = np.isfinite(self.right_SN)
-        judged_N = np.flatnonzero(judged_SN.any(axis=0))
+        judged_N = self._judged
         kept = [self.clusters[n] for n in judged_N.tolist()]
         if judged_SN[:, judged_N].all():
             means_N = self.right_SN[:, judged_N].mean(axis=0)
@@ -85,9 +95,11 @@ class Arm:
         return moved_N
 
     def influences(self) -> dict[str, float]:
-        """Return conversation -> its influence: by how much it moves the mean."""
-        names, index_N = np.unique(np.asarray(self.clusters, dtype=np.str_), return_inverse=True)
-        moved_C = np.bincount(index_N, self._moved_N(), minlength=len(names))
+        """Return conversation -> its influence: by how much it moves the mean. Those of which nothing was judged are
+        left out, since they say nothing of how far conversations differ."""
+        judged_N = self._judged
+        names, index_N = np.unique(np.asarray(self.clusters, dtype=np.str_)[judged_N], return_inverse=True)
+        moved_C = np.bincount(index_N, self._moved_N()[judged_N], minlength=len(names))
         return dict(zip(names.tolist(), moved_C.tolist(), strict=True))
 
 

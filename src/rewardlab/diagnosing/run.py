@@ -76,7 +76,7 @@ def _diagnosis(
         facts={
             "what": f"{config.model.model}, {how}, on {', '.join(config.data.dataset)}",
             "comparisons": full.num_judged,
-            "conversations": len(set(full.clusters)),
+            "conversations": full.num_conversations,
             "num_seeds": config.run.seeds,
             "length_threshold": config.data.diagnostic.diagnostic_length_threshold,
             "donors": "a draw for each seed" if config.run.train else "one draw, whose states serve all seeds",
