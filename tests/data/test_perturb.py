@@ -55,6 +55,15 @@ def test_a_long_line_of_marks_without_partners_is_read_once(sign):
     plain_text(f"{sign * (200_000 // len(sign))} end", draw())
 
 
+def test_code_loses_its_marks_and_nothing_else():
+    code = "# add\nclass A:\n    def __init__(self, *a, **b):\n        self.x = 2**3 + 4**5 + m[0](1)\n"
+    text = f"## Use\n**this** and `__name__`, **`x**2**y`**:\n```python\n{code}```\n# Then\n**done**"
+    assert plain_text(text, draw()) == f"Use\nthis and __name__, x**2**y:\n{code}Then\ndone"
+    assert plain_text(f"  ```\n{code}", draw()) == code, "indented, and not closed"
+    assert plain_text("```\n```\n# Title \ue000 *now*", draw()) == "Title \ue000 now"
+    assert plain_text("```one line``` of **code**", draw()) == "``one line`` of code"
+
+
 def test_marks_are_removed_over_a_few_hundred_characters_and_no_more():
     for mark in ("**", "*", "`", "__"):
         assert plain_text(f"{mark}{'a' * 300}{mark}", draw()) == "a" * 300

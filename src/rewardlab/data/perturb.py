@@ -1,7 +1,7 @@
 """Changes of a text that should not change how good it is: white space, markdown, list order, politeness, typos.
 
 Pure functions of a text and a random generator. Each returns the changed text, or None where there is nothing to
-change: a text without a list has no order of items. Code between fences is left alone by all but `plain_text`.
+change: a text without a list has no order of items. Code between fences is left alone; `plain_text` removes its fences.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ ITEM: Final = re.compile(r"^([ \t]*)([-*+•]|\d{1,3}[.)])([ \t]+)(\S.*)$")
 LINK: Final = re.compile(r"!?\[([^\[\]\n]{1,300})\]\((?:[^()\s]|\([^()\s]{0,300}\)){1,2000}\)")
 STRONG: Final = re.compile(r"(\*\*\*|\*\*|__)(?=\S)(.{1,300}?)(?<=\S)\1")
 EMPHASIS: Final = re.compile(r"(?<![\w*])\*(?=[^\s*])([^*\n]{1,300}?)(?<=[^\s*])\*(?![\w*])")
+BLOCK: Final = re.compile(
+    r"^[ \t]*```[^`\n]*(?:\n|\Z)(.*?)(?:^[ \t]*```[^\n]*(?:\n|\Z)|\Z)", re.DOTALL | re.MULTILINE
+)
 CODE: Final = re.compile(r"`([^`\n]{1,300})`")
 WORD: Final = re.compile(r"[^\W\d_]{4,}")
 
@@ -55,14 +58,29 @@ def spaced(text: str, draw: np.random.Generator) -> str | None:
 def plain_text(text: str, draw: np.random.Generator) -> str | None:
     """Remove markdown: headings, bold and italic marks, code marks and fences, links; items keep their marks.
 
-    A mark without its partner within 300 characters stays, and of marks inside others the inner ones may.
+    Code loses its marks and keeps its text. A mark without its partner within 300 characters stays, and of marks inside
+    others the inner ones may.
     """
-    changed = re.sub(r"^```[^\n]*\n?", "", text, flags=re.MULTILINE)
+    code: list[str] = []
+    # A character for private use that the text does not have stands around the number of a piece of code.
+    sign = next(chr(number) for number in range(0xE000, 0x110000) if chr(number) not in text)
+
+    def aside(found: str) -> str:
+        code.append(found)
+        return f"{sign}{len(code) - 1}{sign}"
+
+    def block(match: re.Match[str]) -> str:
+        # The line break after a block stays, so that what follows it begins a line.
+        body, end = (match[1][:-1], "\n") if match[1].endswith("\n") else (match[1], "")
+        return aside(body) + end if match[1] else ""
+
+    changed = BLOCK.sub(block, text)
+    changed = CODE.sub(lambda match: aside(match[1]), changed)
     changed = re.sub(r"^#{1,6}[ \t]+", "", changed, flags=re.MULTILINE)
     changed = LINK.sub(r"\1", changed)
     changed = STRONG.sub(r"\2", changed)
     changed = EMPHASIS.sub(r"\1", changed)
-    changed = CODE.sub(r"\1", changed)
+    changed = re.sub(f"{sign}(\\d+){sign}", lambda match: code[int(match[1])], changed)
     return changed if changed != text and changed.strip() else None
 
 
