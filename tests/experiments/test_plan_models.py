@@ -134,7 +134,7 @@ def test_a_plan_with_a_model_that_is_nowhere_is_refused(
 ) -> None:
     questions: list[str] = []
 
-    def model_info(api: HfApi, asked: str, timeout: float) -> None:
+    def model_info(api: HfApi, asked: str, revision: str | None, timeout: float) -> None:
         questions.append(asked)
         if error is not None:
             raise error

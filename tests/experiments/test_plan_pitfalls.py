@@ -10,6 +10,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.reporting.summary import summarise
+from rewardlab.experiments.words import check_report
 from study_folders import PLAN, finished_study, told, with_arm, write_plan
 
 
@@ -172,6 +173,17 @@ def test_data_that_several_arms_miss_are_told_once(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").unlink()
     (error,) = check_only(path)
     assert error.startswith("arm plain: dataset ")
+
+
+def test_what_the_hub_may_change_is_named(tmp_path: Path) -> None:
+    local = write_plan(tmp_path)
+    plan = read_plan(local)
+    assert check(plan).unpinned == ["a-model-3b"]
+    assert "on the hub, without a revision: a-model-3b. Their owners may" in " ".join(check_report(check(plan)).split())
+    text = local.read_text(encoding="utf-8").replace("a-model-3b", "their/model@v1")
+    for name, told in (("their/pairs", ["their/pairs"]), ("their/pairs@v1", [])):
+        local.write_text(text.replace(str(tmp_path / "train.jsonl"), name), encoding="utf-8")
+        assert check(read_plan(local)).unpinned == told
 
 
 def check_only(path: Path) -> list[str]:

@@ -26,6 +26,7 @@ from rewardlab.experiments.pitfalls import (
     about_test_rows,
     about_values,
     ranges_in,
+    unpinned,
 )
 from rewardlab.experiments.plan import WINNER, Phase, Plan, Run
 from rewardlab.experiments.power import ALPHA, Assumed, Reach, reach_of
@@ -60,6 +61,8 @@ class Checked:
     tested: Mapping[str, Tested]
     """Hypothesis -> what can come of it."""
     problems: Sequence[Problem]
+    unpinned: Sequence[str]
+    """Models and data of the hub without a revision."""
     num_prompts: int
     num_comparisons: int
     sizes_are: str
@@ -134,6 +137,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
         costs={run.arm: costs[run.arm] for run in runs},
         tested=tested,
         problems=problems,
+        unpinned=unpinned(runs),
         num_prompts=prompts,
         num_comparisons=comparisons,
         sizes_are=where,

@@ -4,6 +4,7 @@ value, data and models that are missing or refuse."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from rewardlab.experiments.power import Reach
 from rewardlab.experiments.quantities import quantity_named, range_of
 from rewardlab.experiments.slurm_config import SlurmConfig, literal_values, secrets_in, slurm_config
 from rewardlab.model.config import BUILTIN_NAMES, looks_local, misspelt_builtin
+from rewardlab.model.hub import at_revision
 from rewardlab.training.settings.config import interval_of
 
 Level = Literal["error", "warning"]
@@ -63,7 +65,7 @@ def about_data(runs: Sequence[Run]) -> Iterator[Problem]:
     read: dict[str, dict[str, None]] = {}
     known: set[str] = set()
     for run in runs:
-        values = {name: run.settings[name] for name in settings_of(TrainingDataConfig) if name in run.settings}
+        values = _data_settings(run)
         if run.program or repr(values) in known:
             continue
         known.add(repr(values))
@@ -90,6 +92,30 @@ def _sources(config: TrainingDataConfig) -> Iterator[tuple[str, Source]]:
     for named in all_named(config) if config.dataset else ():
         for source in named.sources():
             yield named.purpose, source
+
+
+def _data_settings(run: Run) -> dict[str, object]:
+    return {name: run.settings[name] for name in settings_of(TrainingDataConfig) if name in run.settings}
+
+
+def unpinned(runs: Sequence[Run]) -> list[str]:
+    """Return the models and data of the hub that runs name without a revision, each once."""
+    found: dict[str, None] = {}
+    known: set[str] = set()
+    for run in runs:
+        values = _data_settings(run)
+        if run.program or repr(values) in known:
+            continue
+        known.add(repr(values))
+        with suppress(ConfigError, DataError):  # which `about_data` reports
+            sources = [source for _, source in _sources(from_mapping(TrainingDataConfig, values, where=run.arm))]
+            on_hub = [source.name for source in sources if source.path is None]
+            found |= dict.fromkeys(name for name in on_hub if parse_hub_name(name).revision is None)
+    for model in dict.fromkeys(str(run.settings["model"]) for run in runs if not run.program):
+        is_local = model.lower() in BUILTIN_NAMES or Path(model).is_dir() or looks_local(model)
+        if not is_local and at_revision(model) is None:
+            found[model] = None
+    return list(found)
 
 
 def _places(source: Source) -> list[str]:
@@ -273,19 +299,27 @@ def missing_on_hub(name: str) -> str:
     each name, whatever else arms change.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
+    repository, revision = at_revision(name) or (name, None)
     none = f"no model at {name!r}: there is no such folder, and"
     try:
-        if name.lower() in BUILTIN_NAMES or try_to_load_from_cache(name, "config.json"):
+        if name.lower() in BUILTIN_NAMES or try_to_load_from_cache(repository, "config.json", revision=revision):
             return ""
     except HFValidationError:
         return f"{none} no model of the hub can have this name"
     api = HfApi()
     try:
-        api.model_info(name, timeout=HUB_TIMEOUT_S)
+        api.model_info(repository, revision=revision, timeout=HUB_TIMEOUT_S)
     except GatedRepoError:
         return ""
+    except RevisionNotFoundError:
+        return f"{none} the model of the hub has no revision {revision!r}"
     except RepositoryNotFoundError:
         return (
             f"{none} the hub shows no model of this name. If it is private, log in (hf auth login); "

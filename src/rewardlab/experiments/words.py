@@ -42,6 +42,12 @@ def check_report(checked: Checked) -> str:
     ]
     if rows:
         blocks.append(text_table(("hypothesis", "comparison", "smallest difference seen"), rows))
+    if checked.unpinned:
+        blocks += [
+            "",
+            f"on the hub, without a revision: {', '.join(checked.unpinned)}. Their owners may change them between two "
+            f"runs; {checked.unpinned[0]}@COMMIT names one state.",
+        ]
     told = Counter(problem.level for problem in checked.problems)
     blocks += ["", *(f"{problem.level}: {problem.text}" for problem in checked.problems)]
     ending = (

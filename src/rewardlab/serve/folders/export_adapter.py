@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from rewardlab.core.spec import DAMAGED, SCORE_TOLERANCE, RewardSpec, read_spec
 from rewardlab.model.attention import padded_implementation
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.files import ADAPTER_CONFIG, told
+from rewardlab.model.hub import source_of
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.model.reward import HEAD_ON_DISK
 from rewardlab.serve.folders.export import require_apart
@@ -30,6 +32,7 @@ ADAPTER: Final = "adapter"
 WEIGHTS: Final = "adapter_model.safetensors"
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 BASE: Final = "base_model_name_or_path"
+REVISION: Final = "revision"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +70,19 @@ def export_adapter(
     load(source, device="cpu", attention="padded")
     settings = read_object(adapter / ADAPTER_CONFIG, DAMAGED)
     if base is not None:
-        settings[BASE] = resolve_model_name(base, logger.info)
-    _require_base(str(settings.get(BASE)), "--base" if base is not None else str(adapter / ADAPTER_CONFIG))
+        place_of_base = resolve_model_name(base, logger.info)
+        settings[BASE], settings[REVISION] = source_of(place_of_base) or (place_of_base, None)
+    base_path = _require_base(settings, "--base" if base is not None else str(adapter / ADAPTER_CONFIG))
     _require_head(source, settings)
     _tell_engines(settings)
     with replacing_folder(target) as place:
         shutil.copy2(adapter / WEIGHTS, place / WEIGHTS)
         write_json(place / ADAPTER_CONFIG, settings)
         _copy_tokenizer(source, place)
-        classifier = _classifier(source, str(settings[BASE]), final=spec.renderer.final_token_id)
+        classifier = _classifier(source, base_path, final=spec.renderer.final_token_id)
         if with_base:
             _write_base(place / "base", source, classifier)
-        distance = _distance(place, classifier, spec, str(settings[BASE]))
+        distance = _distance(place, classifier, spec, base_path)
         allowed = SCORE_TOLERANCE[spec.save_dtype]
         if not distance <= allowed:
             raise ArtifactError(
@@ -91,14 +95,20 @@ def export_adapter(
     )
 
 
-def _require_base(base: str, named_by: str) -> None:
-    """Raise ArtifactError, naming what names the base model, if that is not there."""
+def _require_base(settings: Mapping[str, Any], named_by: str) -> str:
+    """Return the name or the folder of the base model of adapters.
+
+    Raises ArtifactError, naming what names the base model, if that is not there.
+    """
+    name, revision = str(settings.get(BASE)), settings.get(REVISION)
     try:
-        read_config(base)
+        path = resolve_model_name(name if revision is None else f"{name}@{revision}", logger.info)
+        read_config(path)
     except ModelError as error:
         raise ArtifactError(
             f"{named_by}: the base model of these adapters is not there: {error} Name it with --base, where it is now."
         ) from error
+    return path
 
 
 def _require_head(source: Path, settings: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from rewardlab.core.run_folder import saved_step
 from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts
+from rewardlab.model.hub import commit_of
 from rewardlab.model.load import PRECISION
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -54,6 +55,7 @@ class Saver:
 
     def _write(self, folder: Path, step: int) -> None:
         config = self._config
+        commit = commit_of(self._base.path, self._base.config)
         spec = save_reward_model(
             folder,
             self._model,
@@ -63,6 +65,7 @@ class Saver:
             provenance={
                 "config": to_mapping(config),
                 "config_hash": config_hash(config),
+                **({} if commit is None else {"base_commit": commit}),
                 **config.data.diagnostic.provenance,
                 **provenance(),
                 "step": step,

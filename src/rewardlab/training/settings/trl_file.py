@@ -157,6 +157,18 @@ def num_ranks() -> int:
     return int(size) if re.fullmatch("[1-9][0-9]{0,5}", size) else 1
 
 
+def _revision(file: Values, made: Translation, where: str) -> None:
+    revision, model = file.get("model_revision"), file.get("model_name_or_path")
+    if revision in (None, "main"):
+        return
+    if model is None:
+        made.say("model_revision", revision, f"give it with the model: --model NAME@{revision}")
+    elif Path(str(model)).exists():
+        made.say("model_revision", revision, "the model is a folder, which has one revision")
+    else:
+        made.set("model", f"{model}@{revision}", "model_revision", revision)
+
+
 def _length_of_run(file: Values, made: Translation, where: str) -> None:
     if (steps := _whole(file, "max_steps", -1, where)) > 0:
         made.set("steps", steps, "max_steps", steps)
@@ -415,6 +427,7 @@ def _viewers(file: Values, made: Translation, where: str) -> None:
 
 
 RULES: Final[Sequence[Callable[[Values, Translation, str], None]]] = (
+    _revision,
     _batch,
     _length_of_run,
     _cadence,

@@ -130,11 +130,6 @@ REMARKS: Final[Sequence[Remark]] = (
         keys=("eos_token", "pad_token", "chat_template_path"),
         text="tokenizer and template are taken from the model's folder; change them there",
     ),
-    Remark(
-        keys=("model_revision",),
-        text="the main revision is used; download another one and name its folder with --model",
-        harmless=(None, "main"),
-    ),
     Remark(keys=("model_init_kwargs",), text="not passed on; see --precision, --attention and --trust-remote-code"),
     Remark(
         keys=("dtype",),
@@ -160,7 +155,7 @@ REMARKS: Final[Sequence[Remark]] = (
 
 HANDLED: Final = frozenset(
     _named(
-        "per_device_train_batch_size gradient_accumulation_steps max_steps max_length logging_steps",
+        "model_revision per_device_train_batch_size gradient_accumulation_steps max_steps max_length logging_steps",
         "dataset_name dataset_config dataset_train_split dataset_test_split datasets test_split_size",
         "eval_strategy eval_steps load_best_model_at_end metric_for_best_model greater_is_better",
         "save_strategy save_steps save_total_limit",

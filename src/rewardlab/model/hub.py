@@ -1,0 +1,84 @@
+"""Models of the hub at a revision: `organisation/name@revision`, a branch, a tag or a commit.
+
+Such a model is fetched as a whole and read from its folder in the hub's cache, whose name is its commit. A name
+without a revision is left to transformers, which takes the newest state of the main branch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.errors import ModelError
+
+NAME: Final = r"[\w-][\w.-]*"
+REVISION: Final = r"@(?P<revision>[\w./-]+)"
+AT_REVISION: Final = re.compile(rf"(?P<repository>{NAME}(?:/{NAME})?){REVISION}")
+FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+"""Files that are fetched of a model on the hub; weights in .bin files only where there are no others."""
+CODE: Final = "*.py"
+"""Code that comes with a model, which runs with --trust-remote-code alone."""
+NESTED: Final = ("*/*.safetensors", "*/*.bin")
+"""Files that are never fetched: weights in the subfolders of a model are other copies of it."""
+
+
+def at_revision(name: str) -> tuple[str, str] | None:
+    """Return the repository and the revision that a name consists of; None for any other name, or a path that is there.
+
+    >>> at_revision("Qwen/Qwen3-0.6B@main")
+    ('Qwen/Qwen3-0.6B', 'main')
+    >>> at_revision("Qwen/Qwen3-0.6B") is None
+    True
+    """
+    match = AT_REVISION.fullmatch(name)
+    return None if match is None or Path(name).exists() else (match["repository"], match["revision"])
+
+
+def fetch(repository: str, revision: str) -> Path:
+    """Return the folder of a model at a revision, fetched from the hub if it is not in the cache.
+
+    Raises ModelError if the hub does not give it.
+    """
+    place = snapshot(repository, revision, [*FILES, CODE])
+    if any(place.glob("*.safetensors")):
+        return place
+    return snapshot(repository, place.name, [*FILES, CODE, "*.bin"])
+
+
+def snapshot(repository: str, revision: str | None, files: Sequence[str]) -> Path:
+    """Return the folder with these files of a model on the hub, which is named after its commit.
+
+    Raises ModelError if the hub does not give them.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=list(files), ignore_patterns=[*NESTED])
+        )
+    except Exception as error:
+        # The library raises its own errors, those of the hub and those of the network, which have no common base.
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise ModelError(f"the hub did not give a model of this name ({type(error).__name__}: {said})") from error
+
+
+def source_of(folder: str | Path) -> tuple[str, str] | None:
+    """Return the repository and the commit of a model's folder in the hub's cache; None for any other folder."""
+    path = Path(folder)
+    kind, *name = path.parent.parent.name.split("--")
+    if path.parent.name != "snapshots" or kind != "models" or not name:
+        return None
+    return "/".join(name), path.name
+
+
+def commit_of(path: str, config: Any) -> str | None:
+    """Return the commit of a model of the hub; None for a folder of another kind, or if it is not known.
+
+    `config` is its configuration, in which transformers notes the commit.
+    """
+    if (source := source_of(path)) is not None:
+        return source[1]
+    commit: str | None = getattr(config, "_commit_hash", None)
+    return commit
