@@ -73,6 +73,14 @@ def test_marks_are_removed_over_a_few_hundred_characters_and_no_more():
     assert plain_text("[a](wiki/B_(c)) d", draw()) == "a d"
 
 
+@pytest.mark.parametrize("below", ["  - y\n  - z", "  which is green", "\n  Another line.", "  ```\n  code\n  ```"])
+def test_an_item_keeps_what_is_below_it(below):
+    text = f"- apples\n- pears\n- plums:\n{below}"
+    changed = below.replace("- y\n  - z", "- z\n  - y")
+    assert reordered(text, draw()) == f"- pears\n- apples\n- plums:\n{changed}"
+    assert reordered(f"- apples\n- plums:\n{below}\n", draw()) in (None, f"- apples\n- plums:\n{changed}\n")
+
+
 def test_a_numbered_list_keeps_its_numbers_and_its_items():
     text = "Steps:\n1. wash\n2. cut\n3. cook\nEnjoy."
     changed = reordered(text, draw())
@@ -87,7 +95,7 @@ def test_a_numbered_list_keeps_its_numbers_and_its_items():
 def test_lists_of_other_depths_are_not_mixed_and_code_is_no_list():
     text = "- a\n- b\n  - inner one\n  - inner two\n```\n- x\n- y\n```"
     changed = reordered(text, draw())
-    assert changed == "- b\n- a\n  - inner two\n  - inner one\n```\n- x\n- y\n```"
+    assert changed == "- a\n- b\n  - inner two\n  - inner one\n```\n- x\n- y\n```"
     assert reordered("- only one", draw()) is None
     assert reordered("- same\n- same", draw()) is None
 

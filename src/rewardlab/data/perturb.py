@@ -28,9 +28,7 @@ ITEM: Final = re.compile(r"^([ \t]*)([-*+•]|\d{1,3}[.)])([ \t]+)(\S.*)$")
 LINK: Final = re.compile(r"!?\[([^\[\]\n]{1,300})\]\((?:[^()\s]|\([^()\s]{0,300}\)){1,2000}\)")
 STRONG: Final = re.compile(r"(\*\*\*|\*\*|__)(?=\S)(.{1,300}?)(?<=\S)\1")
 EMPHASIS: Final = re.compile(r"(?<![\w*])\*(?=[^\s*])([^*\n]{1,300}?)(?<=[^\s*])\*(?![\w*])")
-BLOCK: Final = re.compile(
-    r"^[ \t]*```[^`\n]*(?:\n|\Z)(.*?)(?:^[ \t]*```[^\n]*(?:\n|\Z)|\Z)", re.DOTALL | re.MULTILINE
-)
+BLOCK: Final = re.compile(r"^[ \t]*```[^`\n]*(?:\n|\Z)(.*?)(?:^[ \t]*```[^\n]*(?:\n|\Z)|\Z)", re.DOTALL | re.MULTILINE)
 CODE: Final = re.compile(r"`([^`\n]{1,300})`")
 WORD: Final = re.compile(r"[^\W\d_]{4,}")
 
@@ -87,7 +85,8 @@ def plain_text(text: str, draw: np.random.Generator) -> str | None:
 def reordered(text: str, draw: np.random.Generator) -> str | None:
     """Put the items of every list (one line each, equally indented, at least two) into another order.
 
-    Numbers stay where they are, so that a numbered list is numbered as before.
+    Numbers stay where they are, so that a numbered list is numbered as before. An item with more below it, such as a
+    list of its own, stays too.
     """
 
     def change(part: str) -> str:
@@ -97,8 +96,10 @@ def reordered(text: str, draw: np.random.Generator) -> str | None:
             end = start
             while end < len(lines) and _indent(lines[end]) is not None and _indent(lines[end]) == _indent(lines[start]):
                 end += 1
-            if end - start >= 2:
-                items = [ITEM.fullmatch(line) for line in lines[start:end]]
+            # Of equally indented items in a row only the last can have lines of its own.
+            last = end - 1 if end > start and _goes_on(lines, end) else end
+            if last - start >= 2:
+                items = [ITEM.fullmatch(line) for line in lines[start:last]]
                 texts = [item[4] for item in items if item is not None]
                 order = _another_order(texts, draw)
                 for number, item in enumerate(items):
@@ -216,6 +217,15 @@ def _outside_code(text: str, change: Callable[[str], str]) -> str | None:
 def _indent(line: str) -> str | None:
     item = ITEM.fullmatch(line)
     return None if item is None else item[1]
+
+
+def _goes_on(lines: list[str], end: int) -> bool:
+    """Return whether the item before this line has more lines: the next one with text, or the beginning of the fence
+    that follows these lines, is indented further."""
+    rest = lines[end:]
+    following = next((line for line in rest if line.strip()), rest[-1] if rest else "")
+    spaces = [len(line) - len(line.lstrip(" \t")) for line in (lines[end - 1].expandtabs(4), following.expandtabs(4))]
+    return spaces[1] > spaces[0]
 
 
 def _another_order(texts: list[str], draw: np.random.Generator) -> list[str]:
