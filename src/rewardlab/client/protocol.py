@@ -36,10 +36,18 @@ class _Told(BaseModel):
 
 
 class WireMessage(_Wire):
-    """One turn of a conversation."""
+    """One turn of a conversation. Of other fields only those are taken that are null or an empty list."""
 
     role: str
     content: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, message: Any) -> Any:
+        # Messages of other programs have fields such as `"tool_calls": null`, which say nothing.
+        if not isinstance(message, dict) or message.keys() <= cls.model_fields.keys():
+            return message
+        return {name: value for name, value in message.items() if name in cls.model_fields or value not in (None, [])}
 
 
 def _known_fields(message: Any) -> Any:

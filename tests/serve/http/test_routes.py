@@ -48,6 +48,16 @@ def test_all_routes_give_the_same_score(client, engine: FakeEngine):
     assert slime.headers[DIGEST_HEADER] == openrlhf.headers[DIGEST_HEADER] == engine.digests["tiny"]
 
 
+def test_fields_of_a_message_that_say_nothing_are_passed_over(client, engine: FakeEngine):
+    said = [TURNS[0], {**TURNS[1], "tool_calls": None, "refusal": None, "annotations": []}]
+    score = fake_score(engine.digests["tiny"], IDS)
+    assert client.post("/v1/score", json={"conversations": [said]}).json()["groups"][0]["scores"] == [score]
+    assert client.post("/classify", json={"messages": said}).json()["data"][0]["probs"] == [score]
+    for more in ({"tool_calls": [{"id": "a"}]}, {"name": ""}, {"prefix": False}):
+        answer = client.post("/v1/score", json={"conversations": [[TURNS[0], {**TURNS[1], **more}]]})
+        assert answer.status_code == 422
+
+
 @pytest.mark.parametrize("route", ["/classify", "/pooling"])
 @pytest.mark.parametrize(
     ("more", "kind"),
