@@ -76,6 +76,26 @@ def test_the_parts_sum_to_the_brier_score_and_the_curve_is_that_of_scikit_learn(
     assert fitted.predict(found.probability) == pytest.approx(np.array(found.recalibrated), abs=1e-9)
 
 
+def test_equal_margins_are_one_point_of_the_curve_whichever_reply_stands_first() -> None:
+    """1 − p and p of the same margin differ by rounding, as margins of a model in bf16 are often equal."""
+    generator = np.random.default_rng(1)
+    logit = np.round(1.5 * generator.normal(size=300), 1)
+    label = (generator.random(300) < expit(0.6 * logit)).astype(np.float64)
+    turned = generator.random(300) < 0.5
+    one = reliability(expit(logit), label, np.arange(300) // 2, draws=20)
+    other = reliability(
+        expit(np.where(turned, -logit, logit)), np.where(turned, 1 - label, label), np.arange(300) // 2, draws=20
+    )
+    assert one.weight == other.weight
+    assert one.miscalibration.value == pytest.approx(other.miscalibration.value, abs=1e-12)
+    assert one.null_miscalibration == pytest.approx(other.null_miscalibration, abs=1e-12)
+    twice, labels = both_orders(expit(np.abs(logit)), np.where(logit < 0, 1 - label, label))
+    fitted = IsotonicRegression().fit(twice, labels).predict(twice)
+    assert one.miscalibration.value == pytest.approx(
+        np.square(twice - labels).mean() - np.square(fitted - labels).mean(), abs=1e-9
+    )
+
+
 def test_a_calibrated_model_lies_in_its_bands_and_one_that_is_too_sure_does_not() -> None:
     for sharpness, calibrated in ((1.0, True), (2.5, False)):
         p, y = made(2000, sharpness)

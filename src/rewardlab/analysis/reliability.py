@@ -34,6 +34,8 @@ _STEPS = 60
 _LARGEST_LOGIT = 500.0
 # A column below this does not vary, since its coefficient and influences might be larger than float64 holds.
 _SMALLEST_SCALE = 1e-290
+# Probabilities that are nearer than this are one.
+_ROUNDING = 1e-15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ class _Folded:
     @classmethod
     def of(cls, p: FloatArray, y: FloatArray) -> _Folded:
         swapped = p < 0.5
-        probability, label = np.where(swapped, 1 - p, p), np.where(swapped, 1 - y, y)
+        probability, label = _level(np.where(swapped, 1 - p, p)), np.where(swapped, 1 - y, y)
         square = np.where(probability == 0.5, (np.square(label) + np.square(1 - label)) / 2, np.square(label))
         label = np.where(probability == 0.5, 0.5, label)
         order = np.lexsort((label, probability))
@@ -257,6 +259,18 @@ class _Redraws:
             shared, own = generator.random(self.num_prompts) < self.alike, generator.random(self.num_prompts)
             uniform = np.where(shared[self.prompt], own[self.prompt], uniform)
         return (uniform < self.probability).astype(np.float64)
+
+
+def _level(probability: FloatArray) -> FloatArray:
+    """Return probabilities [N] of which those that differ by rounding alone are equal.
+
+    A probability and one less its complement differ so, and must be one point of the curve: else the curve would depend
+    on which reply of a pair stands first.
+    """
+    values_V, of_N = np.unique(probability, return_inverse=True)
+    begins_V = np.diff(values_V, prepend=-1.0) > _ROUNDING
+    levelled: FloatArray = values_V[begins_V][np.cumsum(begins_V) - 1][of_N]
+    return levelled
 
 
 # --- slope and intercept ---------------------------------------------------------------------------------------
