@@ -121,6 +121,12 @@ def test_what_cannot_be_compared_is_refused(rows, message, common):
         align(sets(ROWS, rows), common=common)
 
 
+def test_equal_ids_of_other_data_are_told_with_their_sources():
+    others = [replace(row, source="there") for row in ROWS]
+    with pytest.raises(DataError, match=r"'d\.jsonl:0' of '.*', others 'd\.jsonl:0' of '.*'\): they are of other"):
+        align(sets(ROWS, others))
+
+
 def test_fewer_than_ten_comparisons_are_refused():
     few = rows_of(SCORES[:9])
     with pytest.raises(DataError, match=r"9 comparisons: at least 10"):

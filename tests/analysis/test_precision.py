@@ -155,7 +155,7 @@ def test_scores_that_are_not_finite_are_left_out_of_what_is_compared(exact):
     assert card.off() == card.notable() == ["fp16"], "however few they are"
     (sign,) = Health(RunFacts(num_steps=5)).judge_precisions(card)
     assert sign.text == "scores are not finite: 1 in fp16."
-    assert "fp16: 1 replies have no finite score in it" in card_block(card)
+    assert "fp16: 1 reply has no finite score in it" in card_block(card)
 
 
 def test_margins_beyond_the_interval_of_the_mean_margin_are_a_sign(exact):

@@ -52,7 +52,7 @@ ALL = "--eval-fraction 0 "
         (
             [LONG],
             ALL + "--max-seq-len 64",
-            r"1 of 1 preferences cannot be used with --max-seq-len 64 .*Raise --max-seq",
+            r"1 of 1 preference cannot be used with --max-seq-len 64 .*Raise --max-seq",
         ),
         ([ROW], ALL + "--micro-token-budget 16", r"above --micro-token-budget 16\. Raise the budget to at least"),
         ([ROW], ALL + "--eval-dataset nosuch.jsonl", r"dataset 'nosuch\.jsonl', split 'test': no such file"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewardlab.core.terminal import brief, folded, quoted, visible, visible_message
+from rewardlab.core.terminal import brief, folded, plural, quoted, visible, visible_message
 
 HOSTILE = {
     "\x1b[2J": r"\x1b[2J",
@@ -130,3 +130,19 @@ def test_lines_are_broken_between_words_and_commands_stay_whole(width: int) -> N
     assert "`rewardlab eval  --overwrite`" in "\n".join(lines)
     assert all(len(line) <= width or len(line.split()) == 1 or "`" in line for line in lines)
     assert folded("as short as it is  \n", width=30) == "as short as it is  \n"
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "wanted"),
+    [
+        (1, ("row",), "row"),
+        (1.0, ("reply has", "replies have"), "reply has"),
+        (0, ("row",), "rows"),
+        (2, ("distinctive reply",), "distinctive replies"),
+        (2, ("day",), "days"),
+        (2, ("query",), "queries"),
+        (3, ("reply has", "replies have"), "replies have"),
+    ],
+)
+def test_one_has_the_singular_and_every_other_count_the_plural(count: float, words: tuple[str, ...], wanted: str):
+    assert plural(count, *words) == wanted

@@ -290,7 +290,7 @@ def test_nan_of_a_table_becomes_null_and_the_trace_says_in_which_column(
         {"column": name, "rows": 1, "first": "table.parquet:1", "done": "NaN written as null"}
         for name in ("quality", "more")
     ]
-    assert "NaN, which JSON has not, is null in quality (1 rows), more (1 rows)" in capsys.readouterr().out
+    assert "NaN, which JSON has not, is null in quality (1 row), more (1 row)" in capsys.readouterr().out
     # A row that reading drops might be used without its NaN, so there it stays an error.
     assert run(path, "--fix", "--output", tmp_path / "b.jsonl", "--remove", "duplicate-rows") == 2
     assert "table.parquet:4: cannot be written as JSON" in capsys.readouterr().err

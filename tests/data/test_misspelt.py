@@ -82,7 +82,7 @@ def test_plain_texts_whose_prompt_has_another_name_are_told_the_flag(name: str, 
 def test_what_labels_and_prompts_of_other_kinds_need_is_told(tmp_path: Path) -> None:
     pair = {"prompt": "Why?", "chosen": "a", "rejected": "b"}
     for row, flag in ((pair | {"label": True}, "--map-label"), ({"chosen": "a", "rejected": "b"}, "--prompt-column")):
-        with pytest.raises(DataError, match=rf"none of the 1 rows can be used:\n  \w+: 1 .*; {flag} "):
+        with pytest.raises(DataError, match=rf"the only row cannot be used:\n  \w+: 1 .*; {flag} "):
             load(write(tmp_path / "a.jsonl", [row]))
 
 

@@ -179,3 +179,13 @@ def test_runs_on_the_same_rows_are_set_beside_each_other_by_their_differences():
     assert isinstance(note, Paragraph)
     assert "c and a are not compared pair by pair" in note.text
     assert runs_section({"a": (first, 1.0)}).blocks == ()
+
+
+def test_that_all_preferred_replies_are_longer_is_not_called_too_few_of_unequal_length(record: Record) -> None:
+    rows = [replace(row, num_tokens=row.prompt_tokens + 20 - row.reply) for row in score_rows()]
+    (block,) = checklist_section(record, judge_rows(rows, beta=1.0, draws=20)).blocks
+    assert isinstance(block, Checklist)
+    (found,) = [check for check in block.checks if "where length does not tell" in check.question]
+    assert found.answer == "not known"
+    assert "unequal" not in found.numbers
+    assert "5 prompts prefer the longer reply and 5 the shorter" in found.numbers

@@ -60,7 +60,7 @@ def test_what_is_left_out_is_counted():
     broken[0] = rows_of([(math.nan, 0.0)])[0]
     result = compare_models([ScoreSet(name="a", rows=rows(1.0)), ScoreSet(name="b", rows=broken)])
     text = compare_report(result, texts={}, chose=["a"])
-    assert "b: 1 comparisons without a finite score of it, left out for all models." in text
+    assert "b: 1 comparison without a finite score of it, left out for all models." in text
     assert "Judged on data that chose the checkpoint, which flatters them: a." in text
     assert "NLL: left out, since the β of a, b is not known; give it with --beta." in text
 

@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ET
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -382,3 +382,19 @@ def test_the_headline_says_that_no_checkpoint_was_better(told: Told, tmp_path: P
     written = markdown_page(report_of([told_of(folder)]))
     assert said not in written
     assert "There is no best/: the evaluation data have no accuracy to choose by" in written
+
+
+def test_of_one_a_page_speaks_in_the_singular(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=1)
+    rows = score_rows(1, shift=-9.0)
+    for name in ("test", "test_before_training"):
+        write_evaluation(folder / "evals", name, rows)
+    write_evaluation(folder / "evals", "test_length_only", [replace(row, score=0.0) for row in rows])
+    text = markdown_page(report_of([tell(read_folder(folder), find_texts=None, draws=20)]))
+    assert "1 comparison." in text
+    assert "1 comparison is ranked against its label; it is shown here." in text
+    assert "length only: 1 score tied, counted one half" in text
+    assert (
+        re.findall(r"(?<![\d.,])1 (?:comparison|reply|replie|row|preference|pair|prompt|score|slice|file)s\b", text)
+        == []
+    )

@@ -107,7 +107,7 @@ def test_what_a_server_cut_is_said_and_cutting_is_asked_for_as_elsewhere(source,
     main([*line, str(tmp_path / "other.jsonl"), "--overlong", "refuse"])
     main([*line, str(tmp_path / "third.jsonl"), "--overlong", "cut"])
     assert [one["truncate"] for one in made] == [None, False, True], "None: as the model was trained"
-    assert "in 1 rows a prompt was cut to the model's length limit" in capsys.readouterr().out
+    assert "in 1 row a prompt was cut to the model's length limit" in capsys.readouterr().out
 
 
 def test_a_server_that_goes_away_leaves_what_it_scored_and_another_model_is_not_mixed_in(source, tmp_path, monkeypatch):

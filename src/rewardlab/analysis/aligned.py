@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.score_table import require_computable
 from rewardlab.core.errors import DataError
-from rewardlab.core.terminal import short
+from rewardlab.core.terminal import number_of, plural, short
 from rewardlab.core.types import ScoreRow
 
 FEWEST: Final = 10
@@ -279,7 +279,11 @@ def _require_same_rows(
             continue
         missing[own.name] = len(lacking)
         if not in_all:
-            ids = f"{own.name} has {short(next(iter(rows))[1])!r}, others {short(lacking[0].preference_id)!r}"
+            (origin, name, _), there = next(iter(rows)), lacking[0]
+            own_id, other_id = repr(short(name)), repr(short(there.preference_id))
+            if own_id == other_id and origin != there.source:
+                own_id, other_id = f"{own_id} of {short(origin)!r}", f"{other_id} of {short(there.source)!r}"
+            ids = f"{own.name} has {own_id}, others {other_id}"
             raise DataError(
                 f"the score files have no comparison in common ({ids}): they are of other data. Evaluate all models "
                 f"on one file, with the same settings of reading."
@@ -317,5 +321,7 @@ def _require_enough(aligned: Aligned, finite_MN: np.ndarray, names: Sequence[str
         raise DataError("no comparison has finite scores by all models, so nothing can be compared.")
     if (decided := int((aligned.label_N != 0.5).sum())) < FEWEST:
         ties = len(aligned.pairs) - decided
-        of = f" ({ties:,} more are labelled as ties, which no model can get right)" if ties else ""
-        raise DataError(f"{decided} comparisons{of}: at least {FEWEST} are needed to compare models. Judge more data.")
+        labelled = plural(ties, "is labelled as a tie", "are labelled as ties")
+        of = f" ({ties:,} more {labelled}, which no model can get right)" if ties else ""
+        said = f"{number_of(decided, 'comparison')}{of}"
+        raise DataError(f"{said}: at least {FEWEST} are needed to compare models. Judge more data.")

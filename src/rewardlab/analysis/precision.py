@@ -17,6 +17,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.metrics import OrientedComparisons, oriented
 from rewardlab.analysis.paired import change_of_shares
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 
 CANONICAL: Final = "float32"
@@ -113,7 +114,10 @@ class PrecisionCard:
             evidence = f"It ranks fewer pairs right: accuracy changes by {change}."
         elif math.isnan(own["margin error"].high) or math.isnan(reach):
             answer = "too few pairs to say"
-            evidence = f"At least {FEWEST_PROMPTS} prompts are needed, and {self.margin.n} have pairs to judge by."
+            evidence = (
+                f"At least {FEWEST_PROMPTS} prompts are needed, and {self.margin.n} "
+                f"{plural(self.margin.n, 'has', 'have')} pairs to judge by."
+            )
         else:
             answer = "may be served"
             evidence = f"{off}, less than {known}; accuracy changes by {change}."

@@ -9,6 +9,7 @@ from typing import Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.files.config import ConvertConfig, MixConfig, SplitConfig
 from rewardlab.curation.inspecting.config import InspectConfig
@@ -73,11 +74,12 @@ def convert(arguments: Sequence[str]) -> None:
     from rewardlab.curation.files.converting import convert
 
     done = convert(config)
-    say(f"wrote {done.output}: {done.rows:,} rows from {done.preferences:,} preferences")
+    say(f"wrote {done.output}: {number_of(done.rows, 'row')} from {number_of(done.preferences, 'preference')}")
     if done.pairs is not None:
         told = {"left out": done.pairs.left_out, "hardened": done.pairs.hardened, "not kept": done.pairs.not_kept}
         say(
-            f"  judgements {done.pairs.judgements:,}, of which {done.pairs.swapped:,} were swapped, so that the better "
+            f"  judgements {done.pairs.judgements:,}, of which {done.pairs.swapped:,} "
+            f"{plural(done.pairs.swapped, 'was', 'were')} swapped, so that the better "
             f"reply comes first"
         )
         for what, counts in told.items():
@@ -90,12 +92,12 @@ def split(arguments: Sequence[str]) -> None:
     from rewardlab.curation.files.splitting import split
 
     done = split(config)
-    counts = done.groups
-    say(f"wrote {done.folder}: {counts['groups']:,} groups, the largest of {counts['largest_rows']:,} rows")
+    groups, largest = _counted(done.groups, "groups", "group"), _counted(done.groups, "largest_rows", "row")
+    say(f"wrote {done.folder}: {groups}, the largest of {largest}")
     for name, facts in done.splits.items():
         say(
-            f"  {name}: {facts['rows']:,} rows ({facts['share']:.4f}, wanted {facts['share_wanted']:g}), "
-            f"{facts['prompts']:,} prompts, {facts['groups']:,} groups"
+            f"  {name}: {_counted(facts, 'rows', 'row')} ({facts['share']:.4f}, wanted {facts['share_wanted']:g}), "
+            f"{_counted(facts, 'prompts', 'prompt')}, {_counted(facts, 'groups', 'group')}"
         )
     for pair, shared in done.shared.items():
         say(f"  {pair.replace('_', ' ')}: shared {_listed(shared)}")
@@ -107,11 +109,17 @@ def mix(arguments: Sequence[str]) -> None:
     from rewardlab.curation.files.mixing import mix
 
     done = mix(config)
-    say(f"wrote {done.output}: {done.rows:,} rows")
+    say(f"wrote {done.output}: {number_of(done.rows, 'row')}")
 
 
 def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
+
+
+def _counted(facts: Mapping[str, object], name: str, noun: str) -> str:
+    count = facts[name]
+    assert isinstance(count, int)
+    return number_of(count, noun)
 
 
 def show(arguments: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import RewardlabError, words_of
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.run_folder import claim_evaluation
+from rewardlab.core.terminal import plural
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
 
 
@@ -35,7 +36,8 @@ def evaluate(arguments: Sequence[str]) -> None:
 
     judged = judge_folders(config)
     reports = dict.fromkeys(
-        f"{report.name}[{report.split}]: {report.rows_read} rows read, {report.kept} kept, "
+        f"{report.name}[{report.split}]: {report.rows_read} {plural(report.rows_read, 'row')} read, "
+        f"{report.kept} kept, "
         f"dropped {dict(report.dropped) or 'none'}"
         for one in judged.models.values()
         for report in one.sources

@@ -13,6 +13,7 @@ from rewardlab.commands.parsing import parse_command
 from rewardlab.console import say
 from rewardlab.core.errors import RunInterrupted
 from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.terminal import plural
 
 SHARED_BY_SCORE = (
     "precision",
@@ -83,16 +84,20 @@ def _score_rows(asked: ScoreArguments) -> None:
         )
         result = score_remotely(server, asked.input, asked.output, settings)
     left = f", {result.unscored} not (the file says why)" if result.unscored else ""
-    say(f"{result.scored} replies scored{kind}{left}: {asked.output}")
+    say(f"{result.scored} {plural(result.scored, 'reply')} scored{kind}{left}: {asked.output}")
     if result.cut:
-        say(f"in {result.cut} rows a prompt was cut to the model's length limit (`truncated_tokens`; --overlong)")
+        say(
+            f"in {result.cut} {plural(result.cut, 'row')} a prompt was cut to the model's length limit "
+            f"(`truncated_tokens`; --overlong)"
+        )
     if result.shortened:
         say(
-            f"in {result.shortened} rows a reply lost its middle to the model's length limit "
+            f"in {result.shortened} {plural(result.shortened, 'row')} a reply lost its middle to the "
+            f"model's length limit "
             f"(`truncated_reply_tokens`; --overlong)"
         )
     if asked.pick == "best" and result.tied:
-        say(f"in {result.tied} rows several replies are the best; the first of them is written")
+        say(f"in {result.tied} {plural(result.tied, 'row')} several replies are the best; the first of them is written")
     result.require_few_errors(asked.max_error_fraction, asked.output)
 
 

@@ -84,6 +84,17 @@ def brief(value: object) -> str:
         return f"{'an' if isinstance(value, int) else 'a'} {type(value).__name__} too long to show"
 
 
+def plural(count: float, one: str, several: str = "") -> str:
+    """Return the word that goes with a count: `one` of 1, else `several`, by default the plural of a regular noun."""
+    regular = re.sub(r"(?<![aeiou])y$", "ie", one) + "s"
+    return one if count == 1 else several or regular
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return a count with its noun: ``1 arm``, ``1,024 arms``."""
+    return f"{count:,} {plural(count, noun)}"
+
+
 def quoted(word: str) -> str:
     """Return a word of a command so that it can be pasted into a shell as it is printed."""
     if visible(word) == word:

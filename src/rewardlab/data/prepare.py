@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from rewardlab.core.terminal import plural
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import DataConfig, TrainingDataConfig
 from rewardlab.data.controlled import controls_of, report_control, selected
@@ -105,9 +106,10 @@ def load_data(
     reports["shared"] = _count_all_shared(train, evaluation, test)
     if 0 < len(evaluation) < FEW_EVALUATIONS:
         logger.warning(
-            "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
+            "only %d evaluation %s: too few to choose a checkpoint by; name more with --eval-dataset or "
             "--eval-fraction",
             len(evaluation),
+            plural(len(evaluation), "row"),
         )
     for source_reports in sources.values():
         for report in source_reports:
@@ -125,8 +127,8 @@ def _log_held_out(split: HeldOut) -> None:
     missed = abs(split.prompts - split.wanted) > FAR * split.wanted
     logger.log(
         logging.INFO if split.rule == "reply" and not missed else logging.WARNING,
-        "held out: %d prompts%s; %s",
-        split.prompts,
+        "held out: %s%s; %s",
+        _number_of(split.prompts, "prompt"),
         f" instead of {split.wanted}, since up to {split.largest} belong together" if missed else "",
         unseen[split.rule],
     )
@@ -145,8 +147,8 @@ def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, di
         shared = counts[f"{name}_with_{other_name}"] = count_shared(data.texts(), other.texts())
         what = {"prompts": "prompt", "first_turns": "first turn", "replies": "reply"}
         if listed := ", ".join(_number_of(shared[key], noun) for key, noun in what.items() if shared[key]):
-            line = "the %s data share %s with the %s data (%d of %d rows); numbers on them flatter the model"
-            logger.warning(line, name, listed, other_name, shared["rows"], len(data))
+            line = "the %s data share %s with the %s data (%d of %s); numbers on them flatter the model"
+            logger.warning(line, name, listed, other_name, shared["rows"], _number_of(len(data), "row"))
         if shared["phrases"]:
             phrases = _number_of(shared["phrases"], "phrase")
             logger.info("the %s data share %s as replies with the %s data", name, phrases, other_name)
@@ -155,8 +157,7 @@ def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, di
 
 def _number_of(count: int, noun: str) -> str:
     """Return a count with its noun in singular or plural."""
-    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{count} {noun if count == 1 else plural}"
+    return f"{count} {plural(count, noun)}"
 
 
 Rows = TypeVar("Rows", Part, Groups)
@@ -181,9 +182,9 @@ def token_groups(
     report = report_of(part)
     require_enough(report, max_drop_fraction, f"{name} data", renderer.spec.max_length, own_limit=own_limit)
     logger.info(
-        "tokens: %s: %d preferences, %d tokens, %.2f times fewer than unshared; longest %d, cut %d%s",
+        "tokens: %s: %s, %d tokens, %.2f times fewer than unshared; longest %d, cut %d%s",
         name,
-        report.kept,
+        _number_of(report.kept, "preference"),
         report.tokens,
         report.unshared_tokens / max(report.tokens, 1),
         report.longest,
@@ -193,7 +194,8 @@ def token_groups(
     tell_typed(report.special_tokens_in_text, report.replies, renderer.spec, name)
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
-        logger.info("tokens: %s: %d preferences left out: %s", name, report.preferences - report.kept, causes)
+        left_out = _number_of(report.preferences - report.kept, "preference")
+        logger.info("tokens: %s: %s left out: %s", name, left_out, causes)
     if report.lost_replies or report.lost_comparisons:
         logger.info(
             "tokens: %s: of the other preferences, left out: %s too long for the limit, and %s with these or between "

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import cache_folder
+from rewardlab.core.terminal import plural
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import Control, ReadingConfig
@@ -105,10 +106,11 @@ def log_source(report: SourceReport) -> None:
     """Log how many rows of a dataset were read, kept and dropped."""
     dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
     logger.info(
-        "data: %s[%s]: %d rows read, %d kept, dropped: %s",
+        "data: %s[%s]: %d %s read, %d kept, dropped: %s",
         report.name,
         report.split,
         report.rows_read,
+        plural(report.rows_read, "row"),
         report.kept,
         dropped,
     )
@@ -118,18 +120,20 @@ def log_source(report: SourceReport) -> None:
     if report.labelled:
         logger.log(
             logging.WARNING if report.swapped else logging.INFO,
-            "data: %s[%s]: 'label' of %d rows is read as the probability that chosen is preferred%s",
+            "data: %s[%s]: 'label' of %d %s is read as the probability that chosen is preferred%s",
             report.name,
             report.split,
             report.labelled,
+            plural(report.labelled, "row"),
             f"; in {report.swapped} it is below 1/2, so that rejected is preferred" if report.swapped else "",
         )
     if report.second_preferred:
         logger.info(
-            "data: %s[%s]: %d of the comparisons have a label below 1/2, so that their second reply is preferred",
+            "data: %s[%s]: %d of the comparisons %s a label below 1/2, so that their second reply is preferred",
             report.name,
             report.split,
             report.second_preferred,
+            plural(report.second_preferred, "has", "have"),
         )
 
 
@@ -235,6 +239,7 @@ def _log_preparation(source: Source, made: bool, num_rows: int, num_used: int, s
     name = f"{source.name}[{source.split}]"
     if made:
         rate = num_used / max(seconds, 1e-9)
-        logger.info("prepared: %s: %d rows in %.1f s, %.0f preferences/s", name, num_rows, seconds, rate)
+        rows = plural(num_rows, "row")
+        logger.info("prepared: %s: %d %s in %.1f s, %.0f preferences/s", name, num_rows, rows, seconds, rate)
     else:
         logger.info("prepared: %s: read from cache in %.1f s", name, seconds)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import parse_line
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Preference
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.formats import Schema, read_rows, recognise_rows
@@ -109,16 +110,14 @@ class SourceReport:
             for cause, count in self.dropped.items()
         )
         if not self.kept:
-            raise DataError(
-                f"{label}: none of the {self.rows_read} rows can be used:\n{causes}\n"
-                f"Fix the data, or the flags that the causes name."
-            )
+            none = plural(self.rows_read, "the only row cannot", f"none of the {self.rows_read} rows can")
+            raise DataError(f"{label}: {none} be used:\n{causes}\nFix the data, or the flags that the causes name.")
         wanted = self.rows_read - sum(self.dropped.get(cause, 0) for cause in FILTERS)
         dropped = wanted - self.kept
         share = dropped / wanted
         if share > max_drop_fraction:
             raise DataError(
-                f"{label}: {dropped} of {wanted} rows cannot be used, a share of {share:.3f}, "
+                f"{label}: {dropped} of {wanted} {plural(wanted, 'row')} cannot be used, a share of {share:.3f}, "
                 f"and at most {max_drop_fraction:g} is allowed:\n{causes}\n"
                 f"Fix the data, or allow it with --max-drop-fraction {math.ceil(share * 100) / 100:g}."
             )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError
 from rewardlab.core.spec import RendererSpec
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import OVERLONG, PROMPT_TOO_LONG, Renderer
@@ -132,10 +133,11 @@ def tell_typed(num_typed: int, num_replies: int, spec: RendererSpec, name: str) 
     }
     if num_typed:
         logger.warning(
-            "tokens: %s: control tokens are typed in %d of %d replies or their prompts; they are read %s",
+            "tokens: %s: control tokens are typed in %d of %d %s; they are read %s",
             name,
             num_typed,
             num_replies,
+            plural(num_replies, "reply or its prompt", "replies or their prompts"),
             read_as[spec.special_tokens_in_text],
         )
 
@@ -162,7 +164,8 @@ def require_enough(
     allow = "" if not report.kept else f", or allow it with --max-drop-fraction {share:.3f}"
     limit, remedy = _advice(report, max_length, own_limit=own_limit)
     raise DataError(
-        f"{name}: {num_dropped} of {report.preferences} preferences cannot be used{limit} ({causes}). {remedy}{allow}."
+        f"{name}: {num_dropped} of {report.preferences} {plural(report.preferences, 'preference')} cannot "
+        f"be used{limit} ({causes}). {remedy}{allow}."
     )
 
 

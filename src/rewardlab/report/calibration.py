@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping
 
 from rewardlab.analysis.scaling import MEASURES, Scaling, ScalingJudgement
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Estimate
 from rewardlab.report.tables import column_notes, format_estimate, report_width, text_table
 
@@ -21,7 +22,8 @@ def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: s
     """Return the text: the fitted maps, the data behind them, and tables of before and after on the judging data."""
     scale, shift = scaling.affine
     fitted = (
-        f"Fitted on {scaling.num_comparisons:,} comparisons: temperature {scaling.temperature:.4g}; affine "
+        f"Fitted on {scaling.num_comparisons:,} {plural(scaling.num_comparisons, 'comparison')}: "
+        f"temperature {scaling.temperature:.4g}; affine "
         f"{scale:.4g} · score {'+' if shift >= 0 else '−'} {abs(shift):.4g}. Raw scores there: mean "
         f"{scaling.reward_mean:.4g}, standard deviation {scaling.reward_std:.4g}."
     )
@@ -35,7 +37,9 @@ def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: s
     if shared_roots:
         division += f", and has rows of {shared_roots:,} conversations of it, which flatters the calibration"
     lost = f"; {judgement.num_non_finite} left out, whose scores are not finite" if judgement.num_non_finite else ""
-    judged = f"Judged on {judgement.num_comparisons:,} comparisons ({division}{lost})."
+    judged = (
+        f"Judged on {judgement.num_comparisons:,} {plural(judgement.num_comparisons, 'comparison')} ({division}{lost})."
+    )
     return "\n\n".join(
         [
             *map(_wrapped, [*lines, judged]),

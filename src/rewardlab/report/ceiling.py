@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.core.types import Estimate
-from rewardlab.report.tables import format_count, format_estimate
+from rewardlab.report.tables import format_count, format_counted, format_estimate
 
 
 def ceiling_line(found: Ceiling) -> str:
@@ -16,7 +16,8 @@ def ceiling_line(found: Ceiling) -> str:
     agree = "" if found.agreement is None else f", two of which agree in {format_estimate(found.agreement)}"
     return (
         f"Ceiling {format_estimate(found.accuracy)}: the {what} that a perfect model would reach, from {found.source} "
-        f"(n = {format_count(found.accuracy.n)}, {format_count(found.num_judgements)} judgements{agree}). It assumes "
+        f"(n = {format_count(found.accuracy.n)}, "
+        f"{format_counted(found.num_judgements, 'judgement')}{agree}). It assumes "
         f"that {found.assumption}."
     )
 

@@ -13,16 +13,23 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from rewardlab.analysis.judgement import Judgement
+from rewardlab.analysis.lengths import FEWEST_A_SIDE
 from rewardlab.core.controls import notice_of
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Estimate
 from rewardlab.report.document import Check, Checklist, Section, shown
 from rewardlab.report.extras import control_name, controls_of
 from rewardlab.report.folder import Record
 from rewardlab.report.paired import BASELINES, AgainstBaselines, said_of
 from rewardlab.report.sections import compared, what
+from rewardlab.report.tables import format_counted
 
 Answer = Literal["yes", "no", "look", "not known"]
 NOTHING = "The folder does not say."
+LENGTH_TELLS: Final = (
+    f"Too few comparisons to tell: length is taken away where {FEWEST_A_SIDE} prompts prefer the longer reply and "
+    f"{FEWEST_A_SIDE} the shorter one, at differences of about the same size."
+)
 NEAR_PEAK: Final = 0.03
 """An accuracy at most this far below the highest one of the run still counts as equal to it."""
 WANTED: Final = frozenset({"label_shuffle", "prompt_only", "random_negatives", "length_matched"})
@@ -57,11 +64,12 @@ def checklist_section(record: Record, judgement: Judgement | None, against: Agai
 
 
 def _collected(record: Record) -> Check:
-    rows = f"{len(record.rows)} rows of metrics, " if record.kind == "train" else ""
+    rows = f"{format_counted(len(record.rows), 'row')} of metrics, " if record.kind == "train" else ""
     return Check(
         question="Did it come to its end, with its record complete?",
         answer="look" if record.finished and record.problems else "yes" if record.finished else "no",
-        numbers=f"{rows}{len(record.evaluations)} evaluations, {len(record.problems)} files missing or damaged.",
+        numbers=f"{rows}{format_counted(len(record.evaluations), 'evaluation')}, "
+        f"{format_counted(len(record.problems), 'file')} missing or damaged.",
     )
 
 
@@ -223,7 +231,7 @@ def _length(judgement: Judgement | None) -> Check:
         return Check(question=question, answer="not known", numbers=NOTHING)
     own, plain = (judgement.estimates.get(name) for name in ("eval_accuracy_length_controlled", "eval_accuracy"))
     if own is None or plain is None or not math.isfinite(own.value):
-        return Check(question=question, answer="not known", numbers="Too few comparisons of unequal length.")
+        return Check(question=question, answer="not known", numbers=LENGTH_TELLS)
     correlation = judgement.estimates.get("eval_score_length_spearman")
     answer = _decided(own, above=0.5)
     return Check(
@@ -280,7 +288,7 @@ def _dropped(record: Record) -> Check:
     return Check(
         question=question,
         answer="yes" if kept >= 0.95 * read else "look",
-        numbers=f"{kept:,} of {read:,} rows were usable.",
+        numbers=f"{kept:,} of {format_counted(read, 'row')} {plural(read, 'was', 'were')} usable.",
     )
 
 
@@ -293,7 +301,9 @@ def _enough(record: Record) -> Check:
     wide = (accuracy.high - accuracy.low) / 2
     known = f"; accuracy is known to ± {100 * wide:.1f} points" if math.isfinite(wide) else ""
     return Check(
-        question=question, answer="yes" if number >= 1000 else "look", numbers=f"{number:,.0f} comparisons{known}."
+        question=question,
+        answer="yes" if number >= 1000 else "look",
+        numbers=f"{number:,.0f} {plural(number, 'comparison')}{known}.",
     )
 
 

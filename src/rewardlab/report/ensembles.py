@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from rewardlab.analysis.ensembles import COMBINATIONS, Disagreement
+from rewardlab.core.terminal import plural
 from rewardlab.report.tables import column_notes, format_estimate, report_width, text_table
 
 
@@ -23,7 +24,11 @@ def ensemble_block(
         f"AUROC: chance that a mistake of the mean ({found.num_errors}) has more of it than a right answer "
         f"({found.num_right}); 0.5 says nothing. The second needs no ensemble.",
         *(f"ensemble {how}: {meaning}." for how, meaning in COMBINATIONS.items()),
-        *([f"{left_out} preferences left out, which not all members have scored alike."] if left_out else []),
+        *(
+            [f"{left_out} {plural(left_out, 'preference')} left out, which not all members have scored alike."]
+            if left_out
+            else []
+        ),
     ]
     table = text_table(["what predicts errors", "AUROC"], rows)
     return "\n".join([_wrapped(title), table, *map(_wrapped, notes)])

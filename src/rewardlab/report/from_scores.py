@@ -27,7 +27,7 @@ from rewardlab.report.document import (
     with_intervals,
 )
 from rewardlab.report.folder import Record
-from rewardlab.report.tables import column_notes, format_count
+from rewardlab.report.tables import column_notes, format_count, format_counted
 
 RATES: Final = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
 """Rate at a threshold -> its column."""
@@ -310,7 +310,7 @@ def _histogram(title: str, named: Mapping[str, Distribution], label: str) -> Cha
     means = "; ".join(f"{f'{name}: ' if name else ''}mean {shown(own.mean)}" for name, own in named.items())
     return Chart(
         title=title,
-        words=f"{means[0].upper()}{means[1:]}. {format_count(first.num_values)} comparisons.",
+        words=f"{means[0].upper()}{means[1:]}. {format_counted(first.num_values, 'comparison')}.",
         x=axis(label, ends),
         y=axis("comparisons", heights, include=(0.0,), num_ticks=4, whole=True),
         bars=tuple(bars),

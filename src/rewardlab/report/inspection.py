@@ -9,10 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from rewardlab.analysis.inspection import Inspection, Judges, LabelBalance, Lengths, Sample, Spread
-from rewardlab.core.terminal import visible
+from rewardlab.core.terminal import plural, visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_line
-from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
+from rewardlab.report.tables import (
+    format_count,
+    format_counted,
+    format_estimate,
+    interval_note,
+    report_width,
+    text_table,
+)
 
 MOST_KINDS: Final = 8
 """Most values of K, turns, scripts and languages that are listed; the others are added up."""
@@ -165,11 +172,15 @@ def length_notes(found: Inspection) -> Iterator[str]:
     if lengths.limit is not None:
         share = lengths.overlong / lengths.conversations.count if lengths.conversations.count else 0.0
         yield (
-            f"Above the limit of {format_count(lengths.limit)} tokens: {format_count(lengths.overlong)} conversations "
-            f"({share:.2%}) in {format_count(lengths.overlong_rows)} rows."
+            f"Above the limit of {format_count(lengths.limit)} tokens: "
+            f"{format_counted(lengths.overlong, 'conversation')} "
+            f"({share:.2%}) in {format_counted(lengths.overlong_rows, 'row')}."
         )
     for cause, count in lengths.unrendered.items():
-        yield f"Not rendered: {format_count(count)} rows ({cause.replace('_', ' ')}); they have no lengths."
+        yield (
+            f"Not rendered: {format_counted(count, 'row')} ({cause.replace('_', ' ')}); "
+            f"{plural(count, 'it has', 'they have')} no lengths."
+        )
     if lengths.unshared:
         saved = 1 - lengths.computed / lengths.unshared
         what = "the prompt" if lengths.unit == "words" else "what replies share"
@@ -181,7 +192,7 @@ def length_notes(found: Inspection) -> Iterator[str]:
 
 def label_counts(labels: LabelBalance) -> str:
     """Return the counts of labels in words: decided, ties, soft, below one half."""
-    parts = [f"{format_count(labels.comparisons)} comparisons: {format_count(labels.decided)} decided"]
+    parts = [f"{format_counted(labels.comparisons, 'comparison')}: {format_count(labels.decided)} decided"]
     counts = {
         "labelled as ties": labels.label_ties,
         "not compared since their scores are equal": labels.skipped_ties,
@@ -209,7 +220,7 @@ def label_notes(found: Inspection) -> Iterator[str]:
     if found.baselines.accuracy:
         yield (
             f"Baselines: linear models of a reply's length alone (in words), and of its words alone, fitted on "
-            f"{format_count(found.baselines.rows)} rows; each comparison is judged by one that saw nothing of its "
+            f"{format_counted(found.baselines.rows, 'row')}; each comparison is judged by one that saw nothing of its "
             "conversation. A reward model that is not clearly better may have learned no more."
         )
     if found.baselines.missing:
@@ -234,8 +245,9 @@ def _estimates(named: Mapping[str, Estimate], column: str, counted_in: str) -> s
 def judge_notes(judges: Judges) -> Iterator[str]:
     """Yield the notes about repeated judgements and the noise ceilings."""
     yield (
-        f"{format_count(judges.annotators)} named annotators; {format_count(judges.repeated)} pairs judged several "
-        f"times in one row, {format_count(judges.repeated_elsewhere)} pairs of texts in several rows."
+        f"{format_counted(judges.annotators, 'named annotator')}; {format_counted(judges.repeated, 'pair')} "
+        f"judged several "
+        f"times in one row, {format_counted(judges.repeated_elsewhere, 'pair')} of texts in several rows."
     )
     if not judges.ceilings:
         yield (

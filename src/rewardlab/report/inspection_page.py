@@ -39,7 +39,7 @@ from rewardlab.report.inspection import (
     spread_rows,
 )
 from rewardlab.report.page import html_page
-from rewardlab.report.tables import format_count, interval_note
+from rewardlab.report.tables import format_count, format_counted, interval_note
 
 GENERATOR: Final = "rewardlab data inspect"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}">'
@@ -80,7 +80,7 @@ def _rows(found: Inspection, causes: Mapping[str, str]) -> Iterable[Block]:
     yield Paragraph(text=f"Format: {found.format}, since {found.why}.")
     looked = f" {format_count(found.used)} of them are looked at (--limit)." if found.used < found.kept else ""
     yield Paragraph(
-        text=f"{format_count(found.rows_read)} rows read: {format_count(found.kept)} kept, "
+        text=f"{format_counted(found.rows_read, 'row')} read: {format_count(found.kept)} kept, "
         f"{format_count(found.rows_read - found.kept)} dropped.{looked}",
     )
     if found.dropped:
@@ -160,7 +160,7 @@ def _judges(found: Inspection) -> Iterable[Block]:
 def _tongues(found: Inspection) -> Iterable[Block]:
     yield Paragraph(text=script_words(found))
     if found.tongues.languages:
-        caption = f"Languages, guessed of {format_count(found.tongues.sampled)} replies drawn with the seed"
+        caption = f"Languages, guessed of {format_counted(found.tongues.sampled, 'reply')} drawn with the seed"
         yield _estimates(language_estimates(found), caption, "share", "prompts")
     elif found.tongues.missing:
         yield Paragraph(text=f"{found.tongues.missing[0].upper()}{found.tongues.missing[1:]}.", tone="note")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from rewardlab.core.terminal import visible
+from rewardlab.core.terminal import plural, visible
 from rewardlab.report.document import (
     Beside,
     Block,
@@ -114,6 +114,10 @@ def _mistake(mistake: Mistake, level: str) -> list[str]:
 def _turns(title: str, turns: Sequence[Turn]) -> list[str]:
     blocks = [f"{title}:"]
     for turn in turns:
-        left = f" ({turn.left_out:,} more characters are left out)" if turn.left_out else ""
+        left = (
+            f" ({turn.left_out:,} more {plural(turn.left_out, 'character is', 'characters are')} left out)"
+            if turn.left_out
+            else ""
+        )
         blocks += [f"{escaped(turn.role)}{left}", fenced(turn.text)]
     return blocks

@@ -16,9 +16,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 from rewardlab.analysis.mistakes import WorstMistakes, margin_of, sides_of
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import read_jsonl
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Conversation, Estimate, Message, Preference, ScoredComparison, ScoreRow, prompt_key
 from rewardlab.report.document import Block, Mistake, Paragraph, Section, Turn
-from rewardlab.report.tables import format_count
+from rewardlab.report.tables import format_counted
 
 MOST_CHARACTERS: Final = 4000
 """Most characters of a message in the report; the rest is counted."""
@@ -128,10 +129,14 @@ def mistakes_section(mistakes: WorstMistakes, texts: FoundTexts | None, *, beta:
         return Section(
             title="Worst mistakes", blocks=(Paragraph(text="No comparison is ranked against its label.", tone="good"),)
         )
+    num, of = mistakes.num_wrong, len(mistakes.comparisons)
+    largest = f"{plural(of, 'this is the one', f'these are the {of}')} with the largest difference"
+    shown = largest if of < num else plural(of, "it is shown here", "all are shown here")
     blocks: list[Block] = [
         Paragraph(
-            text=f"{format_count(mistakes.num_wrong)} comparisons are ranked against their label; these are the "
-            f"{len(mistakes.comparisons)} with the largest difference. Look whether the label or the model is wrong."
+            text=f"{format_counted(num, 'comparison')} "
+            f"{plural(num, 'is ranked against its', 'are ranked against their')} "
+            f"label; {shown}. Look whether the label or the model is wrong."
         )
     ]
     if texts is not None:
@@ -176,8 +181,8 @@ def _turns(conversation: Conversation) -> tuple[Turn, ...]:
         )
         for message in last
     ]
-    if len(last) < len(conversation):
-        turns.insert(0, Turn(role="", text=f"({len(conversation) - len(last)} earlier turns are left out)"))
+    if left := len(conversation) - len(last):
+        turns.insert(0, Turn(role="", text=f"({left} {plural(left, 'earlier turn is', 'earlier turns are')} left out)"))
     return tuple(turns)
 
 

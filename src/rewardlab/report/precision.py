@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rewardlab.analysis.precision import CANONICAL, MEASURES, NEAREST, PrecisionCard
+from rewardlab.core.terminal import plural
 from rewardlab.report.tables import column_notes, format_estimate, report_width, text_table
 
 WRITTEN: Final = {"bf16": "bfloat16", "fp16": "float16"}
@@ -17,9 +18,10 @@ def card_block(card: PrecisionCard) -> str:
     """Return the card of a saved model: what is compared, on which rows, a table of measures, and the methods of the
     intervals."""
     drawn = (
-        f"{card.num_preferences} of {card.num_available} preferences, drawn with seed {card.seed}"
+        f"{card.num_preferences} of {card.num_available} {plural(card.num_available, 'preference')}, drawn "
+        f"with seed {card.seed}"
         if card.num_preferences < card.num_available
-        else f"all {card.num_preferences} preferences"
+        else f"all {card.num_preferences} {plural(card.num_preferences, 'preference')}"
     )
     half = next(name for name in card.measures if name != CANONICAL)
     title = (
@@ -46,7 +48,7 @@ def live_block(card: PrecisionCard) -> str:
     (live,) = (name for name in card.measures if name != CANONICAL)
     title = (
         f"Live evaluation: the model as it was judged on the way ({live}), beside its folder in {CANONICAL} "
-        f"(the {card.num_preferences} preferences of the evaluation data):"
+        f"(the {card.num_preferences} {plural(card.num_preferences, 'preference')} of the evaluation data):"
     )
     return _block(title, card, [])
 
@@ -62,7 +64,8 @@ def _block(title: str, card: PrecisionCard, said: Sequence[str]) -> str:
     )
     meanings = [f"{measure}: {MEASURES[measure]}" for measure in ("score spread", "margin error")]
     meanings += [
-        f"{name}: {count} replies have no finite score in it, and are left out of what is compared."
+        f"{name}: {count} {plural(count, 'reply has', 'replies have')} no finite score in it, and "
+        f"{plural(count, 'is', 'are')} left out of what is compared."
         for name, count in card.not_finite.items()
         if count
     ]

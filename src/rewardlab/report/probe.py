@@ -12,7 +12,14 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.compare import paired_lines
 from rewardlab.report.precision import card_block
 from rewardlab.report.run import Judged, comparison_table, evaluation_report, judged_table, next_steps
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import (
+    column_notes,
+    format_count,
+    format_counted,
+    format_estimate,
+    report_width,
+    text_table,
+)
 
 
 @runtime_checkable
@@ -151,7 +158,8 @@ def _spread(spread: Spread) -> str:
         moved = f"How far another sample of training prompts would move the accuracy: {spread.over_heads.method}."
     lines = (
         moved,
-        f"Where 95% of them agree: accuracy {format_estimate(spread.sure)} on {format_count(spread.num_sure)} pairs; "
+        f"Where 95% of them agree: accuracy {format_estimate(spread.sure)} on "
+        f"{format_counted(spread.num_sure, 'pair')}; "
         f"elsewhere {format_estimate(spread.unsure)} on {format_count(spread.num_unsure)}.",
     )
     return "\n".join(textwrap.fill(line, width=report_width()) for line in lines)

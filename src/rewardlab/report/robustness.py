@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.robustness import MEASURES, Effect
+from rewardlab.core.terminal import plural
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 LEVEL = 0.05
@@ -45,7 +46,10 @@ class Moved(Protocol):
 
 def robustness_block(robustness: Moved) -> str:
     """Return title, table and notes."""
-    drawn = f"{robustness.num_preferences} of {robustness.num_available} preferences, seed {robustness.seed}"
+    drawn = (
+        f"{robustness.num_preferences} of {robustness.num_available} "
+        f"{plural(robustness.num_available, 'preference')}, seed {robustness.seed}"
+    )
     title = f"Robustness: the same pairs with their texts changed in ways that should not matter ({drawn}):"
     rows = [
         [

@@ -14,7 +14,7 @@ from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.run_folder import ALL, source_apart
-from rewardlab.core.terminal import quoted, visible
+from rewardlab.core.terminal import plural, quoted, visible
 from rewardlab.report.ceiling import ceiling_lines
 from rewardlab.report.compare import paired_lines
 from rewardlab.report.precision import card_block, live_block
@@ -55,12 +55,12 @@ def comparison_table(
         {column: [evaluation.estimates[COLUMNS[column]] for evaluation in evaluations.values()] for column in columns}
     )
     for name, evaluation in evaluations.items():
-        counts = {
-            "label ties left out of accuracy": evaluation.sums.label_ties,
-            "scores tied (counted one half)": evaluation.sums.score_ties,
-            "scores not finite (never compared)": evaluation.sums.non_finite,
-        }
-        notes += [f"{visible(name)}: {count} {what}" for what, count in counts.items() if count]
+        counts = (
+            (evaluation.sums.label_ties, "label tie", "left out of accuracy"),
+            (evaluation.sums.score_ties, "score", "tied (counted one half)"),
+            (evaluation.sums.non_finite, "score", "not finite (never compared)"),
+        )
+        notes += [f"{visible(name)}: {count} {plural(count, noun)} {what}" for count, noun, what in counts if count]
     notes += map(visible, ceiling_lines(evaluations))
     foot = [line for note in notes for line in textwrap.wrap(note, width=report_width())]
     return "\n".join([text_table([first, *columns, "pairs"], rows), *foot])

@@ -12,14 +12,14 @@ from typing import Any, Final
 from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.analysis.health import ADVICE
 from rewardlab.core.controls import notice_of
-from rewardlab.core.terminal import quoted, visible
+from rewardlab.core.terminal import plural, quoted, visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.document import Block, Facts, Paragraph, Section, Table, shown, with_intervals
 from rewardlab.report.evaluations import Judged
 from rewardlab.report.folder import Record
 from rewardlab.report.run import COLUMNS
-from rewardlab.report.tables import column_notes, format_count
+from rewardlab.report.tables import column_notes, format_count, format_counted
 
 WHAT: Final = {
     "test": "test data, which chose nothing",
@@ -30,6 +30,14 @@ WHAT: Final = {
 """Name of an evaluation -> description of its data."""
 BESIDE: Final = {"before_training": "before training", "length_only": "length only", "bag_of_words": "bag of words"}
 """End of the name of an evaluation -> its row in a table, in this order."""
+SHARED: Final = {
+    "rows": "row",
+    "prompts": "prompt",
+    "first_turns": "first turn",
+    "replies": "reply",
+    "phrases": "phrase",
+}
+"""What two parts of the data share, by its name in the manifest -> one of these."""
 
 
 def status(record: Record) -> str:
@@ -112,7 +120,8 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
     blocks.append(
         Paragraph(
             text=(
-                f"Ties: {ties:,.0f} of {pairs_of(judged)} comparisons are labelled as ties, and left out of accuracy "
+                f"Ties: {ties:,.0f} of {pairs_of(judged)} comparisons "
+                f"{plural(ties, 'is labelled as a tie', 'are labelled as ties')}, and left out of accuracy "
                 "and margin."
                 if ties
                 else "No comparison is labelled as a tie."
@@ -163,8 +172,9 @@ def estimates_table(
         {name: [own[COLUMNS[name]] for own, _ in parts.values() if COLUMNS[name] in own] for name in columns}
     )
     for name, (_, counts) in parts.items():
-        lost = {"scores tied, counted one half": "score_ties", "comparisons without a finite score": "non_finite"}
-        notes += [f"{name}: {counts[key]:,.0f} {said}." for said, key in lost.items() if counts.get(key, 0) > 0]
+        tied, lost = (counts.get(key, 0) for key in ("score_ties", "non_finite"))
+        notes += [f"{name}: {tied:,.0f} {plural(tied, 'score')} tied, counted one half."] if tied > 0 else []
+        notes += [f"{name}: {lost:,.0f} {plural(lost, 'comparison')} without a finite score."] if lost > 0 else []
     return with_intervals(
         caption=caption,
         header=[first, *columns, "comparisons"],
@@ -261,7 +271,9 @@ def data_section(record: Record) -> Section:
         for pair, counts in shared.items():
             if isinstance(counts, dict) and any(isinstance(count, int) and count for count in counts.values()):
                 found = ", ".join(
-                    f"{_whole(count)} {name.replace('_', ' ')}" for name, count in counts.items() if count
+                    f"{_whole(count)} {plural(count, SHARED[name]) if name in SHARED else name.replace('_', ' ')}"
+                    for name, count in counts.items()
+                    if count
                 )
                 notes.append(f"{pair.replace('_', ' ')} shares {found}.")
         if not notes:
@@ -382,8 +394,10 @@ def _decided(accuracy: Estimate, counts: Mapping[str, float]) -> str:
     An estimate counts prompts if these repeat.
     """
     decided = counts.get("decided", counts.get("comparisons", math.nan))
-    prompts = "as many" if accuracy.n == decided else f"{accuracy.n:,}"
-    return f"{_count({'comparisons': decided})} comparisons of {prompts} prompts"
+    if accuracy.n == decided == 1:
+        return "1 comparison"
+    prompts = "as many prompts" if accuracy.n == decided else format_counted(accuracy.n, "prompt")
+    return f"{_count({'comparisons': decided})} {plural(decided, 'comparison')} of {prompts}"
 
 
 def _whole(value: object) -> str:

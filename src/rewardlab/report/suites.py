@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rewardlab.analysis.suites.judging import SuiteResult, SuiteRow
 from rewardlab.analysis.suites.lengths import BASELINES
-from rewardlab.core.terminal import visible
+from rewardlab.core.terminal import plural, visible
 from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 
 MOST_SHOWN = 6
@@ -86,7 +86,8 @@ def _notes(
 ) -> list[str]:
     count = format_count
     notes = [
-        f"{count(result.num_rows)} rows, {count(result.num_replies)} replies.",
+        f"{count(result.num_rows)} {plural(result.num_rows, 'row')}, {count(result.num_replies)} "
+        f"{plural(result.num_replies, 'reply')}.",
         f"Rule: {result.ties}. Total: {result.weighting}.",
         interval_note(row.score for row in result.rows if not math.isnan(row.score.low)),
         "Differences are paired: in every draw both are of the same prompts.",
@@ -98,13 +99,21 @@ def _notes(
     if result.unscored_replies:
         why = ", ".join(f"{count(number)} {cause}" for cause, number in causes.items())
         notes.append(
-            f"{count(result.unscored_replies)} replies in {count(result.unscored_rows)} rows have no score"
+            f"{count(result.unscored_replies)} {plural(result.unscored_replies, 'reply')} in "
+            f"{count(result.unscored_rows)} {plural(result.unscored_rows, 'row')} "
+            f"{plural(result.unscored_replies, 'has', 'have')} no score"
             f"{f' ({why})' if why else ''}. Each comparison with one of them counts as lost."
         )
     if truncated:
-        notes.append(f"The prompts of {count(truncated)} replies were cut to fit the model's limit.")
+        notes.append(
+            f"The {plural(truncated, 'prompt')} of {count(truncated)} "
+            f"{plural(truncated, 'reply was', 'replies were')} cut to fit the model's limit."
+        )
     if shortened:
-        notes.append(f"{count(shortened)} replies lost their middle, to fit the model's limit.")
+        notes.append(
+            f"{count(shortened)} {plural(shortened, 'reply lost its', 'replies lost their')} middle, to fit "
+            f"the model's limit."
+        )
     for cause, number in left_out.items():
         notes.append(f"Left out by the suite's rule: {count(number)} {visible(cause)}.")
     if result.incomplete:

@@ -12,7 +12,7 @@ import shutil
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
-from rewardlab.core.terminal import visible
+from rewardlab.core.terminal import number_of, visible
 from rewardlab.core.types import Estimate
 
 _GAP = "  "
@@ -49,7 +49,7 @@ def format_count(count: int) -> str:
 
 def format_counted(count: int, what: str) -> str:
     """Return a count with its noun: ``1 arm``, ``1,024 arms``."""
-    return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
+    return number_of(count, what)
 
 
 def interval_note(estimates: Iterable[Estimate]) -> str:

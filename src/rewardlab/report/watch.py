@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.terminal import visible
+from rewardlab.core.terminal import plural, visible
 from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.sections import duration, status
 
@@ -164,7 +164,10 @@ def _evaluations(record: Record, width: int) -> list[RenderableType]:
             style="bold" if row["eval_accuracy"] == best else "",
         )
     left = len(rows) - len(shown)
-    return [table, *([Text(f"{left} earlier evaluations are not shown.")] if left else [])]
+    return [
+        table,
+        *([Text(f"{left} earlier {plural(left, 'evaluation is', 'evaluations are')} not shown.")] if left else []),
+    ]
 
 
 def _interval(row: Mapping[str, float], column: str, digits: int) -> str:
@@ -181,7 +184,10 @@ def _signs(record: Record) -> list[RenderableType]:
     told: list[RenderableType] = [
         Text(f"step {sign.step:,}: {visible(sign.line())}", style="bold yellow") for sign in signs
     ]
-    return [*([Text(f"{left} earlier warning signs are not shown.")] if left else []), *told]
+    return [
+        *([Text(f"{left} earlier {plural(left, 'warning sign is', 'warning signs are')} not shown.")] if left else []),
+        *told,
+    ]
 
 
 def _age_s(folder: Path) -> float | None:

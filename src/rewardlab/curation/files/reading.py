@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import provenance, versions_of
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Preference
 from rewardlab.curation.config import RowsConfig
 from rewardlab.curation.rewriting import files_of
@@ -82,8 +83,9 @@ class Reading:
         report.require_usable(self.source.label, self.rules.reading.max_drop_fraction)
         dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
         logger.info("data: %s: format: %s", self.source.label, report.format)
-        told = (self.source.label, report.rows_read, report.kept, dropped)
-        logger.info("data: %s: %d rows read, %d kept, dropped: %s", *told)
+        rows = plural(report.rows_read, "row")
+        told = (self.source.label, report.rows_read, rows, report.kept, dropped)
+        logger.info("data: %s: %d %s read, %d kept, dropped: %s", *told)
 
 
 def open_all(config: RowsConfig, names: Sequence[str], seed: int) -> list[Reading]:

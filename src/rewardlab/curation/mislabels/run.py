@@ -32,6 +32,7 @@ from rewardlab.curation.mislabels.witnesses import gather
 from rewardlab.curation.mislabels.worth import Worth, measure_worth
 from rewardlab.curation.rewriting import Stamp, stamp
 from rewardlab.data.reading import log_source
+from rewardlab.report.tables import format_counted
 
 logger = logging.getLogger("rewardlab")
 FIGURES: Final = "mislabels.json"
@@ -198,11 +199,11 @@ def _cleaned(
     limited = " Rows beyond --limit were not searched, and stay." if config.rows.limit is not None else ""
     if run.remove is not None:
         left = write_cleaned(source, rules, run.remove, trace, done="removed", since=since)
-        gone = "1 preference" if len(trace) == 1 else f"{len(trace):,} preferences"
-        told.append(f"{gone} removed, {left:,} rows left: {run.remove}.{limited}")
+        gone = format_counted(len(trace), "preference")
+        told.append(f"{gone} removed, {format_counted(left, 'row')} left: {run.remove}.{limited}")
     if run.flip is not None:
         count = write_cleaned(source, rules, run.flip, trace, done="flipped", since=since)
-        done = f"{len(trace):,} of {count:,} labels turned round: {run.flip}."
+        done = f"{len(trace):,} of {format_counted(count, 'label')} turned round: {run.flip}."
         told.append(f"{done}{limited} {REMOVING_BEATS_FLIPPING}")
     return told
 

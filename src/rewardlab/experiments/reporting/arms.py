@@ -18,6 +18,7 @@ from rewardlab.experiments.reporting.history import arms_judged
 from rewardlab.experiments.reporting.numbers import Cell, Column, Difference, Reader, differences
 from rewardlab.experiments.reporting.shared import shared_of
 from rewardlab.experiments.study import Study
+from rewardlab.report.tables import format_counted
 
 COSTS: Final = (
     "gap",
@@ -136,7 +137,7 @@ class _Judged:
     """A hash of the prompts and of how many comparisons each has."""
 
     def __str__(self) -> str:
-        return f"{self.comparisons:,} comparisons of {self.prompts:,} prompts"
+        return f"{format_counted(self.comparisons, 'comparison')} of {format_counted(self.prompts, 'prompt')}"
 
 
 def _judged(reader: Reader, arm: str) -> dict[int, _Judged]:

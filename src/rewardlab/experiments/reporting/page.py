@@ -26,6 +26,7 @@ from rewardlab.report.document import (
     Table,
     Tone,
 )
+from rewardlab.report.tables import format_counted
 
 MADE_BY: Final = "rewardlab plan report"
 TONES: Final[dict[str, Tone]] = {
@@ -73,7 +74,11 @@ def _verdicts(summary: Summary) -> Iterator[Block]:
 
 def _hypothesis(one: Judged) -> Iterator[Block]:
     verdict = one.verdict
-    so_far = f" On {one.planned_runs - one.missing_runs} of {one.planned_runs} runs." if one.is_provisional else ""
+    so_far = (
+        f" On {one.planned_runs - one.missing_runs} of {format_counted(one.planned_runs, 'run')}."
+        if one.is_provisional
+        else ""
+    )
     changed = f"({one.changed}) " if one.changed else ""
     tone = "warning" if one.changed else TONES[verdict.verdict]
     yield Paragraph(text=f"{verdict.name}: {changed}{verdict.sentence}{so_far}", tone=tone)

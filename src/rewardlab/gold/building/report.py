@@ -5,10 +5,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
+from rewardlab.core.terminal import plural
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.pairing import PAIR_CAUSES, REPLY_CAUSES, Counts
 from rewardlab.gold.building.run import Built
-from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
+from rewardlab.report.tables import (
+    format_count,
+    format_counted,
+    format_estimate,
+    interval_note,
+    report_width,
+    text_table,
+)
 
 HEADER = ("side", "prompts", "labelled rows", "preferences", "pairs")
 
@@ -27,8 +35,10 @@ def text_report(built: Built, config: BuildConfig) -> str:
 def _lines(built: Built, config: BuildConfig) -> Iterator[str]:
     counts = built.counts
     yield (
-        f"rows: {format_count(counts.rows)} read, {format_count(counts.rows_used)} give pairs; "
-        f"{format_count(counts.rows_without_two)} have fewer than two replies to compare, "
+        f"rows: {format_count(counts.rows)} read, {format_count(counts.rows_used)} "
+        f"{plural(counts.rows_used, 'gives', 'give')} pairs; "
+        f"{format_count(counts.rows_without_two)} {plural(counts.rows_without_two, 'has', 'have')} fewer "
+        f"than two replies to compare, "
         f"{format_count(counts.rows_without_pair)} no pair that is decided"
     )
     yield _sum("replies", counts.replies, counts.replies_used, counts.replies_left_out, REPLY_CAUSES)
@@ -36,8 +46,9 @@ def _lines(built: Built, config: BuildConfig) -> Iterator[str]:
     yield from _warnings(counts)
     if built.shared:
         yield (
-            f"both sides: {built.shared['prompts']} prompts, {built.shared['near_duplicate_prompts']} groups of alike "
-            f"prompts and {built.shared['replies']} distinctive replies in common"
+            f"both sides: {format_counted(built.shared['prompts'], 'prompt')}, "
+            f"{format_counted(built.shared['near_duplicate_prompts'], 'group')} of alike "
+            f"prompts and {format_counted(built.shared['replies'], 'distinctive reply')} in common"
         )
     facts = built.facts
     yield (
@@ -61,7 +72,8 @@ def _sum(what: str, number: int, used: int, left_out: Mapping[str, int], causes:
 def _warnings(counts: Counts) -> Iterator[str]:
     if counts.rows_of_one_id:
         yield (
-            f"{format_count(counts.rows_of_one_id)} rows have the id of an earlier row, as files that were numbered "
+            f"{format_count(counts.rows_of_one_id)} {plural(counts.rows_of_one_id, 'row has', 'rows have')} "
+            f"the id of an earlier row, as files that were numbered "
             f"alike do; all are used, but the ids of preferences do not tell them apart"
         )
     if counts.largest_disagreement:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_json
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Conversation, prompt_key
 from rewardlab.curation.rows import walk
 from rewardlab.data.config import ReadingConfig
@@ -159,6 +160,9 @@ def _of_preferences(name: str, split: str) -> Iterator[Prompt]:
                 continue
             yield Prompt(id=one.id, prompt=one.prompt, extra={"source": one.source})
         if dropped:
-            logger.warning("%s: %d rows cannot be read as preferences and give no prompt", source.label, dropped)
+            none = plural(
+                dropped, "row cannot be read as a preference and gives", "rows cannot be read as preferences and give"
+            )
+            logger.warning("%s: %d %s no prompt", source.label, dropped, none)
         if begun:
             logger.warning("%s: %d prompts end with a turn of the assistant and are left out", source.label, begun)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rewardlab.core.terminal import plural
 from rewardlab.gold.judging.config import JudgeConfig
 from rewardlab.gold.judging.tally import text_report as judge_report
 from rewardlab.gold.labelling.run import Labelled
+from rewardlab.report.tables import format_counted
 
 
 def text_report(labelled: Labelled, judge: JudgeConfig) -> str:
@@ -12,15 +14,20 @@ def text_report(labelled: Labelled, judge: JudgeConfig) -> str:
     counts, place = labelled.counts, labelled.place
     before = " (all of them before)" if labelled.was_complete else ""
     lines = [
-        f"{counts['scored']:,} gold scores of {counts['rows']:,} prompts{before}: {place.rows} and {place.twin.name}"
+        f"{format_counted(counts['scored'], 'gold score')} of "
+        f"{format_counted(counts['rows'], 'prompt')}{before}: {place.rows} and {place.twin.name}"
     ]
     if labelled.tokens:
         lines.append(f"{labelled.tokens:,} tokens scored now, {labelled.tokens_per_s:,.0f} a second")
     if counts["cut"]:
-        lines.append(f"{counts['cut']:,} replies were scored after something was cut (--max-length, --overlong)")
+        lines.append(
+            f"{counts['cut']:,} {plural(counts['cut'], 'reply was', 'replies were')} scored after something "
+            f"was cut (--max-length, --overlong)"
+        )
     if counts["errors"]:
         lines.append(
-            f"{counts['errors']:,} replies have no score; `gold_errors` says why, and the same command asks again:"
+            f"{counts['errors']:,} {plural(counts['errors'], 'reply has', 'replies have')} no score; "
+            f"`gold_errors` says why, and the same command asks again:"
         )
         lines += [f"  {why}" for why in labelled.examples]
     if labelled.judge is not None:

@@ -12,6 +12,7 @@ from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.matching import SliceMatch
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import provenance
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import exit_status, number, percent, worst
 from rewardlab.gold.matching.config import MatchConfig
@@ -21,7 +22,14 @@ from rewardlab.gold.pages import counted, finding_paragraph, finding_text, grave
 from rewardlab.gold.shown import row_block, row_text
 from rewardlab.report import document
 from rewardlab.report.document import Block, Document, Paragraph, Section, Table
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import (
+    column_notes,
+    format_count,
+    format_counted,
+    format_estimate,
+    report_width,
+    text_table,
+)
 
 MADE_BY: Final = "rewardlab gold match"
 NAME: Final = "match"
@@ -134,8 +142,9 @@ def _facts(matched: Matched, part: PartMatch) -> str:
     }
     told = ", ".join(f"{count:,} {what}" for what, count in left.items() if count) or "nothing"
     return (
-        f"{what}: {part.num_replies:,} replies to {part.num_prompts:,} prompts in {part.num_rows:,} rows, "
-        f"{part.num_pairs - part.gold_ties:,} pairs. Left out: {told}."
+        f"{what}: {format_counted(part.num_replies, 'reply')} to {format_counted(part.num_prompts, 'prompt')} in "
+        f"{format_counted(part.num_rows, 'row')}, "
+        f"{format_counted(part.num_pairs - part.gold_ties, 'pair')}. Left out: {told}."
     )
 
 
@@ -209,7 +218,12 @@ def _slice_texts(part: PartMatch, width: int) -> Iterator[str]:
         if shown:
             yield text_table((f"{name}, slice", *SLICE_HEADER[3:]), shown, max_width=width)
     if any(part.slices.values()):
-        few = f" {left_out:,} slices with too few prompts for an interval are on the page alone." if left_out else ""
+        few = (
+            f" {left_out:,} {plural(left_out, 'slice')} with too few prompts for an interval "
+            f"{plural(left_out, 'is', 'are')} on the page alone."
+            if left_out
+            else ""
+        )
         yield textwrap.fill(f"{SLICES}{few}", width=width)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from rewardlab.core.terminal import plural
 from rewardlab.gold.sampling.run import Sampled
+from rewardlab.report.tables import format_counted
 
 
 def text_report(sampled: Sampled) -> str:
@@ -10,7 +12,10 @@ def text_report(sampled: Sampled) -> str:
     counts, place = sampled.counts, sampled.place
     replies = counts["replies"]
     before = " (all of them before)" if sampled.was_complete else ""
-    lines = [f"{replies:,} replies to {counts['prompts']:,} prompts{before}: {place.rows} and {place.twin.name}"]
+    lines = [
+        f"{format_counted(replies, 'reply')} to {format_counted(counts['prompts'], 'prompt')}{before}: "
+        f"{place.rows} and {place.twin.name}"
+    ]
     if replies:
         mean = counts["tokens"] / replies
         rate = "" if sampled.tokens_per_s is None else f", {sampled.tokens_per_s:,.0f} a second"
@@ -20,7 +25,10 @@ def text_report(sampled: Sampled) -> str:
             f"{_share(counts['identical'], replies)} equal an earlier reply to their prompt"
         )
     if counts["errors"]:
-        lines.append(f"{counts['errors']:,} replies are missing; `samples` says why, and the same command asks again:")
+        lines.append(
+            f"{counts['errors']:,} {plural(counts['errors'], 'reply is', 'replies are')} missing; `samples` "
+            f"says why, and the same command asks again:"
+        )
         lines += [f"  {why}" for why in sampled.examples]
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from rewardlab.core.files import sha256_file
 from rewardlab.core.folders import remove
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import CUT_MIDDLE, REFUSING, RendererSpec, read_spec
+from rewardlab.core.terminal import plural
 from rewardlab.data.readers import require_rows
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.serve.file_scoring.backends import Backend, LocalBackend, LocalModel
@@ -222,13 +223,15 @@ def surveyed(
     if settings.pick == "best" and not found.has_several:
         raise ConfigError("--pick best: no row has `responses`, so there is nothing to choose from. Leave it out.")
     if found.num_refused == found.num_rows:
-        raise DataError(f"{source}: none of its {found.num_rows} rows can be scored. --on-error refuse says why.")
+        none = plural(found.num_rows, "its only row cannot", f"none of its {found.num_rows} rows can")
+        raise DataError(f"{source}: {none} be scored. --on-error refuse says why.")
     if found.num_refused:
         logger.warning(
-            "%s: %d of %d rows cannot be scored; they are written with the cause",
+            "%s: %d of %d rows cannot be scored; %s written with the cause",
             source,
             found.num_refused,
             found.num_rows,
+            plural(found.num_refused, "it is", "they are"),
         )
     columns = Columns.of(
         found,

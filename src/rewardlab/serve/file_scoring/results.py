@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RewardlabError
+from rewardlab.core.terminal import plural
 from rewardlab.serve.file_scoring.journal import Outcome
 from rewardlab.serve.file_scoring.rows import Survey, asks_for_several
 
@@ -202,7 +203,8 @@ class FileScores:
         if self.error_fraction > max_fraction:
             num_replies = self.scored + self.unscored
             raise DataError(
-                f"{target} is written, but {self.unscored} of {num_replies} replies have no score, more than "
+                f"{target} is written, but {self.unscored} of {num_replies} replies "
+                f"{plural(self.unscored, 'has', 'have')} no score, more than "
                 f"--max-error-fraction {max_fraction:g}. The first: {self.first_cause}"
             )
 

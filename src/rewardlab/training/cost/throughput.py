@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rewardlab.core.terminal import plural
+
 GIB: Final = 2**30
 
 DENSE_PEAK: Final[Mapping[str, Mapping[str, float]]] = {
@@ -250,7 +252,7 @@ def closing_line(total: Throughput, peak_flops: PeakFlops | None, peak_memory: i
     rate = f"{short(values['pairs_per_second'])} {unit}/s"
     if not values["tokens"]:
         return (
-            f"Speed: {rate} over {total.steps} steps of "
+            f"Speed: {rate} over {total.steps} {plural(total.steps, 'step')} of "
             f"{values['seconds'] / total.steps:.3f} s, {LOOKED_UP}, peak memory {values['peak_memory_gib']:.2f} GiB."
         )
     of = f" of {peak_flops.line()}" if peak_flops else ""
@@ -261,6 +263,6 @@ def closing_line(total: Throughput, peak_flops: PeakFlops | None, peak_memory: i
     doubt = " MFU is above 100 %: something probably slowed the device while its peak was measured." if above else ""
     return (
         f"Speed: {rate}, {short(values['tokens_per_second'])} tokens/s over "
-        f"{total.steps} steps of {values['seconds'] / total.steps:.2f} s, "
+        f"{total.steps} {plural(total.steps, 'step')} of {values['seconds'] / total.steps:.2f} s, "
         f"{padding},{share} peak memory {values['peak_memory_gib']:.2f} GiB.{doubt}"
     )

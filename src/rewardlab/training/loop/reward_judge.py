@@ -12,6 +12,7 @@ from rewardlab.analysis.stats import difference
 from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import saved_step, saved_steps
 from rewardlab.core.spec import SPEC_FILE
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets
 from rewardlab.data.step_order import steps_per_epoch
@@ -171,7 +172,9 @@ class RewardJudge:
                 step,
                 self._num_steps,
                 self.config.run.early_stopping_metric,
-                f" ({non_finite} pairs have no finite scores)" if non_finite else "",
+                f" ({non_finite} {plural(non_finite, 'pair has', 'pairs have')} no finite scores)"
+                if non_finite
+                else "",
             )
 
     def best_is_due(self, step: int) -> bool:
@@ -188,7 +191,10 @@ class RewardJudge:
         patience = self.config.run.early_stopping_patience
         if patience is None or self.selection.since_best < patience:
             return ""
-        since = f"{self.selection.since_best} evaluations since {self.selection.holder}"
+        since = (
+            f"{self.selection.since_best} {plural(self.selection.since_best, 'evaluation')} since "
+            f"{self.selection.holder}"
+        )
         return (
             f"no better {self.config.run.early_stopping_metric} in {since} "
             f"({self.selection.bar:.4f}; --early-stopping-patience)"
