@@ -69,6 +69,16 @@ def test_replies_keep_their_order_and_pairs_say_who_is_better(tmp_path):
     assert (one.pairs, one.subset) == (((1, 0),), "honest")
 
 
+def test_a_row_of_rmb_is_of_the_goal_that_it_names_itself_whatever_its_folder_is_called(tmp_path):
+    row = {"conversation_input": "p", "chosen": {"answer": "a"}, "reject": {"answer": "b"}}
+    own = {**row, "category_path": "Pairwise_set/Harmlessness/S1"}
+    both = "Helpfulness and Harmlessness/r.jsonl"
+    assert read_one("rmb", tmp_path / "1", own, both).subset == "Harmlessness pairwise"
+    assert read_one("rmb", tmp_path / "2", own, "Helpfulness/r.jsonl").subset == "Harmlessness pairwise"
+    assert read_one("rmb", tmp_path / "3", row, "Harmlessness/Helpfulness.jsonl").subset == "Helpfulness pairwise"
+    assert "Helpfulness or Harmlessness" in why("rmb", tmp_path / "4", row, both)
+
+
 def test_lists_in_cells_of_a_csv_file_are_lists_or_refused(tmp_path):
     def written(dump):
         folder = tmp_path / dump.__name__

@@ -300,8 +300,12 @@ def _is_score(value: object) -> bool:
     return isinstance(value, bool) or is_number(value)
 
 
+RMB_GOALS = ("Helpfulness", "Harmlessness")
+
+
 def _rmb(row: Row, place: Place) -> Read:
-    goal = next((goal for goal in ("Helpfulness", "Harmlessness") if goal in _rmb_path(row, place)), None)
+    named = [goal for goal in RMB_GOALS if goal in str(row.get("category_path"))]
+    goal = named[0] if len(named) == 1 else _named(place, RMB_GOALS)
     if goal is None:
         raise UnfitRowError("neither category_path nor the folder says Helpfulness or Harmlessness")
     if "bon_best" in row:
@@ -322,10 +326,6 @@ def _rmb(row: Row, place: Place) -> Read:
         pairs=all_pairs(1, 1),
         id=f"{goal} pairwise {row['pair_uid']}" if _known(row.get("pair_uid")) is not None else None,
     )
-
-
-def _rmb_path(row: Row, place: Place) -> str:
-    return f"{row.get('category_path', '')} {place.path}"
 
 
 def _answer(value: object, what: str) -> object:
