@@ -17,7 +17,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.files.layouts import write_rows
 from rewardlab.gold.findings import exit_status
 from rewardlab.gold.matching.config import MatchConfig
-from rewardlab.gold.matching.judged import Judged, Limits
+from rewardlab.gold.matching.judged import Judged, Limits, more_training
 from rewardlab.gold.matching.learning import hardly_learned
 from rewardlab.gold.matching.order import order_of
 from rewardlab.gold.matching.report import json_report, text_report
@@ -56,6 +56,23 @@ def test_compressed_scores_fail_with_a_poor_match_and_are_told_with_a_good_one()
     assert "--lr 5e-5 and --epochs 2" in poor.advice
     assert judged(rows, scored(rows, 0.9, scale=0.1))["compressed scores"].status == "warn"
     assert judged(rows, scored(rows, 0.66, scale=0.8))["compressed scores"].status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("rate", "epochs", "said"),
+    [
+        (2e-5, 1.0, "Train it again with --lr 5e-5 and --epochs 2, and"),
+        (5e-5, 1.0, "Train it again with --epochs 2, and"),
+        (2e-5, 2.0, "Train it again with --lr 5e-5, and"),
+        (None, math.nan, "Train it again with --lr 5e-5 and --epochs 2, and"),
+        (5e-5, 3.0, "Its run had --lr 5e-05 and 3 epochs, which is enough elsewhere."),
+    ],
+)
+def test_a_proxy_is_advised_what_its_run_did_not_have(rate: float | None, epochs: float, said: str) -> None:
+    assert more_training(dataclasses.replace(facts(), learning_rate=rate, epochs=epochs)).startswith(said)
+    assert (
+        more_training(None) == "Train it again with --lr 5e-5 and --epochs 2, and look at the loss from step to step."
+    )
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ POOR_TEST: Final = 0.7
 """Match on test rows below which a proxy is poor: with good training accuracy it does not generalise, without it has
 hardly learned (such ones were seen around 0.66)."""
 CHANCE: Final = 0.5
-MORE_TRAINING: Final = "Train it again with --lr 5e-5 and --epochs 2, and look at the loss from step to step."
-"""Advice that repaired such a run."""
+ENOUGH_RATE: Final = 5e-5
+ENOUGH_EPOCHS: Final = 2
+"""Learning rate and epochs that repaired proxies which had hardly learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,3 +53,17 @@ def more_prompts(estimate: Estimate) -> str:
     if math.isnan(estimate.low):
         return f"There is no interval ({estimate.method}). Label more prompts."
     return "The interval holds the threshold: label more prompts (four times as many halve it)."
+
+
+def more_training(run: RunFacts | None) -> str:
+    """Return the advice for a proxy that has learned too little: of rate and epochs, what its run did not have."""
+    rate = None if run is None else run.learning_rate
+    epochs = math.nan if run is None else run.epochs
+    flags = [] if rate is not None and rate >= ENOUGH_RATE else ["--lr 5e-5"]
+    flags += [] if epochs >= ENOUGH_EPOCHS else ["--epochs 2"]
+    if flags:
+        return f"Train it again with {' and '.join(flags)}, and look at the loss from step to step."
+    return (
+        f"Its run had --lr {rate:g} and {epochs:.3g} epochs, which is enough elsewhere. Look at the loss from step to "
+        f"step, check the pairs with `rewardlab gold check`, and try a larger proxy."
+    )

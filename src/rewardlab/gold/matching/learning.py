@@ -9,7 +9,7 @@ from typing import Final
 from rewardlab.analysis import stats
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent
-from rewardlab.gold.matching.judged import CHANCE, MORE_TRAINING, POOR_TEST, Judged, Limits, more_prompts
+from rewardlab.gold.matching.judged import CHANCE, POOR_TEST, Judged, Limits, more_prompts, more_training
 
 LEARNED: Final = 0.9
 """Match on its own training rows above which a proxy has learned them."""
@@ -50,7 +50,7 @@ def training_accuracy(judged: Judged, limits: Limits) -> Finding:
             status="fail",
             evidence=told,
             advice=f"It is not learning, or its labels are noise: check the files with `rewardlab gold check`. "
-            f"{MORE_TRAINING}",
+            f"{more_training(judged.run)}",
         )
     return Finding(name=name, about=judged.name, status="undecided", evidence=told, advice=more_prompts(found))
 
@@ -116,7 +116,7 @@ def hardly_learned(judged: Judged, limits: Limits) -> Finding:
         status="warn",
         evidence=f"{told} {like}; a proxy that is too small, or gold that cannot be told from the text, looks the "
         f"same.{rate}",
-        advice=MORE_TRAINING,
+        advice=more_training(judged.run),
     )
 
 
@@ -134,7 +134,7 @@ def losses_of(judged: Judged) -> Iterator[Finding]:
         return
     end = run.end_loss
     once = " Each pair was seen once, so this is a loss on new pairs." if run.epochs <= 1 + 1e-6 else ""
-    yield _loss("loss at the end", judged.name, end, END_LOSS, "warn", f"over the last steps ({run.loss_is}).{once}")
+    yield _loss("loss at the end", judged, end, END_LOSS, "warn", f"over the last steps ({run.loss_is}).{once}")
     if run.epoch_loss is None:
         had = (
             f"It has had {run.epochs:.2f} epochs" if not math.isnan(run.epochs) else "How many epochs it had is unknown"
@@ -146,15 +146,16 @@ def losses_of(judged: Judged) -> Iterator[Finding]:
             evidence=f"{had}, so there is no such loss.",
         )
         return
-    yield _loss("loss after an epoch", judged.name, run.epoch_loss, EPOCH_LOSS, "fail", f"({run.loss_is}).")
+    yield _loss("loss after an epoch", judged, run.epoch_loss, EPOCH_LOSS, "fail", f"({run.loss_is}).")
 
 
-def _loss(name: str, about: str, loss: Estimate, limit: float, grave: Status, where: str) -> Finding:
+def _loss(name: str, judged: Judged, loss: Estimate, limit: float, grave: Status, where: str) -> Finding:
+    about = judged.name
     told = f"{number(loss)} {where} It should be below {limit:g}; log 2 = 0.69 is that of knowing nothing."
     if is_below(loss, limit):
         return Finding(name=name, about=about, status="pass", evidence=told)
     if is_above(loss, limit):
-        return Finding(name=name, about=about, status=grave, evidence=told, advice=MORE_TRAINING)
+        return Finding(name=name, about=about, status=grave, evidence=told, advice=more_training(judged.run))
     return Finding(
         name=name,
         about=about,

@@ -15,7 +15,7 @@ from typing import Final
 from rewardlab.analysis import stats
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent
-from rewardlab.gold.matching.judged import CHANCE, MORE_TRAINING, POOR_TEST, Judged, Limits, more_prompts
+from rewardlab.gold.matching.judged import CHANCE, POOR_TEST, Judged, Limits, more_prompts, more_training
 from rewardlab.gold.matching.learning import generalisation, hardly_learned, losses_of, training_accuracy
 from rewardlab.gold.matching.order import Alternative, Order
 
@@ -171,7 +171,8 @@ def _spread(judged: Judged, limits: Limits) -> Finding:
             evidence=told + ("" if poor else f"{harmless} The match is {percent(match)}."),
             advice="Nothing, unless the size of the scores is used, as in averages with other models."
             if not poor
-            else f"With a match of {percent(match)} it has hardly learned to tell replies apart. {MORE_TRAINING}",
+            else f"With a match of {percent(match)} it has hardly learned to tell replies apart. "
+            f"{more_training(judged.run)}",
         )
     if least > 0 and is_above(spread, 1 / least):
         return Finding(
