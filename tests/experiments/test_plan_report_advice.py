@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from helpers.study_folders import frozen_study, train_by_hand
+from rewardlab.core.files import write_json
 from rewardlab.experiments.one_run import do
 from rewardlab.experiments.reporting.summary import Summary, summarise
 from rewardlab.experiments.study import open_study
@@ -56,3 +59,26 @@ def test_what_was_tried_in_vain_is_named_with_the_advice(tmp_path: Path) -> None
     assert "Try fewer --epochs" in said.do
     assert said.do.endswith("Tried in this study, and not enough: slow (lr 1e-07).")
     assert said.because == "warning sign overfitting: plain (2 of 2 runs), slow (2 of 2 runs)"
+
+
+def test_a_last_checkpoint_that_did_not_beat_the_untrained_model_is_not_called_the_best(tmp_path: Path) -> None:
+    found = {}
+    for name in ("best", "step_400"):
+        study = frozen_study(tmp_path / name, f"{HEAD}arms: {{plain: {{}}}}\n")
+        for run in study.runs:
+            by_hand = train_by_hand(run.arm, 0.7)
+
+            def train(arguments: Sequence[str], name: str = name, by_hand=by_hand) -> None:
+                by_hand(arguments)
+                folder = Path(json.loads(Path(arguments[1]).read_text(encoding="utf-8"))["output_dir"])
+                spec = json.loads((folder / "best/reward_spec.json").read_text(encoding="utf-8"))
+                write_json(folder / "best/reward_spec.json", {**spec, "provenance": {"step": 400}})
+                (folder / "best").rename(folder / name)
+
+            do(study, run, train)
+        found[name] = {one.because: one.do for one in summarise(open_study(study.folder)).advice}
+    longer, look = "the best step is the last in every seed of plain", "no checkpoint beat the untrained model on "
+    assert "Train longer" in found["best"][longer]
+    assert longer not in found["step_400"]
+    assert "the last one is judged" in found["step_400"][f"{look}validation data in 2 of 2 runs of plain"]
+    assert not [because for because in found["best"] if because.startswith(look)]

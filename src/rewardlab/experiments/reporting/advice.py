@@ -72,6 +72,7 @@ def advice_of(
         ),
         *_undecided(judged),
         *_edges(sensitivities),
+        *_no_better(found),
         *_best_at_the_end(found),
         *_signs(found),
         *_few_seeds(arms),
@@ -159,7 +160,7 @@ def _best_at_the_end(study: _Study) -> Iterator[Advice]:
     arms, found, others = study.arms, list[str](), dict[str, str]()
     for row in arms.rows:
         (best,), (stopped,) = _cost(arms, row, "best_step"), _cost(arms, row, "stopped_at")
-        if best.by_seed and best.by_seed == stopped.by_seed and row.seeds == row.planned:
+        if best.by_seed and best.by_seed == stopped.by_seed and row.seeds == row.planned and not row.unbeaten:
             found.append(row.arm)
         elif best.estimate is not None:
             others[row.arm] = f"chosen step {interval(best.estimate)}"
@@ -168,6 +169,17 @@ def _best_at_the_end(study: _Study) -> Iterator[Advice]:
         yield Advice(
             do=study.advised(do, found, others, "a best step that is the last"),
             because=f"the best step is the last in every seed of {named(found)}",
+        )
+
+
+def _no_better(study: _Study) -> Iterator[Advice]:
+    rows = [row for row in study.arms.rows if row.unbeaten]
+    if rows:
+        yield Advice(
+            do="Look at the learning curves before anything else: where no checkpoint beats the untrained model, the "
+            "last one is judged. Another --lr, more --steps or more data may help.",
+            because="no checkpoint beat the untrained model on validation data in "
+            + ", ".join(f"{row.unbeaten} of {format_counted(row.seeds, 'run')} of {row.arm}" for row in rows),
         )
 
 

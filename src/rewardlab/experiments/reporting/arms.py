@@ -51,6 +51,8 @@ class ArmRow:
     """One for each of the table's `costs`."""
     signs: Mapping[str, int]
     """Warning sign -> runs that had it."""
+    unbeaten: int
+    """Runs without a checkpoint that beat the untrained model on validation data; what they judged is their last."""
     data: str
     """Data by which it was judged: comparisons and prompts, or why that is not known."""
 
@@ -112,6 +114,7 @@ def _row(study: Study, reader: Reader, arm: str, columns: tuple[Column, ...], co
     for outcome in done:
         for name in dict.fromkeys(sign.name for sign in outcome.record.signs):
             signs[name] = signs.get(name, 0) + 1
+    models = [outcome.record.model_folder for outcome in done]
     known = study.plan.arms.get(arm)
     winner = study.winner
     return ArmRow(
@@ -123,6 +126,7 @@ def _row(study: Study, reader: Reader, arm: str, columns: tuple[Column, ...], co
         cells=tuple(reader.cell(column.term(arm)) for column in columns),
         costs=tuple(reader.cell(column.term(arm)) for column in costs),
         signs=signs,
+        unbeaten=sum(folder is not None and folder.name != "best" for folder in models),
         data="; ".join(dict.fromkeys(_data(reader, arm))) or "no run is done",
     )
 
