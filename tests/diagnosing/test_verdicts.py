@@ -56,6 +56,21 @@ def test_of_a_model_at_chance_on_as_many_pairs_nothing_is_said_about_length(full
     assert "may be at chance" in found["length_matched"].sentence
 
 
+def test_a_few_conversations_that_are_all_right_by_chance_are_no_failure():
+    def all_right(rows: int) -> Arm:
+        return Arm(right_SN=np.ones((5, 3 * rows)), clusters=tuple(str(n // 3) for n in range(3 * rows)))
+
+    assert verdicts(full=all_right(10), length_only=all_right(10))["length_only"] == "fail"
+    found = judge_all({**HONEST, "full": all_right(9), "length_only": all_right(9)}, Limits())
+    judged = {one.control: one for one in found}
+    for control in ("response_only", "random_negatives", "length_only", "bag_of_words"):
+        assert judged[control].verdict == "undecided"
+        assert math.isnan(judged[control].p_value)
+        assert judged[control].sentence.startswith("Of 9 conversations nothing can be told")
+    few = {"length_matched": all_right(9), "random_subset": all_right(9)}
+    assert verdicts(**few) == dict.fromkeys(NAMES, "pass") | {"length_matched": "undecided"}
+
+
 @pytest.mark.parametrize(
     ("changes", "fails"),
     [

@@ -130,6 +130,9 @@ class Contrast:
     variance_conversations: float
     """Variance of `value` that comes from the conversations."""
     num_conversations: int
+    fewest: int
+    """The smallest number of conversations of any of the accuracies. Below `stats.MIN_CLUSTERS` there is no interval
+    and no p-value: a few conversations may be all right or all wrong by chance, without any variance."""
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Arm, float]], constant: float = 0.0) -> Contrast:
@@ -146,7 +149,13 @@ class Contrast:
             variance_seeds=float(by_seed.var(ddof=1)) / len(by_seed),
             variance_conversations=sum(one * one for one in moved.values()) * len(moved) / max(len(moved) - 1, 1),
             num_conversations=len(moved),
+            fewest=min(arm.num_conversations for arm, _ in parts),
         )
+
+    @property
+    def is_of_few(self) -> bool:
+        """Return whether there are too few conversations for an interval or a p-value."""
+        return self.fewest < stats.MIN_CLUSTERS
 
     @property
     def variance(self) -> float:
@@ -161,13 +170,17 @@ class Contrast:
         return self.variance**2 / below if below > 0 else float(conversations)
 
     def p_above(self) -> float:
-        """Return the one-sided p-value of the hypothesis that the value is at most 0."""
+        """Return the one-sided p-value of the hypothesis that the value is at most 0; NaN for few conversations."""
+        if self.is_of_few:
+            return math.nan
         if self.variance <= 0:
             return 0.0 if self.value > 0 else 1.0
         return float(student.sf(self.value / math.sqrt(self.variance), self.freedom))
 
     def estimate(self) -> Estimate:
-        """Return the value with an interval over conversations and seeds."""
+        """Return the value with an interval over conversations and seeds; without one for few conversations."""
+        if self.is_of_few:
+            return _of_few(self.value, self.fewest)
         half = float(student.ppf((1 + LEVEL) / 2, self.freedom)) * math.sqrt(self.variance)
         return Estimate(
             value=self.value,
@@ -177,6 +190,12 @@ class Contrast:
             method="t interval over conversations and seeds",
             level=LEVEL,
         )
+
+
+def _of_few(value: float, number: int) -> Estimate:
+    return Estimate(
+        value=value, low=math.nan, high=math.nan, n=number, method=stats.too_few(number, "conversations"), level=LEVEL
+    )
 
 
 def p_of_mean(values_S: FloatArray, truth: float) -> float:
@@ -191,8 +210,8 @@ def share_of(part: Arm, whole: Arm, *, chance: float = 0.5) -> Estimate:
     """Return (accuracy of `part` − chance) / (that of `whole` − chance), with Fieller's interval.
 
     The interval holds the shares b at which part − chance − b·(whole − chance) may be 0, with the variances of
-    `Contrast`. There is no interval if the accuracy of `whole` may itself be chance. Source: Fieller (1954), Journal of
-    the Royal Statistical Society B 16, 175-185.
+    `Contrast`. There is no interval if the accuracy of `whole` may itself be chance, or for few conversations.
+    Source: Fieller (1954), Journal of the Royal Statistical Society B 16, 175-185.
     """
     over, under = part.mean - chance, whole.mean - chance
     of_part, of_whole = Contrast.of([(part, 1.0)], chance), Contrast.of([(whole, 1.0)], chance)
@@ -204,6 +223,8 @@ def share_of(part: Arm, whole: Arm, *, chance: float = 0.5) -> Estimate:
     b = over * under - t**2 * covariance
     c = over**2 - t**2 * of_part.variance
     value = over / under if under else math.nan
+    if apart.is_of_few:
+        return _of_few(value, apart.fewest)
     if under <= 0 or a <= 0:
         few = "the model's own accuracy may be chance"
         return Estimate(value=value, low=math.nan, high=math.nan, n=of_whole.num_conversations, method=few)

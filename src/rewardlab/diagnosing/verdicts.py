@@ -14,6 +14,7 @@ from typing import Final, Literal
 from scipy.stats import norm
 
 from rewardlab.analysis.multiple import holm
+from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.controls import EXPECTS
 from rewardlab.core.types import Estimate
 from rewardlab.diagnosing.arms import Arm, Arms, Contrast, p_of_mean, share_of
@@ -161,6 +162,12 @@ def _measured(name: str, arm: Arm) -> Measured:
 def _decided(found: Finding, limits: Limits, arms: Arms) -> Finding:
     """Return the finding with its verdict and its sentence."""
     fails = found.adjusted <= LEVEL
+    measured = found.share or found.drop
+    if measured is not None and measured.n < MIN_CLUSTERS:
+        sentence = (
+            f"Of {measured.n} conversations nothing can be told about others; it takes {MIN_CLUSTERS}. Name more data."
+        )
+        return replace(found, verdict="undecided", sentence=sentence)
     if found.control == "prompt_only":
         verdict, sentence = _of_prompt_only(found)
     elif found.control == "label_shuffle":
