@@ -17,13 +17,14 @@ from rewardlab.report.checklist import checklist_section
 from rewardlab.report.document import Paragraph, shown
 from rewardlab.report.extras import (
     controls_section,
+    ensemble_section,
     precision_section,
     probe_section,
     robustness_section,
     served_section,
     suites_section,
 )
-from rewardlab.report.folder import read_folder
+from rewardlab.report.folder import EnsembleRecord, read_folder
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.mistakes import KnownTexts
 from rewardlab.report.page import html_page
@@ -119,6 +120,35 @@ def test_a_suite_is_told_beside_the_better_length_rule(tmp_path: Path) -> None:
     document = report_of([tell(record, find_texts=None, draws=20)])
     assert r"| &#60;b&#62;hard&#60;/b&#62; | 0.620 \[0.520, 0.720\] | shortest 0.550" in markdown_page(document)
     assert "<b>hard</b>" not in html_page(document)
+
+
+def test_what_a_suite_an_ensemble_and_changed_texts_leave_out_is_told(tmp_path: Path) -> None:
+    suite = {
+        "suite": "llmbar", "rows": [{"name": "Natural", "rows": 30, "score": estimate(0.6)}],
+        "ties": "a tie is an error", "weighting": "mean of five sets", "unscored_rows": 1,
+        "unscored_replies": {"longer than the model's limit": 2, "odd": "many"}, "truncated_replies": 3,
+        "shortened_replies": True, "left_out": {"votes for a tie": 4},
+        "incomplete": {"Natural": {"there": 30, "published": 100}, "Manual": {"there": 0, "published": None}, "x": 7},
+    }  # fmt: skip
+    write_json(tmp_path / "suite.llmbar.json", suite)
+    in_eval(tmp_path)
+    perturbed = {"perturbations": {"typos": {"estimates": {"shift": estimate(0.2)}, "not_applicable": 5, "lost": 6}}}
+    write_json(tmp_path / "eval.perturbed.json", perturbed)
+    record = read_folder(tmp_path)
+    assert [one.text for one in suites_section(record).blocks if isinstance(one, Paragraph)] == [
+        "2 replies in 1 row have no score (2 longer than the model's limit). Each comparison with one of them counts "
+        "as lost.",
+        "The prompts of 3 replies were cut to fit the model's limit.",
+        "Left out by the suite's rule: 4 votes for a tie.",
+        "Not the published suite, so not comparable with published numbers: rows of Natural 30 of 100, Manual 0.",
+    ]
+    assert "Rule: a tie is an error. Total: mean of five sets." in markdown_of(tmp_path)
+    said = [one.text for one in robustness_section(record).blocks if isinstance(one, Paragraph)]
+    assert said == ["typos: left out 5 with nothing to change, 6 without a score for every reply."]
+    facts = EnsembleRecord(facts={"members": ["a", "b"], "penalty": 1, "left_out": 28}, evaluations={}, problems=())
+    assert ensemble_section(facts).blocks[-1] == Paragraph(
+        text="28 preferences left out, which not all members have scored alike.", tone="note"
+    )
 
 
 def test_rankings_and_soft_labels_are_told_where_there_are_some(tmp_path: Path) -> None:

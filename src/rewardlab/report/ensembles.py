@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from rewardlab.analysis.ensembles import COMBINATIONS, Disagreement
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of
 from rewardlab.report.tables import column_notes, format_estimate, report_width, text_table
 
 
@@ -24,14 +24,15 @@ def ensemble_block(
         f"AUROC: chance that a mistake of the mean ({found.num_errors}) has more of it than a right answer "
         f"({found.num_right}); 0.5 says nothing. The second needs no ensemble.",
         *(f"ensemble {how}: {meaning}." for how, meaning in COMBINATIONS.items()),
-        *(
-            [f"{left_out} {plural(left_out, 'preference')} left out, which not all members have scored alike."]
-            if left_out
-            else []
-        ),
+        *([left_out_note(left_out)] if left_out else []),
     ]
     table = text_table(["what predicts errors", "AUROC"], rows)
     return "\n".join([_wrapped(title), table, *map(_wrapped, notes)])
+
+
+def left_out_note(left_out: int) -> str:
+    """Return what is said of preferences that an ensemble does not judge."""
+    return f"{number_of(left_out, 'preference')} left out, which not all members have scored alike."
 
 
 def _wrapped(text: str) -> str:

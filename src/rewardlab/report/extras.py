@@ -13,12 +13,13 @@ from rewardlab.core.files import to_float
 from rewardlab.core.types import Estimate
 from rewardlab.report.charts import Chart, Dot, axis
 from rewardlab.report.document import Beside, Block, Paragraph, Section, Table, Tone, shown, with_intervals
+from rewardlab.report.ensembles import left_out_note
 from rewardlab.report.evaluations import estimate_of
 from rewardlab.report.folder import EnsembleRecord, Record
-from rewardlab.report.robustness import MOVES, moves
+from rewardlab.report.robustness import MOVES, left_out_notes, moves
 from rewardlab.report.run import command
 from rewardlab.report.sections import comparison
-from rewardlab.report.suites import MARK, P_MEANS, p_text
+from rewardlab.report.suites import MARK, P_MEANS, missing_notes, p_text
 from rewardlab.report.tables import column_notes, format_count
 
 TIES_MEAN = "ties at random: the score where ties are broken at random (½ for a pair, 1/k at the top)."
@@ -70,10 +71,46 @@ def suites_section(record: Record) -> Section:
                 rows=rows if differs else [row[:-1] for row in rows],
                 estimates=scores,
                 label="score",
-                notes=(P_MEANS, *differs * (TIES_MEAN,)),
+                notes=(*_rule_of(suite), P_MEANS, *differs * (TIES_MEAN,)),
             )
         )
+        blocks += [Paragraph(text=note, tone="note") for note in _missing(suite)]
     return Section(title="Suites", blocks=tuple(blocks))
+
+
+def _rule_of(suite: Mapping[str, Any]) -> list[str]:
+    """Return what a suite says of its rule, if it says anything."""
+    ties, weighting = suite.get("ties"), suite.get("weighting")
+    return [f"Rule: {ties}. Total: {weighting}."] if isinstance(ties, str) and isinstance(weighting, str) else []
+
+
+def _missing(suite: Mapping[str, Any]) -> list[str]:
+    """Return what keeps the scores of a suite from being those of all its rows, as the terminal says it."""
+    causes = _counts(suite.get("unscored_replies"))
+    parts = {str(name): _counts(part) for name, part in _mapping(suite.get("incomplete")).items()}
+    return missing_notes(
+        unscored_rows=_number(suite.get("unscored_rows")),
+        unscored_replies=sum(causes.values()),
+        causes=causes,
+        truncated=_number(suite.get("truncated_replies")),
+        shortened=_number(suite.get("shortened_replies")),
+        left_out=_counts(suite.get("left_out")),
+        incomplete={name: (own["there"], own.get("published")) for name, own in parts.items() if "there" in own},
+    )
+
+
+def _counts(value: object) -> dict[str, int]:
+    """Return the whole numbers of a mapping by their names; other entries are left out."""
+    return {
+        str(name): count
+        for name, count in _mapping(value).items()
+        if isinstance(count, int) and count == _number(count)
+    }
+
+
+def _number(value: object) -> int:
+    """Return a whole number; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def robustness_section(record: Record) -> Section:
@@ -104,7 +141,9 @@ def robustness_section(record: Record) -> Section:
         notes=(*(f"{measure}: {meaning}." for measure, meaning in MOVED.items()), MOVES, *column_notes(notes)),
         notes_folded=True,
     )
-    return Section(title="Robustness", blocks=(table,))
+    left_out = {name: (_number(one.get("not_applicable")), _number(one.get("lost"))) for name, one in effects.items()}
+    said = [Paragraph(text=note, tone="note") for note in left_out_notes(left_out)]
+    return Section(title="Robustness", blocks=(table, *said))
 
 
 def ensemble_section(ensemble: EnsembleRecord) -> Section:
@@ -141,6 +180,8 @@ def ensemble_section(ensemble: EnsembleRecord) -> Section:
             ),
         )
     )
+    if left_out := _number(facts.get("left_out")):
+        blocks.append(Paragraph(text=left_out_note(left_out), tone="note"))
     blocks += [Paragraph(text=problem, tone="warning") for problem in ensemble.problems]
     return Section(title="Ensemble", blocks=tuple(blocks))
 

@@ -61,24 +61,31 @@ def robustness_block(robustness: Moved) -> str:
         for name, effect in robustness.effects.items()
     ]
     columns = {measure: [effect.estimates[measure] for effect in robustness.effects.values()] for measure in MEASURES}
-    left_out = [
-        f"{name}: left out {', '.join(parts)}."
-        for name, effect in robustness.effects.items()
-        if (
-            parts := [
-                *([f"{effect.not_applicable} with nothing to change"] if effect.not_applicable else []),
-                *([f"{effect.lost} without a score for every reply"] if effect.lost else []),
-            ]
-        )
-    ]
     notes = [
         *column_notes(columns),
         *(f"{measure}: {meaning}." for measure, meaning in MEASURES.items()),
         MOVES,
-        *left_out,
+        *left_out_notes({name: (own.not_applicable, own.lost) for name, own in robustness.effects.items()}),
     ]
     table = text_table(["texts", *MEASURES, "moves", "prefs"], rows)
     return "\n".join([_wrapped(title), table, *map(_wrapped, notes)])
+
+
+def left_out_notes(counts: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return a sentence for each perturbation that leaves some preferences out.
+
+    `counts` maps it to those without anything to change, and those of which a changed reply has no score.
+    """
+    return [
+        f"{name}: left out {', '.join(parts)}."
+        for name, (not_applicable, lost) in counts.items()
+        if (
+            parts := [
+                *([f"{format_count(not_applicable)} with nothing to change"] if not_applicable else []),
+                *([f"{format_count(lost)} without a score for every reply"] if lost else []),
+            ]
+        )
+    ]
 
 
 def moves(p_shift: float, p_accuracy: float) -> str:

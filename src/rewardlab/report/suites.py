@@ -96,34 +96,61 @@ def _notes(
     few = [row.name for row in result.rows if math.isnan(row.score.low) and not math.isnan(row.score.value)]
     if few:
         notes.append(f"No interval below ten prompts: {', '.join(map(visible, few))}.")
-    if result.unscored_replies:
-        why = ", ".join(f"{count(number)} {cause}" for cause, number in causes.items())
+    notes += missing_notes(
+        unscored_rows=result.unscored_rows,
+        unscored_replies=result.unscored_replies,
+        causes=causes,
+        truncated=truncated,
+        shortened=shortened,
+        left_out=left_out,
+        incomplete=result.incomplete,
+    )
+    return [line for note in notes if note for line in textwrap.wrap(note, width=report_width())]
+
+
+def missing_notes(
+    *,
+    unscored_rows: int,
+    unscored_replies: int,
+    causes: Mapping[str, int],
+    truncated: int,
+    shortened: int,
+    left_out: Mapping[str, int],
+    incomplete: Mapping[str, tuple[int, int | None]],
+) -> list[str]:
+    """Return what keeps the scores of a suite from being those of all its rows, whole: a sentence for each kind.
+
+    The parameters are those of `suite_report` and of a `SuiteResult`.
+    """
+    notes = []
+    if unscored_replies:
+        why = ", ".join(f"{format_count(number)} {cause}" for cause, number in causes.items())
         notes.append(
-            f"{count(result.unscored_replies)} {plural(result.unscored_replies, 'reply')} in "
-            f"{count(result.unscored_rows)} {plural(result.unscored_rows, 'row')} "
-            f"{plural(result.unscored_replies, 'has', 'have')} no score"
+            f"{format_count(unscored_replies)} {plural(unscored_replies, 'reply')} in "
+            f"{format_count(unscored_rows)} {plural(unscored_rows, 'row')} "
+            f"{plural(unscored_replies, 'has', 'have')} no score"
             f"{f' ({why})' if why else ''}. Each comparison with one of them counts as lost."
         )
     if truncated:
         notes.append(
-            f"The {plural(truncated, 'prompt')} of {count(truncated)} "
+            f"The {plural(truncated, 'prompt')} of {format_count(truncated)} "
             f"{plural(truncated, 'reply was', 'replies were')} cut to fit the model's limit."
         )
     if shortened:
         notes.append(
-            f"{count(shortened)} {plural(shortened, 'reply lost its', 'replies lost their')} middle, to fit "
+            f"{format_count(shortened)} {plural(shortened, 'reply lost its', 'replies lost their')} middle, to fit "
             f"the model's limit."
         )
     for cause, number in left_out.items():
-        notes.append(f"Left out by the suite's rule: {count(number)} {visible(cause)}.")
-    if result.incomplete:
+        notes.append(f"Left out by the suite's rule: {format_count(number)} {visible(cause)}.")
+    if incomplete:
         parts = [
-            f"{visible(name)} {count(there) if published is None else f'{count(there)} of {count(published)}'}"
-            for name, (there, published) in result.incomplete.items()
+            f"{visible(name)} {format_count(there)}{'' if published is None else f' of {format_count(published)}'}"
+            for name, (there, published) in incomplete.items()
         ]
         more = [f"{len(parts) - MOST_SHOWN} subsets more"] if len(parts) > MOST_SHOWN else []
         notes.append(
             f"Not the published suite, so not comparable with published numbers: rows of "
             f"{', '.join([*parts[:MOST_SHOWN], *more])}."
         )
-    return [line for note in notes if note for line in textwrap.wrap(note, width=report_width())]
+    return notes
