@@ -179,9 +179,9 @@ def test_with_replies_of_different_numbers_the_curve_ends_at_the_fewest_and_uses
         ),
         (
             [Candidates(prompt="ice", proxy_K=[1.0], gold_K=[1.0]), Candidates(prompt="fog", proxy_K=[1.0])],
-            "prompt 'fog': it has 1 replies and none of their gold scores",
+            "prompt 'fog': it has 1 reply and none of their gold scores",
         ),
-        ([Candidates(prompt="ice", proxy_K=[1.0], gold_K=[1.0, 2.0])], "1 replies and 2 of their gold scores"),
+        ([Candidates(prompt="ice", proxy_K=[1.0], gold_K=[1.0, 2.0])], "1 reply and 2 of their gold scores"),
     ],
 )
 def test_what_has_no_score_is_an_error_that_names_the_prompt(candidates: list[Candidates], said: str) -> None:

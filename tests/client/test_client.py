@@ -260,7 +260,7 @@ def test_a_wrong_count_from_our_server_is_an_error(field: str) -> None:
         return 200, values, {}
 
     fake = FakeOwn(table(), first=[without_one])
-    with pytest.raises(BadAnswerError, match="1 scores for 2 rows .reply 0 to reply 1."):
+    with pytest.raises(BadAnswerError, match="1 score for 2 rows .reply 0 to reply 1."):
         during(fake, lambda c: c.score_replies("a", ["x", "y"]), check=False)
 
 

@@ -259,7 +259,7 @@ def test_data_of_prompts_alone_can_be_compared_with_and_rows_without_one_are_cou
     path = pairs(tmp_path / "a.jsonl", "p", "q", "r")
     found = report(path, "--against", tmp_path / "others.jsonl")
     assert [row["row"] for row in found["checks"]["overlap-prompts"]["rows"]] == ["a.jsonl:1", "a.jsonl:2"]
-    assert any(note.endswith("2 prompts; 1 rows have no prompt that could be read") for note in found["notes"])
+    assert any(note.endswith("2 prompts; 1 row has no prompt that could be read") for note in found["notes"])
 
 
 def test_prompts_of_suites_are_found(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_failure_leaves_the_folder_as_it_was(tmp_path):
     rows = labelled.rows(20)
     built = run(tmp_path, rows)
     before = {path.name: path.read_bytes() for path in built.folder.iterdir()}
-    with pytest.raises(DataError, match=r"the train side would have no pair: 1 rows"):
+    with pytest.raises(DataError, match=r"the train side would have no pair: 1 row,"):
         run(tmp_path, [labelled.row(0, [1.0, 1.0])], overwrite=True)
     with pytest.raises(DataError, match=r"out\.jsonl:1: it has no gold scores|labels\.jsonl:2: it has no gold scores"):
         run(tmp_path, [rows[0], {"prompt": "Hi?", "responses": ["a", "b"]}], overwrite=True)

@@ -50,7 +50,7 @@ def test_rows_without_ids_are_numbered_over_all_files(tmp_path: Path) -> None:
     [
         ({"responses": []}, "`responses` is empty"),
         ({"responses": "x"}, "not a list of texts"),
-        ({"gold": [1.0]}, "1 scores for 2 replies"),
+        ({"gold": [1.0]}, "1 score for 2 replies"),
         ({"gold_errors": {"reply": "too long"}}, "`gold_errors` names 'reply'; wanted the number of one of the 2"),
         ({"gold_errors": {"2": "too long"}}, "`gold_errors` names '2'"),
         ({"gold": [1.0, True]}, "reply 1 .* is True"),
@@ -183,7 +183,7 @@ def test_files_with_a_row_a_line_are_read_too(tmp_path: Path) -> None:
 
 
 def test_files_of_different_lengths_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rewards\.json has 1 rows and .*prompts\.json has 2"):
+    with pytest.raises(DataError, match=r"rewards\.json has 1 row and .*prompts\.json has 2"):
         list(layout(tmp_path, ["one", "two"], REPLIES, [[1, 2, 3]]).rows())
 
 

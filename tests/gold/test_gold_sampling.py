@@ -272,7 +272,7 @@ def test_prompts_of_preferences_that_end_with_the_assistant_are_left_out_and_cou
     path = prompts.with_name("preferences.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert sample(config(path, url)).counts["prompts"] == 1
-    assert "1 prompts end with a turn of the assistant and are left out" in log.text
+    assert "1 prompt ends with a turn of the assistant and is left out" in log.text
 
 
 def test_a_prompt_with_half_a_surrogate_pair_costs_no_other(prompts, url) -> None:

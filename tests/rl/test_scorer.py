@@ -276,7 +276,7 @@ def test_a_score_that_is_missing_or_not_finite_is_an_error_that_names_the_rollou
 
 def test_a_score_too_few_is_an_error(told: Any) -> None:
     told["a"] = Told("a", [0.5])
-    with pytest.raises(RolloutError, match="a: 1 scores for 2 rollouts"):
+    with pytest.raises(RolloutError, match="a: 1 score for 2 rollouts"):
         scores("a", TALKS[:2])
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.core.errors import DataError
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 
 Scores = Sequence[float | None] | npt.NDArray[np.floating]
@@ -179,7 +180,8 @@ def _finite(prompt: str, what: str, scores_K: Scores) -> FloatArray:
     if wrong := np.flatnonzero(~np.isfinite(found_K)).tolist():
         raise DataError(
             f"prompt {prompt!r:.200}: the {what} of reply {wrong[0]} (counted from 0) is {scores_K[wrong[0]]}; wanted "
-            f"a finite number for each of its {found_K.size} replies. Score it again, or leave the reply out."
+            f"a finite number for each of its {number_of(found_K.size, 'reply')}. Score it again, or leave "
+            f"the reply out."
         )
     return found_K
 
@@ -189,7 +191,8 @@ def _gold(one: Candidates) -> FloatArray:
     if one.gold_K is None or len(one.gold_K) != len(one.proxy_K):
         got = "none" if one.gold_K is None else str(len(one.gold_K))
         raise DataError(
-            f"prompt {one.prompt!r:.200}: it has {len(one.proxy_K)} replies and {got} of their gold scores; wanted one "
+            f"prompt {one.prompt!r:.200}: it has {number_of(len(one.proxy_K), 'reply')} and {got} of their "
+            f"gold scores; wanted one "
             f"for each, as other prompts have them."
         )
     return _finite(one.prompt, "gold score", one.gold_K)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rewardlab.client.failures import BadAnswerError
+from rewardlab.core.terminal import number_of
 
 Item = str | list[int]
 """A rendered conversation: its text, or its tokens."""
@@ -70,7 +71,7 @@ def _in_order(answer: Any) -> list[Mapping[str, Any]]:
 def _only(values: Any) -> Any:
     """Return the only number of a list. Raises ValueError for another count: then it is not a scalar reward."""
     if not isinstance(values, list) or len(values) != 1:
-        found = f"{len(values)} numbers" if isinstance(values, list) else type(values).__name__
+        found = number_of(len(values), "number") if isinstance(values, list) else type(values).__name__
         raise ValueError(f"a row has {found} where a reward model gives one; is this an embedding model?")
     return values[0]
 
@@ -152,7 +153,8 @@ def require_count(values: Sequence[Any], names: Sequence[str], *, where: str) ->
     """Raise BadAnswerError unless there is one value for each row."""
     if len(values) != len(names):
         raise BadAnswerError(
-            f"{where}: {len(values)} scores for {len(names)} rows ({between(names)}), so it is not known which score "
+            f"{where}: {number_of(len(values), 'score')} for {number_of(len(names), 'row')} "
+            f"({between(names)}), so it is not known which score "
             f"belongs to which row."
         )
 

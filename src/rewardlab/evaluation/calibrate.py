@@ -19,6 +19,7 @@ from rewardlab.core.files import jsonable, provenance, write_json
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.run_folder import SPEC_SUM, claim_evaluation, clear_evaluation, holds_run, only_writer
 from rewardlab.core.spec import CalibrationSpec, read_spec
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Estimate
 from rewardlab.data.groups import Groups
 from rewardlab.data.sources import SourceReport
@@ -172,7 +173,10 @@ def _shared_roots(parts: Mapping[str, Groups], *, store: bool) -> int:
     shared = count_shared_roots(parts["fitted"].texts(), parts["judged"].texts())
     if not shared:
         return 0
-    said = f"{shared:,} conversations have rows in what is fitted on and in what judges, by first turns and replies"
+    said = (
+        f"{shared:,} {plural(shared, 'conversation has', 'conversations have')} rows in what is fitted "
+        f"on and in what judges, by first turns and replies"
+    )
     if store:
         raise DataError(
             f"--store: {said}, so the calibration would be judged on its own data. Judge it on other conversations "

@@ -12,6 +12,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.data.readers import holds_lines, read_each_row
 from rewardlab.data.shards import extension_of
 from rewardlab.gold.files.layouts import read_rewards
@@ -166,13 +167,14 @@ def _read(path: Path, rows: Sequence[GoldRow]) -> Iterator[tuple[float | None, .
     found = list(_lists(path) if path.suffix == ".json" and _is_bare(path) else _columns(path, rows))
     if len(found) != len(rows):
         raise DataError(
-            f"{path}: has scores of {len(found)} rows, and {len(rows)} have gold scores. Is it of other data?"
+            f"{path}: has scores of {number_of(len(found), 'row')}, and {len(rows)} "
+            f"{plural(len(rows), 'has', 'have')} gold scores. Is it of other data?"
         )
     for number, (scores, row) in enumerate(zip(found, rows, strict=True), start=1):
         if len(scores) != len(row.responses):
             raise DataError(
-                f"{path}:{number}: has {len(scores)} scores, and {row.where or f'row {number}'} has "
-                f"{len(row.responses)} replies. Is it of other data?"
+                f"{path}:{number}: has {number_of(len(scores), 'score')}, and {row.where or f'row {number}'} has "
+                f"{number_of(len(row.responses), 'reply')}. Is it of other data?"
             )
         checked = scores_of(scores, len(row.responses), f"{path}:{number}", what=SCORE)
         assert checked is not None

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.loop_thread import LoopThread
+from rewardlab.core.terminal import number_of
 from rewardlab.rl.config import ScorerConfig
 from rewardlab.rl.noise import Noise
 from rewardlab.rl.rollouts import Rollout, RolloutError
@@ -62,7 +63,9 @@ class LoopScorer:
         except RewardlabError as error:
             raise RolloutError(f"{_names(rollouts)}: {error}", rollouts=tuple(range(len(rollouts)))) from error
         if len(scored) != len(rollouts):
-            raise RolloutError(f"{_names(rollouts)}: {len(scored)} scores for {len(rollouts)} rollouts.")
+            raise RolloutError(
+                f"{_names(rollouts)}: {number_of(len(scored), 'score')} for {number_of(len(rollouts), 'rollout')}."
+            )
         for number, (rollout, one) in enumerate(zip(rollouts, scored, strict=True)):
             require_finite(one.score, rollout.name, number)
         return scored

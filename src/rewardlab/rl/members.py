@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 from rewardlab.analysis.ensembles import Scale
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
+from rewardlab.core.terminal import number_of
 from rewardlab.rl.config import ScorerConfig, at_address, is_address
 from rewardlab.rl.rollouts import Rollout, RolloutError
 
@@ -380,7 +381,7 @@ def _waiting(rollouts: Sequence[Rollout]) -> str:
 def require_scores(found: Sequence[Found], rollouts: Sequence[Rollout], *, who: str) -> list[float]:
     """Return the scores. Raises RolloutError naming the rollouts that have none, or one that is not finite."""
     if len(found) != len(rollouts):
-        raise RolloutError(f"{who}: {len(found)} scores for {len(rollouts)} rollouts.")
+        raise RolloutError(f"{who}: {number_of(len(found), 'score')} for {number_of(len(rollouts), 'rollout')}.")
     lacking = {number: one for number, one in enumerate(found) if not _is_finite(one.score)}
     if lacking:
         first = next(iter(lacking))

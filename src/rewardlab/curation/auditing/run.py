@@ -17,6 +17,7 @@ import numpy as np
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import STOP, TRUNCATION_OF
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.curation.auditing.across import FAMILIES, Scored, numbers_of
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.auditing.facts import CUTS, ROW_CHECKS, Facts, Scores, joined
@@ -229,8 +230,12 @@ def _notes(config: AuditConfig, others: Others | None, rule: str | None) -> list
         cut += ", which ends training at the first row that it counts as left out" if rule == STOP else ""
         notes.append(f"lengths are counted in {unit}; --max-seq-len {config.max_seq_len}{cut}")
     if others is not None:
-        unread = f"; {others.unread:,} rows have no prompt that could be read" if others.unread else ""
-        notes.append(f"--against {' '.join(config.against)}: {len(others.names):,} prompts{unread}")
+        unread = (
+            f"; {others.unread:,} {plural(others.unread, 'row has', 'rows have')} no prompt that could be read"
+            if others.unread
+            else ""
+        )
+        notes.append(f"--against {' '.join(config.against)}: {number_of(len(others.names), 'prompt')}{unread}")
     if config.limit is not None:
         whole = "; streams are read whole all the same, and --shuffle-buffer draws nothing"
         told = f"--limit {config.limit}: rows that reading drops, and {config.limit} others of each dataset"

@@ -16,6 +16,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import provenance, sha256_file, write_json
 from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.core.lock import only_process
+from rewardlab.core.terminal import plural
 from rewardlab.curation.files.writing import MANIFEST, require_output_folder
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.facts import Facts, Watcher
@@ -126,7 +127,8 @@ def _write(folder: Path, config: BuildConfig, sides: Sides) -> tuple[Built, list
     for one in files:
         if not one.num_pairs:
             raise DataError(
-                f"the {one.name} side would have no pair: {one.num_labels} rows, of which none has two replies with "
+                f"the {one.name} side would have no pair: {one.num_labels} "
+                f"{plural(one.num_labels, 'row, which does not have', 'rows, of which none has')} two replies with "
                 f"different gold scores{_least(config)}. {_remedy(one.name, counts)}"
             )
     told = {

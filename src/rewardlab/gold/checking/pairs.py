@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import prompt_key
 from rewardlab.gold.checking.reading import Built, Pair, Stages, bare_key, shown_system, system_of
 from rewardlab.gold.files.rows import GoldRow
@@ -117,7 +118,11 @@ def _belonging(about: str, built: Built, lost: Sequence[Pair], index: Index) -> 
             advice="The responses are shifted against the prompts, here or in the rows. Sample or build again, and do "
             "not sort or filter one file alone.",
         )
-    what = f"{no_prompt:,} have a prompt that no row has" if no_prompt else "Their prompts are known, their replies not"
+    what = (
+        f"{no_prompt:,} {plural(no_prompt, 'has', 'have')} a prompt that no row has"
+        if no_prompt
+        else "Their prompts are known, their replies not"
+    )
     return Finding(
         name=name,
         about=about,
@@ -205,7 +210,7 @@ def _agreement(about: str, known: Sequence[Found], rows: Sequence[GoldRow]) -> F
     wrong, unknown = int((here < 0).sum()), int(np.isnan(here).sum())
     told = f"{int((here > 0).sum()):,} of {len(known):,} pairs have the reply with the higher gold score as chosen"
     told += f", {wrong:,} the lower one" + (f", {ties:,} two equal ones" if ties else "")
-    told += f", {unknown:,} have no score" if unknown else ""
+    told += f", {unknown:,} {plural(unknown, 'has', 'have')} no score" if unknown else ""
     if not wrong and not ties:
         return Finding(name=name, about=about, status="pass", evidence=f"{told}.")
     if not wrong:
@@ -305,7 +310,8 @@ def _sides(built: Sequence[Built]) -> Iterator[Finding]:
     yield Finding(
         name="train and test prompts",
         status="fail" if both else "pass",
-        evidence=f"{len(sides['train']):,} prompts to train on, {len(sides['test']):,} to test on, {len(both):,} in "
+        evidence=f"{number_of(len(sides['train']), 'prompt')} to train on, {len(sides['test']):,} to test "
+        f"on, {len(both):,} in "
         f"both.",
         advice="What is trained on cannot test: build again, with a split by prompt." if both else "",
     )

@@ -12,6 +12,7 @@ import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding, Status, is_above, percent
@@ -57,7 +58,7 @@ def _missing(rows: Sequence[GoldRow]) -> Finding:
     return Finding(
         name="missing",
         status="warn" if told else "pass",
-        evidence=f"Of {replies:,} replies {told or 'none is missing, and all are there with their scores'}.",
+        evidence=f"Of {number_of(replies, 'reply')} {told or 'none is missing, and all are there with their scores'}.",
         advice="Run `gold sample` and `gold label` again: they do only what is missing." if no_text or no_score else "",
     )
 
@@ -89,7 +90,8 @@ def _repeated(rows: Sequence[GoldRow]) -> Finding:
     return Finding(
         name="rows that come again",
         status=status,
-        evidence=f"{again:,} rows have a prompt of an earlier row, {twice:,} of them with the same replies.",
+        evidence=f"{again:,} {plural(again, 'row has', 'rows have')} a prompt of an earlier row, {twice:,} "
+        f"of them with the same replies.",
         advice="Equal rows count twice in everything. Sample each prompt once." if twice else "",
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rewardlab.core.terminal import number_of
 from rewardlab.gold.checking.config import CheckConfig
 from rewardlab.gold.checking.manifests import file_findings
 from rewardlab.gold.checking.pairs import pair_findings
@@ -52,10 +53,10 @@ def _files(stages: Stages) -> list[str]:
         "labels": stages.labels,
     }
     told = [
-        f"{path}: {len(sizes[what] or ()):,} rows" if what in sizes else str(path)
+        f"{path}: {number_of(len(sizes[what] or ()), 'row')}" if what in sizes else str(path)
         for what, path in stages.names.items()
     ]
-    return [*told, *(f"{one.path}: {len(one.pairs):,} pairs" for one in stages.built)]
+    return [*told, *(f"{one.path}: {number_of(len(one.pairs), 'pair')}" for one in stages.built)]
 
 
 def _shown(stages: Stages, config: CheckConfig) -> tuple[Shown, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Conversation
 from rewardlab.gold.checking.reading import Stages, Taken, bare_key, shown_system, system_of
 from rewardlab.gold.files.rows import GoldRow
@@ -56,12 +57,12 @@ def _replies(stages: Stages) -> Iterator[Finding]:
     if stages.rewards is not None and stages.responses is not None:
         pairs = zip(stages.responses, stages.rewards, strict=False)
         wrong = sum(len(texts) != len(scores) for texts, scores in pairs)
-    told = ", ".join(f"{count:,} rows with {size}" for size, count in sizes.most_common(4))
+    told = ", ".join(f"{number_of(count, 'row')} with {size}" for size, count in sizes.most_common(4))
     if wrong:
         yield Finding(
             name="replies and scores of a row",
             status="fail",
-            evidence=f"{wrong:,} rows have another number of scores than of responses.",
+            evidence=f"{wrong:,} {plural(wrong, 'row has', 'rows have')} another number of scores than of responses.",
             advice="Label these rows again; give --num-responses where only the first so many are to count.",
         )
     yield Finding(
@@ -132,7 +133,10 @@ def _same_prompts(prompts: Sequence[Conversation], rows: Sequence[GoldRow], stag
     if not wrong:
         return Finding(name=name, status="pass", evidence="Every row has the prompt of its place.")
     moved = _displacement([bare_key(one) for one in prompts], [bare_key(row.prompt) for row in rows], wrong)
-    told = f"{len(wrong):,} rows have another prompt than {stages.name('prompts')}, the first is row {wrong[0] + 1}."
+    told = (
+        f"{len(wrong):,} {plural(len(wrong), 'row has', 'rows have')} another prompt than "
+        f"{stages.name('prompts')}, the first is row {wrong[0] + 1}."
+    )
     return Finding(name=name, status="fail", evidence=f"{told} From there on {moved}." if moved else told, advice=AGAIN)
 
 
@@ -145,7 +149,7 @@ def _by_replies(stages: Stages, taken: Taken) -> Finding:
     )
     if unpaired:
         untied = sum(len(set(stages.rows[row].gold or ())) > 1 for row in unpaired)
-        told += f" {len(unpaired):,} rows are in no pair"
+        told += f" {len(unpaired):,} {plural(len(unpaired), 'row is', 'rows are')} in no pair"
         told += "." if stages.labels is None else f", {untied:,} of them with different gold scores."
     if ambiguous:
         told += (

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import encodable, parse_json, read_json, read_lines, to_json
+from rewardlab.core.terminal import number_of
 from rewardlab.curation.rewriting import as_line, replacing_lines
 from rewardlab.data.readers import holds_lines
 from rewardlab.gold.files.prompts import read_prompts
@@ -35,13 +36,16 @@ def read_layout(
     for path, rows in ((responses, replies), (rewards, scores)):
         if rows is not None and len(rows) != len(questions):
             raise DataError(
-                f"{path} has {len(rows)} rows and {prompts} has {len(questions)}. They belong together by place, so "
+                f"{path} has {number_of(len(rows), 'row')} and {prompts} has {len(questions)}. They belong "
+                f"together by place, so "
                 f"one of them is of other data, or lacks rows."
             )
     for number, (question, texts) in enumerate(zip(questions, replies, strict=True)):
         where = f"{responses}:{number + 1}"
         if num_responses is not None and len(texts) < num_responses:
-            raise DataError(f"{where}: has {len(texts)} responses, wanted {num_responses} (--num-responses).")
+            raise DataError(
+                f"{where}: has {number_of(len(texts), 'response')}, wanted {num_responses} (--num-responses)."
+            )
         gold = None
         if scores is not None:
             # There may be scores of all replies, or only of those that are used.

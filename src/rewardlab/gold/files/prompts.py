@@ -165,4 +165,9 @@ def _of_preferences(name: str, split: str) -> Iterator[Prompt]:
             )
             logger.warning("%s: %d %s no prompt", source.label, dropped, none)
         if begun:
-            logger.warning("%s: %d prompts end with a turn of the assistant and are left out", source.label, begun)
+            told = plural(
+                begun,
+                "prompt ends with a turn of the assistant and is",
+                "prompts end with a turn of the assistant and are",
+            )
+            logger.warning("%s: %d %s left out", source.label, begun, told)

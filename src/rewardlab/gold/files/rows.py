@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import is_number
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Conversation, Message, prompt_key
 from rewardlab.data.prompts import prompt_turns
 from rewardlab.data.readers import read_each_row
@@ -180,8 +181,11 @@ def scores_of(
     if scores is None:
         return None
     if not isinstance(scores, list | tuple) or len(scores) != num_responses:
-        got = f"{len(scores)} scores" if isinstance(scores, list | tuple) else f"a {type(scores).__name__}"
-        raise DataError(f"{where}: got {got} for {num_responses} replies; wanted a list of one score for each.")
+        got = f"{number_of(len(scores), 'score')}" if isinstance(scores, list | tuple) else f"a {type(scores).__name__}"
+        raise DataError(
+            f"{where}: got {got} for {num_responses} {plural(num_responses, 'reply', 'replies')}; wanted a "
+            f"list of one score for each."
+        )
     for place, score in enumerate(scores):
         if score is not None and not is_number(score):
             raise DataError(

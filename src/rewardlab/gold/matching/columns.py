@@ -14,6 +14,7 @@ import numpy as np
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.matching import IntArray, Replies
 from rewardlab.core.errors import DataError
+from rewardlab.core.terminal import number_of
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.proxies import Proxy
 
@@ -77,7 +78,8 @@ def part_of(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> Par
     replies = Replies.of(row_R, [row.key for row in rows], np.array(gold, dtype=np.float64), texts)
     if (found := int(replies.decided_N.sum())) < FEWEST:
         raise DataError(
-            f"the {name} rows have {found} pairs of replies with different gold scores, and scores by every proxy; at "
+            f"the {name} rows have {number_of(found, 'pair')} of replies with different gold scores, and "
+            f"scores by every proxy; at "
             f"least {FEWEST} are needed. Label more rows, or look at what is missing."
         )
     return Part(
@@ -99,13 +101,15 @@ def _require_same(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) 
     for proxy in proxies:
         if len(proxy.scores) != len(rows):
             raise DataError(
-                f"{proxy.name} has scores of {len(proxy.scores)} rows and the {name} part has {len(rows)}. They belong "
+                f"{proxy.name} has scores of {number_of(len(proxy.scores), 'row')} and the {name} part has "
+                f"{len(rows)}. They belong "
                 f"together by place, so one of them is of other data, or lacks rows."
             )
         for row, own in zip(rows, proxy.scores, strict=True):
             if len(own) != len(row.responses):
                 raise DataError(
-                    f"{row.where or row.id}: {proxy.name} has {len(own)} scores for {len(row.responses)} replies."
+                    f"{row.where or row.id}: {proxy.name} has {number_of(len(own), 'score')} for "
+                    f"{number_of(len(row.responses), 'reply')}."
                 )
 
 

@@ -28,6 +28,7 @@ from rewardlab.client.offers import chosen
 from rewardlab.client.protocol import ServedModel
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.spec import SCORE_TOLERANCE, Canary
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.serve.verifying.endpoints import NAMED_BY, Answer, Dialect, Refusal, Rewardlab, Wire, engine_of, spec_of
 from rewardlab.serve.verifying.reference import Reference, reference_of
 
@@ -159,7 +160,9 @@ def left_out(reference: Reference) -> list[str]:
         return []
     if reference.num_cut == len(reference.spec.canaries):
         return ["every canary is above the model's length limit, so nothing whole could be sent, and all were sent"]
-    return [f"{reference.num_cut} canaries are above the model's length limit, and are left out"]
+    are = plural(reference.num_cut, "is", "are")
+    count = number_of(reference.num_cut, "canary")
+    return [f"{count} {are} above the model's length limit, and {are} left out"]
 
 
 def _canaries_of(served: ServedModel) -> list[Canary]:
