@@ -6,6 +6,7 @@ lay out or read a conversation differently from the others.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -20,6 +21,7 @@ from torch import Tensor
 from rewardlab.batch import PackedBatch, first_alike, pack
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, RenderError
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup, is_readable
 from rewardlab.data.chat import Overlong, Renderer, to_messages
 from rewardlab.data.layout import Rendered, lay_out
@@ -29,6 +31,7 @@ from rewardlab.data.prompts import prompt_turns as prompt_turns
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.reward import RewardModel
 
+logger = logging.getLogger("rewardlab")
 FloatArray = npt.NDArray[np.float32]
 SHORTEN: Final = (
     "The model was trained without such conversations. Shorten it, or let its old turns be cut all the same: "
@@ -216,6 +219,8 @@ class Scorer:
         """σ(beta · difference / temperature) is the calibrated probability of a preference; 1 where none was fitted."""
         self.affine = affine
         """(scale, shift) of `rewardlab calibrate`, None where none was fitted; `score` never applies it."""
+        self.tells_cuts = True
+        """Whether a warning is logged where conversations are cut; `rewardlab score` says so of every row instead."""
 
     def score(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> list[float]:
         """Return one reward for each conversation, in order. A conversation must end with an assistant turn.
@@ -282,6 +287,19 @@ class Scorer:
         groups: list[TokenGroup] = []
         for _, numbers in groupby(range(len(messages)), key=lambda number: messages[number][:-1]):
             groups.append(self._group(list(numbers), messages))
+        num_cut = sum(
+            prompt > 0 or reply > 0
+            for group in groups
+            for prompt, reply in zip(group.truncated_tokens, group.truncated_reply_tokens, strict=True)
+        )
+        if num_cut and self.tells_cuts:
+            logger.warning(
+                "%d of %d %s cut to the model's limit of %d tokens, as in its training; only what was kept is scored",
+                num_cut,
+                len(messages),
+                plural(len(messages), "conversation was", "conversations were"),
+                self.renderer.spec.max_length,
+            )
         return groups
 
     def _group(self, numbers: Sequence[int], messages: Sequence[Conversation]) -> TokenGroup:

@@ -117,3 +117,17 @@ def test_weights_that_are_gone_are_named(saved, tmp_path, is_link, said):
         (folder / "model.safetensors").symlink_to(tmp_path / "moved")
     with pytest.raises(ArtifactError, match=f"model.safetensors.*{said}|{said}: model.safetensors is missing"):
         load(folder)
+
+
+def test_conversations_that_are_cut_are_told(saved, log):
+    scorer = load(saved)
+    long, limit = "word " * scorer.renderer.spec.max_length, scorer.renderer.spec.max_length
+    scorer.score_replies("How?", ["So.", "Thus."])
+    assert not [line for line in log.messages if "cut" in line]
+    scorer.score_replies(long, ["So.", "Thus."])
+    (told,) = [line for line in log.messages if "cut" in line]
+    assert told.startswith(f"2 of 2 conversations were cut to the model's limit of {limit} tokens")
+    log.clear()
+    scorer.tells_cuts = False
+    scorer.score_replies(long, ["So."])
+    assert not log.messages

@@ -147,6 +147,7 @@ class LocalScorer:
         folder = Path(model.folder)
         self.scorer = loaded(folder) if members is None else members.open(folder, loaded)
         self.scorer.token_budget = model.token_budget
+        self.scorer.tells_cuts = False  # every row says what was cut
         self.refuses = model.overlong == "refuse"
         if not self.refuses:
             self.scorer.renderer = self.scorer.renderer.that_cuts

@@ -37,10 +37,10 @@ def not_finite(
     # A NaN spreads to the gradients of all ranks, so only those with a broken loss are shown, where there are any.
     by_loss = [text for is_guilty, text in told if is_guilty] or [text for _, text in told]
     scale = "" if loss_scale is None else f" with a loss scale of {loss_scale:g}"
+    other = "; in bf16, use --precision fp32" if loss_scale is None else ", or use --precision fp32 or bf16"
     return NonFiniteError(
         f"step {step}: gradient norm {grad_norm}{scale}; stopped before the update, so the weights are those of step "
-        f"{step - 1}. {' '.join(by_loss)} Look at these rows; otherwise lower --lr, or use --precision fp32"
-        f"{'' if loss_scale is None else ' or bf16'}."
+        f"{step - 1}. {' '.join(by_loss)} Look at these rows; otherwise lower --lr{other}."
     )
 
 
