@@ -114,3 +114,13 @@ def test_a_report_says_the_ceiling_that_repeated_judgements_tell(tmp_path: Path)
     # Three of four pairs of judgements agree.
     assert f"Ceiling {accuracy_from_agreement(0.75):.3f} [" in text
     assert "from pairs that were judged several times (n = 40, 80 judgements" in text
+
+
+def test_a_drawing_names_its_unit_and_one_row_is_not_called_many(found, tmp_path: Path) -> None:
+    assert "size of the difference (words)" in inspection_page([found], CAUSES)
+    rows = [{"prompt": "q", "chosen": "a b", "rejected": "c"}]
+    alone = run.inspect_datasets(InspectConfig.of(dataset=(str(written(tmp_path, rows)),), num_workers=1))[0]
+    text = inspection_page([alone], CAUSES)
+    assert "1 comparison; in words" in text
+    assert "1 prompt; in words" in text
+    assert not re.search(r"(?<![\d.,])1 (?:comparison|prompt|row|pair)s\b", text)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from rewardlab.analysis.inspection import Inspection, Sample, Spread
+from rewardlab.core.terminal import plural
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_line
 from rewardlab.report.charts import Axis, Bar, Chart, Dot, Rule, axis, share_axis
@@ -111,9 +112,9 @@ def _lengths(found: Inspection) -> Iterable[Block]:
     whole = lengths.conversations.histogram.edges
     within = bool(whole) and lengths.limit is not None and lengths.limit <= whole[-1]
     charts = (
-        _histogram("Prompts", lengths.prompts, lengths.unit, "prompts"),
-        _histogram("Replies", lengths.replies, lengths.unit, "replies"),
-        _histogram("Prompt and reply together", lengths.conversations, lengths.unit, "conversations", rules * within),
+        _histogram("Prompts", lengths.prompts, lengths.unit, "prompt"),
+        _histogram("Replies", lengths.replies, lengths.unit, "reply"),
+        _histogram("Prompt and reply together", lengths.conversations, lengths.unit, "conversation", rules * within),
     )
     yield Charts(charts=tuple(chart for chart in charts if chart is not None))
 
@@ -134,7 +135,7 @@ def _labels(found: Inspection) -> Iterable[Block]:
     zero = (Rule(axis="x", at=0.0, label="equal"),)
     title = "Length of the better reply minus that of the other"
     charts = (
-        _histogram(title, found.labels.difference, found.lengths.unit, "comparisons", zero),
+        _histogram(title, found.labels.difference, found.lengths.unit, "comparison", zero),
         _by_difference(found.labels.by_difference),
     )
     yield Charts(charts=tuple(chart for chart in charts if chart is not None))
@@ -142,7 +143,7 @@ def _labels(found: Inspection) -> Iterable[Block]:
 
 def _strengths(strengths: Spread) -> Iterable[Block]:
     yield _quantiles({"strength": strengths}, "Strengths, of all comparisons that have one")
-    if (chart := _histogram("Strengths", strengths, "strength", "comparisons")) is not None:
+    if (chart := _histogram("Strengths", strengths, "strength", "comparison")) is not None:
         yield Charts(charts=(chart,))
 
 
@@ -204,19 +205,23 @@ def _estimates(named: Mapping[str, Estimate], caption: str, label: str, counted_
     )
 
 
-def _histogram(title: str, found: Spread, unit: str, things: str, rules: tuple[Rule, ...] = ()) -> Chart | None:
+def _histogram(title: str, found: Spread, unit: str, thing: str, rules: tuple[Rule, ...] = ()) -> Chart | None:
     """Return the histogram of a spread; None without values."""
     bars = found.histogram
     if not bars.counts:
         return None
-    beyond = f" {format_count(bars.beyond)} more lie outside the drawing." if bars.beyond else ""
+    beyond = (
+        f" {format_count(bars.beyond)} more {plural(bars.beyond, 'lies', 'lie')} outside the drawing."
+        if bars.beyond
+        else ""
+    )
     middle = found.quantiles["50%"]
     return Chart(
         title=title,
-        words=f"{format_count(found.count)} {things}; in {unit}, half of them up to {middle:,.4g}, from "
+        words=f"{format_counted(found.count, thing)}; in {unit}, half of them up to {middle:,.4g}, from "
         f"{found.lowest:,.4g} to {found.highest:,.4g}.{beyond}".replace("-", "−"),
         x=axis(unit, bars.edges),
-        y=axis(things, map(float, bars.counts), include=(0.0,), num_ticks=4, whole=True),
+        y=axis(plural(2, thing), map(float, bars.counts), include=(0.0,), num_ticks=4, whole=True),
         bars=tuple(
             Bar(series=0, left=left, right=right, height=float(count))
             for (left, right), count in zip(pairwise(bars.edges), bars.counts, strict=True)
@@ -258,7 +263,7 @@ def _by_difference(found: Sequence[tuple[str, Estimate]]) -> Chart | None:
         title="How often the longer reply is the better one",
         words="; ".join(f"{size}: {shown(own)}" for size, own in there) + ". The dotted line is one half.",
         x=Axis(
-            label="size of the difference",
+            label=f"size of the difference ({there[0][0].partition(' ')[2]})",
             low=-0.5,
             high=len(there) - 0.5,
             ticks=places,
