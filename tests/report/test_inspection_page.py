@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parsed_pages import require_plain_markdown
 from rewardlab.analysis.ceiling import accuracy_from_agreement
 from rewardlab.analysis.inspection import Sample, histogram, spread
 from rewardlab.core.types import Comparison
@@ -124,3 +125,12 @@ def test_a_drawing_names_its_unit_and_one_row_is_not_called_many(found, tmp_path
     assert "1 comparison; in words" in text
     assert "1 prompt; in words" in text
     assert not re.search(r"(?<![\d.,])1 (?:comparison|prompt|row|pair)s\b", text)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_heading_of_a_reply_is_text_in_markdown(text: str) -> None:
+    turns = (Turn(role="user", text="q"),)
+    row = Shown(title=text, facts=(text,), prompt=turns, replies=((f"reply 1: {text} 0.5", turns),))
+    sections = (Section(title="s", blocks=(row,)),)
+    document = Document(title="x", made_by="y", parts=(Part(title="p", sections=sections),))
+    require_plain_markdown(markdown_page(document))

@@ -112,7 +112,7 @@ def _mistake(mistake: Mistake, level: str) -> list[str]:
 
 
 def _turns(title: str, turns: Sequence[Turn]) -> list[str]:
-    blocks = [f"{title}:"]
+    blocks = [f"{escaped(title)}:"]
     for turn in turns:
         left = (
             f" ({turn.left_out:,} more {plural(turn.left_out, 'character is', 'characters are')} left out)"
