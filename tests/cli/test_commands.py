@@ -93,7 +93,7 @@ def test_eval_takes_a_seeded_limit_and_says_where_the_numbers_are(saved, pairs_f
         ("score --model m --input a --output b --micro-token-budget 0", "--micro-token-budget 0: must be at least 16"),
         ("score --model m --input a --output .", "--output .: is a folder. Name the file to write"),
         ("score --model m --input nosuch.jsonl --output b", "nosuch.jsonl: no such file"),
-        ("score --model m --ensemble-as lower --input a --output b", "--ensemble-as lower: says what is made of several"),
+        ("score --model m --ensemble-as lower --input a --output b", "--ensemble-as lower: says what is made of"),
         ("score --ensemble m n --ensemble-penalty 2 --input a --output b", "--ensemble-penalty 2: is the λ of --ens"),
         ("verify", "FOLDER is missing; see `rewardlab verify --help`"),
         ("verify a b", "FOLDER a b: takes one value"),

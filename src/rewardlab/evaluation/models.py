@@ -88,8 +88,8 @@ def judge_folders(config: EvalConfig) -> Judged:
     """Run `rewardlab eval`: judge every named model, and those of `--ensemble` as one.
 
     The results of one model are written to `--output-dir` itself, those of several to folders in it with their names;
-    `models.json` there holds the metrics of all. Raises as `evaluate_folder` does, and ConfigError for a penalty without
-    an ensemble.
+    `models.json` there holds the metrics of all. Raises as `evaluate_folder` does, and ConfigError for a penalty
+    without an ensemble.
     """
     config.require_complete()
     _require_penalised(config)
