@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 
 from rewardlab.experiments.checking import check
-from rewardlab.experiments.costs import Cost
+from rewardlab.experiments.costs import Cost, weights_of
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.words import check_report
 from study_folders import PLAN, write_plan
@@ -25,6 +25,14 @@ QWEN_3B = {
 }
 LORA_BYTES = 4.56e6 * 8192
 """Of Qwen2.5-3B with LoRA at the default budget, as docs/scaling.md has it."""
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [("org/some-7b", 7e9), ("org/some-7b@0a3b5c", 7e9), ("org/some-135M@refs/pr/1", 135e6), ("org/some@0a3b5c", None)],
+)
+def test_the_size_in_a_name_is_not_read_from_its_revision(model: str, weights: float | None) -> None:
+    assert weights_of(model) == weights
 
 
 def test_test_data_of_a_plan_whose_arms_are_all_programs_are_counted(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rewardlab.data.dataset_names import all_named
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import is_absent
 from rewardlab.experiments.plan import Plan, Run
+from rewardlab.model.hub import at_revision
 from rewardlab.training.cost.activations import bytes_a_token
 
 CHARACTERS_A_TOKEN: Final = 4.0
@@ -115,8 +116,9 @@ def _config_of(model: str) -> dict[str, Any] | None:
     if not path.is_file():
         from huggingface_hub import try_to_load_from_cache
 
+        repository, revision = at_revision(model) or (model, None)
         try:
-            path = try_to_load_from_cache(model, "config.json")
+            path = try_to_load_from_cache(repository, "config.json", revision=revision)
         except ValueError:
             return None  # a model of the hub cannot have this name
     try:
@@ -138,7 +140,8 @@ def weights_of(model: str) -> float | None:
             return None
         # Attention (4 square matrices) and a gated MLP in each layer, and the embeddings.
         return float(layers * (4 * width * width + 3 * width * inner) + words * width)
-    found = SIZE.findall(model.rsplit("/", 1)[-1])
+    repository, _ = at_revision(model) or (model, None)
+    found = SIZE.findall(repository.rsplit("/", 1)[-1])
     return float(found[-1][0]) * (1e9 if found[-1][1].lower() == "b" else 1e6) if found else None
 
 
