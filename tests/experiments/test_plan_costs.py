@@ -82,10 +82,13 @@ def test_a_config_in_the_cache_of_the_hub_will_do_and_without_one_the_table_says
     assert "The activations come on top, and may be more: config.json of the model is not on this machine" in report
 
     (tmp_path / "config.json").write_text(json.dumps(QWEN_3B), encoding="utf-8")
-    cached = str(tmp_path / "config.json")
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda model, name: cached)
-    cost, report = checked(tmp_path, model="org/some-3b", lora=True)
-    assert cost.activations_gib is not None
+    cached = {("org/some-3b", None): str(tmp_path / "config.json"), ("org/b", "v1"): str(tmp_path / "config.json")}
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda model, name, revision: cached.get((model, revision))
+    )
+    for model, known in (("org/some-3b", True), ("org/b@v1", True), ("org/b@v2", False)):
+        cost, report = checked(tmp_path, model=model, lora=True)
+        assert (cost.activations_gib is not None) == known
     cost, report = checked(tmp_path, model="org/some-3b", lora=True, micro_token_budget="auto")
     assert cost.activations_gib is None
 
