@@ -14,6 +14,7 @@ import torch
 
 import rewardlab
 from common import make_model, make_tokenizer
+from reward_models import save_tiny
 from rewardlab.artifact import calibrated as calibrated_module
 from rewardlab.artifact.calibrated import store_calibration
 from rewardlab.artifact.load import load
@@ -24,7 +25,7 @@ from rewardlab.core.spec import CalibrationSpec, read_spec
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.evaluation.ensembles import canary_scores, read_heads
+from rewardlab.evaluation.ensembles import canary_scores, read_heads, tell_of_other_data
 from rewardlab.evaluation.models import judge_folders
 from rewardlab.serve.file_scoring.ensemble import score_ensemble
 
@@ -108,6 +109,17 @@ def test_stored_scales_are_used_where_all_have_one(calibrated, members, pairs_fi
     assert [row.score for row in lower] == pytest.approx([row.score for row in mean]), "λ is 0"
     mixed = config.replace(ensemble=(str(calibrated[0]), str(members[1])), output_dir=tmp_path / "mixed")
     assert "since m1 holds no calibration" in judge_folders(mixed).ensemble.scaled_by
+
+
+def test_members_that_were_calibrated_on_other_data_are_told(tmp_path, caplog):
+    folders = [save_tiny(tmp_path / name, scale=(0.0, 1.0)) for name in "abc"]
+    specs = {folder.name: read_spec(folder) for folder in folders}
+    tell_of_other_data(specs)
+    assert not caplog.messages
+    data = {"fitted": [{"name": "held-out", "split": "test", "sha256": "0" * 64}]}
+    specs["b"] = replace(specs["b"], calibration=replace(specs["b"].calibration, data=data))
+    tell_of_other_data(specs)
+    assert "--ensemble: b was calibrated on other data than a, so their scales may be too" in caplog.text
 
 
 @pytest.mark.slow

@@ -86,6 +86,27 @@ def stored_scales(models: Sequence[str]) -> list[Scale]:
     return scales
 
 
+def tell_of_other_data(specs: Mapping[str, RewardSpec]) -> None:
+    """Warn if members of an ensemble were calibrated on different data, which puts them on different scales."""
+    fitted = {
+        name: sorted(
+            str([one.get("sha256") or one.get("name"), one.get("split")])
+            for one in spec.calibration.data.get("fitted", ())
+        )
+        for name, spec in specs.items()
+        if spec.calibration is not None
+    }
+    first, *others = fitted.items()
+    if apart := [name for name, data in others if data != first[1]]:
+        logger.warning(
+            "--ensemble: %s %s calibrated on other data than %s, so their scales may be too; calibrate all members on "
+            "the same data",
+            ", ".join(apart),
+            "was" if len(apart) == 1 else "were",
+            first[0],
+        )
+
+
 def _beta(spec: RewardSpec, *, calibrated: bool) -> float:
     return spec.beta / spec.temperature if calibrated else spec.beta
 
@@ -112,7 +133,9 @@ def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -
     stored = {name: stored_scale(spec, calibrated=config.run.calibrated) for name, spec in specs.items()}
     scales = [scale for scale in stored.values() if scale is not None]
     scaled_by = "the mean and standard deviation of the calibration rows that each member holds"
-    if len(scales) < len(stored):
+    if len(scales) == len(stored):
+        tell_of_other_data(specs)
+    else:
         missing = [name for name, scale in stored.items() if scale is None]
         betas = {name: _beta(spec, calibrated=config.run.calibrated) for name, spec in specs.items()}
         scales = [scale_of(own, beta=betas[name]) for name, own in rows.items()]

@@ -24,10 +24,17 @@ from rewardlab.analysis.suites.judging import judge_suite
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import provenance, write_json
 from rewardlab.core.run_folder import claim_evaluation, clear_evaluation
+from rewardlab.core.spec import read_spec
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.suites.reading import SuiteData, folder_of, read_suite
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.evaluation.ensembles import ENSEMBLE, read_scaled_heads, require_heads, stored_scales
+from rewardlab.evaluation.ensembles import (
+    ENSEMBLE,
+    read_scaled_heads,
+    require_heads,
+    stored_scales,
+    tell_of_other_data,
+)
 from rewardlab.evaluation.saved import SavedModel
 from rewardlab.evaluation.suites import JudgedSuites, SuiteEvaluation, facts, tokenise, write_suite
 from rewardlab.score import compute_groups
@@ -58,6 +65,7 @@ def claim_ensemble(config: EvalConfig) -> None:
         require_heads(config.run.ensemble[0])
     else:
         stored_scales(config.run.ensemble)
+        tell_of_other_data({model: read_spec(Path(model)) for model in config.run.ensemble})
     for name in NAMES.values():
         claim_evaluation(config.run.output_dir / name, (), overwrite=config.run.overwrite)
 

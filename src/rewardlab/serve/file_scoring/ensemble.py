@@ -14,7 +14,7 @@ from rewardlab.analysis.ensembles import Combination, Scale, combinations
 from rewardlab.artifact.adapters import Members
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CUT_MIDDLE, read_spec
-from rewardlab.evaluation.ensembles import stored_scales
+from rewardlab.evaluation.ensembles import stored_scales, tell_of_other_data
 from rewardlab.serve.file_scoring.file import DEFAULT, ScoreSettings, backend_of, settled, surveyed
 from rewardlab.serve.file_scoring.journal import Outcome
 from rewardlab.serve.file_scoring.results import FileScores, Result, result_of, with_spread
@@ -89,7 +89,9 @@ def _scales(models: Sequence[str]) -> list[Scale]:
     twice = [model for number, model in enumerate(models) if places[number] in places[:number]]
     if twice:
         raise ConfigError(f"--ensemble: {twice[0]} is named twice. Name it once.")
-    return stored_scales(models)
+    scales = stored_scales(models)
+    tell_of_other_data({model: read_spec(Path(model)) for model in models})
+    return scales
 
 
 def _combined(
