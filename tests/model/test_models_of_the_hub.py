@@ -12,7 +12,7 @@ from rewardlab.artifact.base import require_inputs
 from rewardlab.core.errors import ModelError
 from rewardlab.core.spec import read_spec
 from rewardlab.model.builtin import resolve_model_name
-from rewardlab.model.hub import at_revision, source_of
+from rewardlab.model.hub import at_revision, commit_of, source_of
 from rewardlab.serve.folders.export_adapter import export_adapter
 from rewardlab.training.run import train
 from runs import config_for
@@ -82,3 +82,22 @@ def test_what_is_trained_on_a_revision_names_its_commit(hub, pairs_file, tmp_pat
     export_adapter(folder, tmp_path / "moved", base=str(shutil.copytree(hub, tmp_path / "moved_base")))
     moved = json.loads((tmp_path / "moved" / "adapter_config.json").read_text())
     assert (moved["base_model_name_or_path"], moved["revision"]) == (str(tmp_path / "moved_base"), None)
+
+
+@pytest.mark.slow
+def test_what_is_trained_on_a_name_without_a_revision_names_the_commit_that_was_read(
+    hub, pairs_file, tmp_path, verified_here, monkeypatch
+):
+    (hub.parent.parent / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = train(config_for("their/model", pairs_file, tmp_path / "run", steps=1, lora=True)).last
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["base_commit"] == COMMIT
+    assert read_spec(folder).provenance["base_commit"] == COMMIT
+    adapter = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("their/model", COMMIT)
+
+
+def test_only_models_of_the_hub_have_a_commit(hub, base_model):
+    (hub.parent.parent / "refs" / "main").write_text(COMMIT)
+    assert (commit_of("their/model"), commit_of(str(hub))) == (COMMIT, COMMIT)
+    assert [commit_of(name) for name in (str(base_model), "their/other", "not a name")] == [None] * 3

@@ -21,7 +21,7 @@ from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import BUILTIN_NAMES, BackboneConfig, ComputeConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
-from rewardlab.model.hub import at_revision
+from rewardlab.model.hub import at_revision, commit_of
 from rewardlab.model.load import PRECISION, disk_class_of, read_config
 from rewardlab.model.precision import choose_precision
 from rewardlab.model.reward import AttentionLayout
@@ -40,6 +40,13 @@ class Base:
     disk_class: Any
     """The sequence-classification class in which it is saved."""
     renderer: Renderer
+    commit: str | None
+    """The commit of a model of the hub, if it is known."""
+
+    @property
+    def at_commit(self) -> str:
+        """The path; for a name of the hub with its commit, so that it says which model was read."""
+        return self.path if self.commit is None or Path(self.path).is_dir() else f"{self.path}@{self.commit}"
 
 
 def settle_length(model: BackboneConfig, rendering: RenderingConfig) -> int:
@@ -102,7 +109,7 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     # Saving needs at least one canary and a pad token: refuse a model without them now, not after training.
     render_canaries(renderer)
     renderer.pad_token_id = choose_pad(renderer, config.get_text_config().vocab_size)
-    return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
+    return Base(path=path, config=config, disk_class=disk_class, renderer=renderer, commit=commit_of(path))
 
 
 def require_inputs(model: BackboneConfig, data: DataConfig, given: Given = NOTHING) -> None:

@@ -79,7 +79,7 @@ class Trained:
     """The run in which a model is saved."""
 
     adapter: tuple[ModelConfig, str] | None = None
-    """Settings and the base model's name; with them the adapters are also written unmerged."""
+    """Settings and the base model's name, perhaps with a revision; with them the adapters are also written unmerged."""
     states: CanaryStates | None = None
     """The states of canaries that the run keeps from one folder to the next; None if the backbone trains, and for a
     sharded model."""

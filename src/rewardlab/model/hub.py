@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rewardlab.core.errors import ModelError
 
@@ -73,12 +73,20 @@ def source_of(folder: str | Path) -> tuple[str, str] | None:
     return "/".join(name), path.name
 
 
-def commit_of(path: str, config: Any) -> str | None:
+def commit_of(path: str) -> str | None:
     """Return the commit of a model of the hub; None for a folder of another kind, or if it is not known.
 
-    `config` is its configuration, in which transformers notes the commit.
+    A model that is named without a revision is looked up in the hub's cache, so it must have been read before.
     """
     if (source := source_of(path)) is not None:
         return source[1]
-    commit: str | None = getattr(config, "_commit_hash", None)
-    return commit
+    if Path(path).is_dir():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(path, "config.json")
+    except ValueError:
+        return None  # a model of the hub cannot have this name
+    source = source_of(Path(found).parent) if isinstance(found, str) else None
+    return None if source is None else source[1]

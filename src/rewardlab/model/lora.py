@@ -22,7 +22,7 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.dropout import ConversationDropout, Draws
 from rewardlab.model.frozen import is_held_half
-from rewardlab.model.hub import source_of
+from rewardlab.model.hub import at_revision, source_of
 from rewardlab.model.quantization import far_from, is_quantized, round_sums, weight_shape
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
 from rewardlab.model.rounding import round_weights
@@ -342,9 +342,10 @@ def _plain(tensor: Tensor, wanted: bool) -> Tensor | None:
 
 def adapter_config(config: ModelConfig, model: RewardModel, base: str) -> dict[str, Any]:
     """Return the content of `adapter_config.json`: rank and alpha, the adapted layers by name, the head among the
-    modules to save, and the base model, by its name and commit if its folder is one of the hub's cache.
+    modules to save, and the base model, by its name and commit if it is one of the hub: `base` is a name with a
+    commit, or a folder of the hub's cache.
     """
-    repository, commit = source_of(base) or (base, None)
+    repository, commit = source_of(base) or at_revision(base) or (base, None)
     backbone: Any = model.backbone
     paths = {
         _full(backbone, path): None

@@ -37,7 +37,6 @@ from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import device_of_rank
 from rewardlab.evaluation.baselines import fit_baselines
 from rewardlab.evaluation.evaluate import EvalResult, write_evaluation
-from rewardlab.model.hub import commit_of
 from rewardlab.model.load import choose_layout
 from rewardlab.model.quantization import require_quantization
 from rewardlab.model.reward import AttentionLayout
@@ -146,7 +145,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         "tokens": {name: report.as_dict() for name, report in tokens.items()},
         "template_hash": base.renderer.spec.template_hash,
         "model_config": config_digests(base.config),
-        "base_commit": commit_of(base.path, base.config),
+        "base_commit": base.commit,
         "truncation": base.renderer.spec.truncation,
         "ranks": ranks.size,
     }

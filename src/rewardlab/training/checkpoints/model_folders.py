@@ -17,7 +17,6 @@ from rewardlab.core.run_folder import saved_step
 from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts
-from rewardlab.model.hub import commit_of
 from rewardlab.model.load import PRECISION
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -55,7 +54,7 @@ class Saver:
 
     def _write(self, folder: Path, step: int) -> None:
         config = self._config
-        commit = commit_of(self._base.path, self._base.config)
+        commit = self._base.commit
         spec = save_reward_model(
             folder,
             self._model,
@@ -70,7 +69,7 @@ class Saver:
                 **provenance(),
                 "step": step,
             },
-            source=Trained(adapter=(config.model, self._base.path) if config.model.lora else None, states=self._states),
+            source=Trained(adapter=(config.model, self._base.at_commit) if config.model.lora else None, states=self._states),
             division=self._parts,
         )
         self._last = _Saved(folder=folder, step=step, spec=spec)
