@@ -69,7 +69,9 @@ class Saver:
                 **provenance(),
                 "step": step,
             },
-            source=Trained(adapter=(config.model, self._base.at_commit) if config.model.lora else None, states=self._states),
+            source=Trained(
+                adapter=(config.model, self._base.at_commit) if config.model.lora else None, states=self._states
+            ),
             division=self._parts,
         )
         self._last = _Saved(folder=folder, step=step, spec=spec)
