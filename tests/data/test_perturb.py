@@ -61,6 +61,7 @@ def test_code_loses_its_marks_and_nothing_else():
     assert plain_text(text, draw()) == f"Use\nthis and __name__, x**2**y:\n{code}Then\ndone"
     assert plain_text(f"  ```\n{code}", draw()) == code, "indented, and not closed"
     assert plain_text("```\n```\n# Title \ue000 *now*", draw()) == "Title \ue000 now"
+    assert plain_text("````md\n```py\n__a__\n```\n````\n**b**", draw()) == "```py\n__a__\n```\nb", "a longer fence"
     assert plain_text("```one line``` of **code**", draw()) == "``one line`` of code"
 
 

@@ -28,7 +28,9 @@ ITEM: Final = re.compile(r"^([ \t]*)([-*+•]|\d{1,3}[.)])([ \t]+)(\S.*)$")
 LINK: Final = re.compile(r"!?\[([^\[\]\n]{1,300})\]\((?:[^()\s]|\([^()\s]{0,300}\)){1,2000}\)")
 STRONG: Final = re.compile(r"(\*\*\*|\*\*|__)(?=\S)(.{1,300}?)(?<=\S)\1")
 EMPHASIS: Final = re.compile(r"(?<![\w*])\*(?=[^\s*])([^*\n]{1,300}?)(?<=[^\s*])\*(?![\w*])")
-BLOCK: Final = re.compile(r"^[ \t]*```[^`\n]*(?:\n|\Z)(.*?)(?:^[ \t]*```[^\n]*(?:\n|\Z)|\Z)", re.DOTALL | re.MULTILINE)
+BLOCK: Final = re.compile(
+    r"^[ \t]*(`{3,})[^`\n]*(?:\n|\Z)(.*?)(?:^[ \t]*\1[^\n]*(?:\n|\Z)|\Z)", re.DOTALL | re.MULTILINE
+)
 CODE: Final = re.compile(r"`([^`\n]{1,300})`")
 WORD: Final = re.compile(r"[^\W\d_]{4,}")
 
@@ -69,8 +71,8 @@ def plain_text(text: str, draw: np.random.Generator) -> str | None:
 
     def block(match: re.Match[str]) -> str:
         # The line break after a block stays, so that what follows it begins a line.
-        body, end = (match[1][:-1], "\n") if match[1].endswith("\n") else (match[1], "")
-        return aside(body) + end if match[1] else ""
+        body, end = (match[2][:-1], "\n") if match[2].endswith("\n") else (match[2], "")
+        return aside(body) + end if match[2] else ""
 
     changed = BLOCK.sub(block, text)
     changed = CODE.sub(lambda match: aside(match[1]), changed)
