@@ -16,6 +16,7 @@ from scipy.stats import norm
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.controls import EXPECTS
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.diagnosing.arms import Arm, Arms, Contrast, p_of_mean, share_of
 from rewardlab.report.tables import format_estimate
@@ -165,7 +166,8 @@ def _decided(found: Finding, limits: Limits, arms: Arms) -> Finding:
     measured = found.share or found.drop
     if measured is not None and measured.n < MIN_CLUSTERS:
         sentence = (
-            f"Of {measured.n} conversations nothing can be told about others; it takes {MIN_CLUSTERS}. Name more data."
+            f"Of {number_of(measured.n, 'conversation')} nothing can be told about others; it takes {MIN_CLUSTERS}. "
+            f"Name more data."
         )
         return replace(found, verdict="undecided", sentence=sentence)
     if found.control == "prompt_only":
