@@ -82,3 +82,21 @@ def test_a_last_checkpoint_that_did_not_beat_the_untrained_model_is_not_called_t
     assert longer not in found["step_400"]
     assert "the last one is judged" in found["step_400"][f"{look}validation data in 2 of 2 runs of plain"]
     assert not [because for because in found["best"] if because.startswith(look)]
+
+
+def test_runs_without_validation_data_have_no_best_checkpoint_and_none_that_was_beaten(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path, HEAD.replace("0.1", "0") + "arms: {plain: {}}\n")
+    for run in study.runs:
+
+        def train(arguments: Sequence[str]) -> None:
+            train_by_hand("plain", 0.7)(arguments)
+            folder = Path(json.loads(Path(arguments[1]).read_text(encoding="utf-8"))["output_dir"])
+            spec = json.loads((folder / "best/reward_spec.json").read_text(encoding="utf-8"))
+            write_json(folder / "best/reward_spec.json", {**spec, "provenance": {"step": 400}})
+            (folder / "best").rename(folder / "step_400")
+            for path in (folder / "evals").glob("selection.*"):
+                path.unlink()
+
+        do(study, run, train)
+    advice = {one.because: one.do for one in summarise(open_study(study.folder)).advice}
+    assert not [because for because in advice if "untrained model" in because or "best step" in because]

@@ -160,7 +160,7 @@ def _best_at_the_end(study: _Study) -> Iterator[Advice]:
     arms, found, others = study.arms, list[str](), dict[str, str]()
     for row in arms.rows:
         (best,), (stopped,) = _cost(arms, row, "best_step"), _cost(arms, row, "stopped_at")
-        if best.by_seed and best.by_seed == stopped.by_seed and row.seeds == row.planned and not row.unbeaten:
+        if best.by_seed and best.by_seed == stopped.by_seed and row.seeds == row.planned and not row.last:
             found.append(row.arm)
         elif best.estimate is not None:
             others[row.arm] = f"chosen step {interval(best.estimate)}"

@@ -51,8 +51,10 @@ class ArmRow:
     """One for each of the table's `costs`."""
     signs: Mapping[str, int]
     """Warning sign -> runs that had it."""
+    last: int
+    """Runs that judged the model of their last step, since no other was chosen."""
     unbeaten: int
-    """Runs without a checkpoint that beat the untrained model on validation data; what they judged is their last."""
+    """Those of `last` that have validation data, on which no checkpoint beat the untrained model."""
     data: str
     """Data by which it was judged: comparisons and prompts, or why that is not known."""
 
@@ -114,7 +116,7 @@ def _row(study: Study, reader: Reader, arm: str, columns: tuple[Column, ...], co
     for outcome in done:
         for name in dict.fromkeys(sign.name for sign in outcome.record.signs):
             signs[name] = signs.get(name, 0) + 1
-    models = [outcome.record.model_folder for outcome in done]
+    last = [outcome.record for outcome in done if (own := outcome.record.model_folder) and own.name != "best"]
     known = study.plan.arms.get(arm)
     winner = study.winner
     return ArmRow(
@@ -126,7 +128,8 @@ def _row(study: Study, reader: Reader, arm: str, columns: tuple[Column, ...], co
         cells=tuple(reader.cell(column.term(arm)) for column in columns),
         costs=tuple(reader.cell(column.term(arm)) for column in costs),
         signs=signs,
-        unbeaten=sum(folder is not None and folder.name != "best" for folder in models),
+        last=len(last),
+        unbeaten=sum("selection" in record.evaluations for record in last),
         data="; ".join(dict.fromkeys(_data(reader, arm))) or "no run is done",
     )
 
