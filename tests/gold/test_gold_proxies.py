@@ -75,6 +75,13 @@ def test_lists_of_other_lengths_name_the_row(tmp_path: Path, rows: Path) -> None
         proxy_scores([str(tmp_path / "p.json")], list(read_gold_rows(rows)), tmp_path)
 
 
+def test_lists_of_scores_may_have_a_row_a_line(tmp_path: Path, rows: Path) -> None:
+    scores = [row["gold"] for row in labelled.rows(24)]
+    (tmp_path / "p.jsonl").write_text("".join(f"{json.dumps(own)}\n" for own in scores))
+    (one,) = proxy_scores([str(tmp_path / "p.jsonl")], list(read_gold_rows(rows)), tmp_path)
+    assert [list(own) for own in one.scores] == scores
+
+
 def test_a_score_of_a_proxy_that_is_not_a_number_is_not_called_the_gold_score(tmp_path: Path, rows: Path) -> None:
     (tmp_path / "p.json").write_text(json.dumps([[math.nan, 1.0]] * 24))
     with pytest.raises(DataError, match=r"p\.json:1: the proxy's score of reply 0 \(counted from 0\) is nan"):

@@ -177,6 +177,8 @@ def test_files_with_a_row_a_line_are_read_too(tmp_path: Path) -> None:
     assert [row.gold for row in InputConfig(**names).rows(labelled=True)] == [row.gold for row in wanted]
     write(tmp_path / "rewards.jsonl", rewards)
     assert [row.gold for row in InputConfig(**names).rows(labelled=True)] == [row.gold for row in wanted]
+    (tmp_path / "rewards.jsonl").write_text("[[1, 2, 3],\n[4.25, null]]\n")
+    assert [row.gold for row in InputConfig(**names).rows(labelled=True)] == [row.gold for row in wanted]
     (tmp_path / "rewards.jsonl").write_text("[1, 2, 3]\n[4.25,\n")
     with pytest.raises(DataError, match=r"rewards\.jsonl:2: not valid JSON"):
         list(InputConfig(**names).rows())

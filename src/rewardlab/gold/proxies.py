@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json
+from rewardlab.core.files import read_json, read_lines
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.terminal import number_of, plural
@@ -164,7 +164,7 @@ def _proxy(
 
 def _read(path: Path, rows: Sequence[GoldRow]) -> Iterator[tuple[float | None, ...]]:
     """Yield the scores in a file. Raises DataError if they do not belong to the rows."""
-    found = list(_lists(path) if path.suffix == ".json" and _is_bare(path) else _columns(path, rows))
+    found = list(_lists(path) if _is_bare(path) else _columns(path, rows))
     if len(found) != len(rows):
         raise DataError(
             f"{path}: has scores of {number_of(len(found), 'row')}, and {len(rows)} "
@@ -182,7 +182,10 @@ def _read(path: Path, rows: Sequence[GoldRow]) -> Iterator[tuple[float | None, .
 
 
 def _is_bare(path: Path) -> bool:
-    value = None if holds_lines(path) else read_json(path)
+    """Return whether a file has lists of scores, and no objects."""
+    if ".jsonl" in path.suffixes:
+        return next((line for _, line in read_lines(path)), "").lstrip().startswith("[")
+    value = read_json(path) if path.suffix == ".json" and not holds_lines(path) else None
     return isinstance(value, list) and bool(value) and isinstance(value[0], list)
 
 

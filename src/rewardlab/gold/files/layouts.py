@@ -109,11 +109,15 @@ def _list(path: Path) -> list[Any]:
 
 
 def _holds_lines(path: Path) -> bool:
-    """Return whether a file has a row in each line: by its name, unless a list of many lines begins in the first."""
+    """Return whether a file has a row in each line: by its name, unless a list of several lines begins in the first."""
     if ".jsonl" not in path.suffixes:
         return path.suffix == ".json" and holds_lines(path)
     _, first = next(iter(read_lines(path)), (0, ""))
-    return first.strip() != "["
+    try:
+        parse_json(first)
+    except (ValueError, RecursionError):
+        return not first.lstrip().startswith("[")
+    return True
 
 
 def _of_lines(path: Path) -> list[Any]:
