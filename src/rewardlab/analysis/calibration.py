@@ -130,9 +130,9 @@ def ece_estimate(
     calibrated model the truth is 0, the end of the range, which bootstrap intervals miss. This interval instead holds
     every true value under which the observed ECE is not among the extreme (1 − level)/2 on either side: hybrid
     resampling (Chuang & Lai 2000, Statistica Sinica 10, 1-50), with the gaps of the bins distributed normally around
-    the likeliest gaps for that value. It is widened to hold the ECE itself, and reaches up to the ECE that half of all
-    samples of a calibrated model exceed: of one that is smaller than such samples give, hardly any true value would be
-    left, as if little noise were known. Fewer than 20 comparisons or 10 prompts get no interval.
+    the likeliest gaps for that value. It is widened to hold the ECE itself, and reaches up to the ECE that three of
+    four samples of a calibrated model exceed: of one that is smaller than nearly all such samples give, no true value
+    would be left, as if there were no noise. Fewer than 20 comparisons or 10 prompts get no interval.
     """
     folded = _fold(p, y, bins)
     table = _bin_table(folded)
@@ -204,7 +204,7 @@ def _noise(folded: _Folded, table: FloatArray, gap_H: FloatArray) -> FloatArray:
 
 def _ece_limits(gap_H: FloatArray, noise_H: FloatArray, *, tail: float, seed: int) -> tuple[float, float]:
     """Return the smallest and the largest ECE that the observed absolute gaps [H] with these variances [H] allow; the
-    largest is at least the median of a calibrated model.
+    largest is at least the lower quartile of a calibrated model's.
 
     The likeliest gaps with a given sum are the observed ones, each moved in proportion to its variance but not below 0.
     So a single number, the move, parametrises all candidates, from all zero (a calibrated model) upwards.
@@ -215,7 +215,7 @@ def _ece_limits(gap_H: FloatArray, noise_H: FloatArray, *, tail: float, seed: in
     half = np.random.default_rng(seed).normal(size=(NUM_NOISE_DRAWS // 2, gap_H.size))
     noise_RH = np.concatenate([half, -half]) * np.sqrt(noise_H)
     low, high = (_last_candidate(gap_H, noise_H, noise_RH, share=share) for share in (1 - tail, tail))
-    return low, max(high, float(np.median(np.abs(noise_RH).sum(axis=1))))
+    return low, max(high, float(np.quantile(np.abs(noise_RH).sum(axis=1), 0.25)))
 
 
 def _last_candidate(gap_H: FloatArray, noise_H: FloatArray, noise_RH: FloatArray, *, share: float) -> float:
