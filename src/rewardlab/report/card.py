@@ -174,7 +174,8 @@ def _metadata(record: Record, judgement: Judgement | None) -> dict[str, Any]:
         }
         for source in sources
     ]
-    base = str(record.config.get("model") or "").partition("@")[0]  # of an evaluation the model itself
+    base = str(record.config.get("model") or "")  # of an evaluation the model itself
+    base = base if Path(base).exists() else base.partition("@")[0]
     # The hub refuses a base model that is not the name of a repository, such as a folder.
     known = {"base_model": base} if record.kind != "eval" and re.fullmatch(r"[\w.-]+/[\w.-]+", base) else {}
     return {

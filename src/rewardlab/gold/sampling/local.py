@@ -54,6 +54,7 @@ class LocalSampler:
         from rewardlab.model.attention import leave_out_cudnn
         from rewardlab.model.builtin import resolve_model_name
         from rewardlab.model.files import told
+        from rewardlab.model.hub import commit_of
 
         folder = resolve_model_name(self.name, logger.info)
         self._tokenizer = load_tokenizer(folder)
@@ -80,7 +81,7 @@ class LocalSampler:
             "model": digest_of(Path(folder)) if Path(folder).is_dir() else folder,
             "dtype": str(self._model.dtype).removeprefix("torch."),
         }
-        if not Path(folder).is_dir() and (commit := getattr(self._model.config, "_commit_hash", None)):
+        if not Path(folder).is_dir() and (commit := commit_of(folder)) is not None:
             self.identity["commit"] = commit
 
     async def ask(self, items: Sequence[Ask]) -> Sequence[Reply]:
