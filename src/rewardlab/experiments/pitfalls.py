@@ -63,19 +63,15 @@ def about_data(runs: Sequence[Run]) -> Iterator[Problem]:
     for text in (same_files := test_files_used(runs)):
         yield Problem(level="error", text=text)
     read: dict[str, dict[str, None]] = {}
-    known: set[str] = set()
-    for run in runs:
-        values = _data_settings(run)
-        if run.program or repr(values) in known:
-            continue
-        known.add(repr(values))
+    refused: set[str] = set()
+    for arm, values in _data_settings(runs):
         try:
-            for purpose, source in _sources(from_mapping(TrainingDataConfig, values, where=run.arm)):
+            for purpose, source in _sources(from_mapping(TrainingDataConfig, values, where=arm)):
                 read.setdefault(purpose, {}).update(dict.fromkeys(_places(source)))
         except (ConfigError, DataError) as error:
-            if str(error) not in known:
-                yield Problem(level="error", text=f"arm {run.arm}: {error}")
-            known.add(str(error))
+            if str(error) not in refused:
+                yield Problem(level="error", text=f"arm {arm}: {error}")
+            refused.add(str(error))
     for purpose in ("train", "eval"):
         for place in read.get("test", {}):
             # Two files with the same content were reported above; their names need no second report.
@@ -94,21 +90,22 @@ def _sources(config: TrainingDataConfig) -> Iterator[tuple[str, Source]]:
             yield named.purpose, source
 
 
-def _data_settings(run: Run) -> dict[str, object]:
-    return {name: run.settings[name] for name in settings_of(TrainingDataConfig) if name in run.settings}
+def _data_settings(runs: Sequence[Run]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield each choice of data of the runs that train here, once, with the first arm that has it."""
+    known: set[str] = set()
+    for run in runs:
+        values = {name: run.settings[name] for name in settings_of(TrainingDataConfig) if name in run.settings}
+        if not run.program and repr(values) not in known:
+            known.add(repr(values))
+            yield run.arm, values
 
 
 def unpinned(runs: Sequence[Run]) -> list[str]:
     """Return the models and data of the hub that runs name without a revision, each once."""
     found: dict[str, None] = {}
-    known: set[str] = set()
-    for run in runs:
-        values = _data_settings(run)
-        if run.program or repr(values) in known:
-            continue
-        known.add(repr(values))
+    for arm, values in _data_settings(runs):
         with suppress(ConfigError, DataError):  # which `about_data` reports
-            sources = [source for _, source in _sources(from_mapping(TrainingDataConfig, values, where=run.arm))]
+            sources = [source for _, source in _sources(from_mapping(TrainingDataConfig, values, where=arm))]
             on_hub = [source.name for source in sources if source.path is None]
             found |= dict.fromkeys(name for name in on_hub if parse_hub_name(name).revision is None)
     for model in dict.fromkeys(str(run.settings["model"]) for run in runs if not run.program):
