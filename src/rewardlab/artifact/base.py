@@ -21,7 +21,7 @@ from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import BUILTIN_NAMES, BackboneConfig, ComputeConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
-from rewardlab.model.hub import at_revision, commit_of
+from rewardlab.model.hub import commit_of
 from rewardlab.model.load import PRECISION, disk_class_of, read_config
 from rewardlab.model.precision import choose_precision
 from rewardlab.model.reward import AttentionLayout
@@ -118,10 +118,8 @@ def require_inputs(model: BackboneConfig, data: DataConfig, given: Given = NOTHI
     Called before the output folder is created, so that a mistyped name leaves no folder behind.
     """
     require_sources(data, given)
-    if model.model.lower() in BUILTIN_NAMES:
-        return
-    path = model.model if at_revision(model.model) is None else resolve_model_name(model.model, logger.info)
-    read_config(path, trust_remote_code=model.trust_remote_code)
+    if model.model.lower() not in BUILTIN_NAMES:
+        read_config(resolve_model_name(model.model, logger.info), trust_remote_code=model.trust_remote_code)
 
 
 def decide_computing(

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import DataConfig, TrainingDataConfig
 from rewardlab.data.controlled import controls_of, report_control, selected
@@ -128,7 +128,7 @@ def _log_held_out(split: HeldOut) -> None:
     logger.log(
         logging.INFO if split.rule == "reply" and not missed else logging.WARNING,
         "held out: %s%s; %s",
-        _number_of(split.prompts, "prompt"),
+        number_of(split.prompts, "prompt"),
         f" instead of {split.wanted}, since up to {split.largest} belong together" if missed else "",
         unseen[split.rule],
     )
@@ -146,18 +146,13 @@ def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, di
             continue
         shared = counts[f"{name}_with_{other_name}"] = count_shared(data.texts(), other.texts())
         what = {"prompts": "prompt", "first_turns": "first turn", "replies": "reply"}
-        if listed := ", ".join(_number_of(shared[key], noun) for key, noun in what.items() if shared[key]):
+        if listed := ", ".join(number_of(shared[key], noun) for key, noun in what.items() if shared[key]):
             line = "the %s data share %s with the %s data (%d of %s); numbers on them flatter the model"
-            logger.warning(line, name, listed, other_name, shared["rows"], _number_of(len(data), "row"))
+            logger.warning(line, name, listed, other_name, shared["rows"], number_of(len(data), "row"))
         if shared["phrases"]:
-            phrases = _number_of(shared["phrases"], "phrase")
+            phrases = number_of(shared["phrases"], "phrase")
             logger.info("the %s data share %s as replies with the %s data", name, phrases, other_name)
     return counts
-
-
-def _number_of(count: int, noun: str) -> str:
-    """Return a count with its noun in singular or plural."""
-    return f"{count} {plural(count, noun)}"
 
 
 Rows = TypeVar("Rows", Part, Groups)
@@ -184,7 +179,7 @@ def token_groups(
     logger.info(
         "tokens: %s: %s, %d tokens, %.2f times fewer than unshared; longest %d, cut %d%s",
         name,
-        _number_of(report.kept, "preference"),
+        number_of(report.kept, "preference"),
         report.tokens,
         report.unshared_tokens / max(report.tokens, 1),
         report.longest,
@@ -194,14 +189,14 @@ def token_groups(
     tell_typed(report.special_tokens_in_text, report.replies, renderer.spec, name)
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
-        left_out = _number_of(report.preferences - report.kept, "preference")
+        left_out = number_of(report.preferences - report.kept, "preference")
         logger.info("tokens: %s: %s left out: %s", name, left_out, causes)
     if report.lost_replies or report.lost_comparisons:
         logger.info(
             "tokens: %s: of the other preferences, left out: %s too long for the limit, and %s with these or between "
             "replies of equal tokens",
             name,
-            _number_of(report.lost_replies, "reply"),
-            _number_of(report.lost_comparisons, "comparison"),
+            number_of(report.lost_replies, "reply"),
+            number_of(report.lost_comparisons, "comparison"),
         )
     return part.groups(), report

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import number_of
 from rewardlab.experiments.bands import Bands
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.costs import Cost, cost_of, sizes_of_test
@@ -33,7 +34,6 @@ from rewardlab.experiments.power import ALPHA, Assumed, Reach, reach_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.sweeps import with_stand_ins
-from rewardlab.report.tables import format_counted
 from rewardlab.training.settings.config import LORA_LR
 from rewardlab.training.settings.presets import rate_notice
 
@@ -185,7 +185,7 @@ def _about_runs(plan: Plan, runs: Sequence[Run]) -> Iterator[Problem]:
         if phase.search is not None:
             yield from _about_metric(f"phase {phase.name}: search", phase.search.metric)
         if len(phase.seeds) < FEW_SEEDS:
-            seeds = format_counted(len(phase.seeds), "seed")
+            seeds = number_of(len(phase.seeds), "seed")
             text = f"phase {phase.name}: {seeds}; {FEW_SEEDS} are the fewest that show their noise"
             text += ONE_SEED if len(phase.seeds) == 1 else ""
             yield Problem(level="warning", text=text)

@@ -11,13 +11,14 @@ from statistics import median
 from typing import Any, Final
 
 from rewardlab.core.errors import RewardlabError
+from rewardlab.core.terminal import number_of
 from rewardlab.experiments.gates import GateVerdict, judge_gate
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import RunRecord, State, record_of, undone
 from rewardlab.experiments.slurm.queue import JobState, Queue
 from rewardlab.experiments.study import Study
 from rewardlab.report.folder import read_folder
-from rewardlab.report.tables import format_count, format_counted, text_table
+from rewardlab.report.tables import format_count, text_table
 
 ORDER: Final[tuple[State, ...]] = ("done", "running", "interrupted", "waiting", "outdated", "damaged", "failed")
 TO_MEND: Final = frozenset(("failed", "outdated", "damaged"))
@@ -168,7 +169,7 @@ def text_report(status: Status) -> str:
         )
     lines = [
         "",
-        f"{status.study.plan.title}: {told} of {format_counted(len(status.runs), 'run')}{ending}",
+        f"{status.study.plan.title}: {told} of {number_of(len(status.runs), 'run')}{ending}",
         text_table(("phase", "arm", "done", "others", "steps", "warning signs"), rows),
     ]
     failed = [one for one in status.runs if one.state in {"interrupted", *TO_MEND} and one.message]

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from rewardlab.core.terminal import number_of
 from rewardlab.experiments.checking import Checked
 from rewardlab.experiments.costs import Cost
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.study import Study
-from rewardlab.report.tables import format_count, format_counted, text_table
+from rewardlab.report.tables import format_count, text_table
 
 
 def check_report(checked: Checked) -> str:
@@ -23,8 +24,8 @@ def check_report(checked: Checked) -> str:
         "",
         f"{plan.title}{scale}{probes}: {plan.question}",
         "",
-        f"{format_counted(len(checked.runs), 'run')} of {format_counted(len(arms), 'arm')} in "
-        f"{format_counted(len(plan.phases), 'phase')}",
+        f"{number_of(len(checked.runs), 'run')} of {number_of(len(arms), 'arm')} in "
+        f"{number_of(len(plan.phases), 'phase')}",
         text_table(
             ("arm", "phase", "seeds", "steps", "tokens", "weights", "PFLOP", "hours", "GiB"), _arm_rows(checked, arms)
         ),
@@ -53,7 +54,7 @@ def check_report(checked: Checked) -> str:
     ending = (
         "ready to freeze"
         if not told["error"]
-        else f"{format_counted(told['error'], 'error')}: mend what is named before freezing"
+        else f"{number_of(told['error'], 'error')}: mend what is named before freezing"
     )
     return "\n".join([*blocks, ending])
 

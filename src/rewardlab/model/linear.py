@@ -6,7 +6,7 @@ equally fast. Which is faster is measured at the start of a run (model/compute.p
 Half precision through float32: where oneDNN has no products of a half-precision dtype, as with AVX2 alone, PyTorch
 computes them with plain loops. A training step then takes eleven times as long as with products in float32
 (benchmarks/half_products.py). Intel's processors have fast products of bf16 in AMX; where a virtual machine hides it,
-the instructions that are left take twice the time of float32.
+the instructions that are left take up to twice the time of float32.
 
 Half precision with an addition, on GPUs: cuBLAS rounds a product before it adds to it, so the sum is made here.
 """

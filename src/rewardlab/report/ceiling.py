@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.analysis.metrics import Evaluation
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
-from rewardlab.report.tables import format_count, format_counted, format_estimate
+from rewardlab.report.tables import format_count, format_estimate
 
 
 def ceiling_line(found: Ceiling) -> str:
@@ -17,7 +18,7 @@ def ceiling_line(found: Ceiling) -> str:
     return (
         f"Ceiling {format_estimate(found.accuracy)}: the {what} that a perfect model would reach, from {found.source} "
         f"(n = {format_count(found.accuracy.n)}, "
-        f"{format_counted(found.num_judgements, 'judgement')}{agree}). It assumes "
+        f"{number_of(found.num_judgements, 'judgement')}{agree}). It assumes "
         f"that {found.assumption}."
     )
 

@@ -15,14 +15,13 @@ from typing import Final, Literal
 from rewardlab.analysis.judgement import Judgement
 from rewardlab.analysis.lengths import FEWEST_A_SIDE
 from rewardlab.core.controls import notice_of
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.report.document import Check, Checklist, Section, shown
 from rewardlab.report.extras import control_name, controls_of
 from rewardlab.report.folder import Record
 from rewardlab.report.paired import BASELINES, AgainstBaselines, said_of
 from rewardlab.report.sections import compared, what
-from rewardlab.report.tables import format_counted
 
 Answer = Literal["yes", "no", "look", "not known"]
 NOTHING = "The folder does not say."
@@ -64,12 +63,12 @@ def checklist_section(record: Record, judgement: Judgement | None, against: Agai
 
 
 def _collected(record: Record) -> Check:
-    rows = f"{format_counted(len(record.rows), 'row')} of metrics, " if record.kind == "train" else ""
+    rows = f"{number_of(len(record.rows), 'row')} of metrics, " if record.kind == "train" else ""
     return Check(
         question="Did it come to its end, with its record complete?",
         answer="look" if record.finished and record.problems else "yes" if record.finished else "no",
-        numbers=f"{rows}{format_counted(len(record.evaluations), 'evaluation')}, "
-        f"{format_counted(len(record.problems), 'file')} missing or damaged.",
+        numbers=f"{rows}{number_of(len(record.evaluations), 'evaluation')}, "
+        f"{number_of(len(record.problems), 'file')} missing or damaged.",
     )
 
 
@@ -288,7 +287,7 @@ def _dropped(record: Record) -> Check:
     return Check(
         question=question,
         answer="yes" if kept >= 0.95 * read else "look",
-        numbers=f"{kept:,} of {format_counted(read, 'row')} {plural(read, 'was', 'were')} usable.",
+        numbers=f"{kept:,} of {number_of(read, 'row')} {plural(read, 'was', 'were')} usable.",
     )
 
 

@@ -12,17 +12,10 @@ from rewardlab.analysis.comparison import AgainstFirst, ComparisonOfModels, Disa
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.paired import ALPHA, METRICS, Equivalence, Metric, PairComparison, compare_pair
 from rewardlab.core.errors import DataError
-from rewardlab.core.terminal import plural, visible
+from rewardlab.core.terminal import number_of, plural, visible
 from rewardlab.core.types import ScoreRow
 from rewardlab.report.ceiling import ceiling_note
-from rewardlab.report.tables import (
-    column_notes,
-    format_count,
-    format_counted,
-    format_estimate,
-    report_width,
-    text_table,
-)
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 TITLES: Final[Mapping[Metric, str]] = {"accuracy": "accuracy", "nll": "NLL", "margin": "margin, sd"}
 DIGITS: Final[Mapping[Metric, int]] = {"accuracy": 3, "nll": 3, "margin": 3}
@@ -139,8 +132,8 @@ def _wrapped(lines: Iterable[str]) -> list[str]:
 
 def _head(result: ComparisonOfModels, chose: Sequence[str]) -> str:
     lines = [
-        f"Compared on {format_counted(result.comparisons, 'comparison')} of "
-        f"{format_counted(result.prompts, 'prompt')}, which all "
+        f"Compared on {number_of(result.comparisons, 'comparison')} of "
+        f"{number_of(result.prompts, 'prompt')}, which all "
         f"{len(result.names)} models score. The reference is {result.names[0]}."
     ]
     if result.by_place:
@@ -157,11 +150,11 @@ def _head(result: ComparisonOfModels, chose: Sequence[str]) -> str:
             f"accuracy and margin."
         )
     lines += [
-        f"{name}: {format_counted(count, 'comparison')} without a finite score of it, left out for all models."
+        f"{name}: {number_of(count, 'comparison')} without a finite score of it, left out for all models."
         for name, count in result.not_finite.items()
     ]
     lines += [
-        f"{name}: lacks {format_counted(count, 'comparison')} of the others, left out for all models."
+        f"{name}: lacks {number_of(count, 'comparison')} of the others, left out for all models."
         for name, count in result.missing.items()
     ]
     if chose:
@@ -267,7 +260,7 @@ def _slices(other: AgainstFirst, metric: Metric) -> str:
     ]
     tested = sum(not math.isnan(part.adjusted) for part in other.slices)
     notes = column_notes({TITLES[metric]: [part.difference for part in other.slices]})
-    notes.append(f"Holm: p after correction for the {format_counted(tested, 'slice')} tested.")
+    notes.append(f"Holm: p after correction for the {number_of(tested, 'slice')} tested.")
     head = [minus(other.paired), TITLES[metric], "p", "Holm", "pairs"]
     return "\n".join([text_table(head, rows), *_wrapped(notes)])
 

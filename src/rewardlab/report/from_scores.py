@@ -16,6 +16,7 @@ from rewardlab.analysis.distributions import Distribution, quantile
 from rewardlab.analysis.judgement import Judgement
 from rewardlab.analysis.measures import AT_THRESHOLD
 from rewardlab.analysis.slices import BUILT_IN, Slice
+from rewardlab.core.terminal import number_of
 from rewardlab.report.charts import Axis, Bar, Chart, Dot, Rule, axis, band, line, share_axis
 from rewardlab.report.document import (
     Beside,
@@ -27,7 +28,7 @@ from rewardlab.report.document import (
     with_intervals,
 )
 from rewardlab.report.folder import Record
-from rewardlab.report.tables import column_notes, format_count, format_counted
+from rewardlab.report.tables import column_notes, format_count
 
 RATES: Final = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
 """Rate at a threshold -> its column."""
@@ -310,7 +311,7 @@ def _histogram(title: str, named: Mapping[str, Distribution], label: str) -> Cha
     means = "; ".join(f"{f'{name}: ' if name else ''}mean {shown(own.mean)}" for name, own in named.items())
     return Chart(
         title=title,
-        words=f"{means[0].upper()}{means[1:]}. {format_counted(first.num_values, 'comparison')}.",
+        words=f"{means[0].upper()}{means[1:]}. {number_of(first.num_values, 'comparison')}.",
         x=axis(label, ends),
         y=axis("comparisons", heights, include=(0.0,), num_ticks=4, whole=True),
         bars=tuple(bars),

@@ -9,17 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from rewardlab.analysis.inspection import Inspection, Judges, LabelBalance, Lengths, Sample, Spread
-from rewardlab.core.terminal import plural, visible
+from rewardlab.core.terminal import number_of, plural, visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_line
-from rewardlab.report.tables import (
-    format_count,
-    format_counted,
-    format_estimate,
-    interval_note,
-    report_width,
-    text_table,
-)
+from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 
 MOST_KINDS: Final = 8
 """Most values of K, turns, scripts and languages that are listed; the others are added up."""
@@ -173,12 +166,12 @@ def length_notes(found: Inspection) -> Iterator[str]:
         share = lengths.overlong / lengths.conversations.count if lengths.conversations.count else 0.0
         yield (
             f"Above the limit of {format_count(lengths.limit)} tokens: "
-            f"{format_counted(lengths.overlong, 'conversation')} "
-            f"({share:.2%}) in {format_counted(lengths.overlong_rows, 'row')}."
+            f"{number_of(lengths.overlong, 'conversation')} "
+            f"({share:.2%}) in {number_of(lengths.overlong_rows, 'row')}."
         )
     for cause, count in lengths.unrendered.items():
         yield (
-            f"Not rendered: {format_counted(count, 'row')} ({cause.replace('_', ' ')}); "
+            f"Not rendered: {number_of(count, 'row')} ({cause.replace('_', ' ')}); "
             f"{plural(count, 'it has', 'they have')} no lengths."
         )
     if lengths.unshared:
@@ -192,7 +185,7 @@ def length_notes(found: Inspection) -> Iterator[str]:
 
 def label_counts(labels: LabelBalance) -> str:
     """Return the counts of labels in words: decided, ties, soft, below one half."""
-    parts = [f"{format_counted(labels.comparisons, 'comparison')}: {format_count(labels.decided)} decided"]
+    parts = [f"{number_of(labels.comparisons, 'comparison')}: {format_count(labels.decided)} decided"]
     counts = {
         "labelled as ties": labels.label_ties,
         "not compared since their scores are equal": labels.skipped_ties,
@@ -220,7 +213,7 @@ def label_notes(found: Inspection) -> Iterator[str]:
     if found.baselines.accuracy:
         yield (
             f"Baselines: linear models of a reply's length alone (in words), and of its words alone, fitted on "
-            f"{format_counted(found.baselines.rows, 'row')}; each comparison is judged by one that saw nothing of its "
+            f"{number_of(found.baselines.rows, 'row')}; each comparison is judged by one that saw nothing of its "
             "conversation. A reward model that is not clearly better may have learned no more."
         )
     if found.baselines.missing:
@@ -245,9 +238,9 @@ def _estimates(named: Mapping[str, Estimate], column: str, counted_in: str) -> s
 def judge_notes(judges: Judges) -> Iterator[str]:
     """Yield the notes about repeated judgements and the noise ceilings."""
     yield (
-        f"{format_counted(judges.annotators, 'named annotator')}; {format_counted(judges.repeated, 'pair')} "
+        f"{number_of(judges.annotators, 'named annotator')}; {number_of(judges.repeated, 'pair')} "
         f"judged several "
-        f"times in one row, {format_counted(judges.repeated_elsewhere, 'pair')} of texts in several rows."
+        f"times in one row, {number_of(judges.repeated_elsewhere, 'pair')} of texts in several rows."
     )
     if not judges.ceilings:
         yield (

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from rewardlab.analysis.inspection import Inspection, Sample, Spread
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_line
 from rewardlab.report.charts import Axis, Bar, Chart, Dot, Rule, axis, share_axis
@@ -40,7 +40,7 @@ from rewardlab.report.inspection import (
     spread_rows,
 )
 from rewardlab.report.page import html_page
-from rewardlab.report.tables import format_count, format_counted, interval_note
+from rewardlab.report.tables import format_count, interval_note
 
 GENERATOR: Final = "rewardlab data inspect"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}">'
@@ -81,7 +81,7 @@ def _rows(found: Inspection, causes: Mapping[str, str]) -> Iterable[Block]:
     yield Paragraph(text=f"Format: {found.format}, since {found.why}.")
     looked = f" {format_count(found.used)} of them are looked at (--limit)." if found.used < found.kept else ""
     yield Paragraph(
-        text=f"{format_counted(found.rows_read, 'row')} read: {format_count(found.kept)} kept, "
+        text=f"{number_of(found.rows_read, 'row')} read: {format_count(found.kept)} kept, "
         f"{format_count(found.rows_read - found.kept)} dropped.{looked}",
     )
     if found.dropped:
@@ -161,7 +161,7 @@ def _judges(found: Inspection) -> Iterable[Block]:
 def _tongues(found: Inspection) -> Iterable[Block]:
     yield Paragraph(text=script_words(found))
     if found.tongues.languages:
-        caption = f"Languages, guessed of {format_counted(found.tongues.sampled, 'reply')} drawn with the seed"
+        caption = f"Languages, guessed of {number_of(found.tongues.sampled, 'reply')} drawn with the seed"
         yield _estimates(language_estimates(found), caption, "share", "prompts")
     elif found.tongues.missing:
         yield Paragraph(text=f"{found.tongues.missing[0].upper()}{found.tongues.missing[1:]}.", tone="note")
@@ -218,7 +218,7 @@ def _histogram(title: str, found: Spread, unit: str, thing: str, rules: tuple[Ru
     middle = found.quantiles["50%"]
     return Chart(
         title=title,
-        words=f"{format_counted(found.count, thing)}; in {unit}, half of them up to {middle:,.4g}, from "
+        words=f"{number_of(found.count, thing)}; in {unit}, half of them up to {middle:,.4g}, from "
         f"{found.lowest:,.4g} to {found.highest:,.4g}.{beyond}".replace("-", "−"),
         x=axis(unit, bars.edges),
         y=axis(plural(2, thing), map(float, bars.counts), include=(0.0,), num_ticks=4, whole=True),

@@ -10,20 +10,13 @@ from rewardlab.analysis.judgement import Judgement
 from rewardlab.analysis.measures import AT_THRESHOLD, MEASURES, at_threshold
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.report.from_scores import RATES
 from rewardlab.report.precision import card_block, verdict_block
 from rewardlab.report.robustness import Moved, robustness_block
 from rewardlab.report.run import COLUMNS, DIGITS, by_source_and_name, comparison_table, evaluation_report
-from rewardlab.report.tables import (
-    column_notes,
-    format_count,
-    format_counted,
-    format_estimate,
-    report_width,
-    text_table,
-)
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 SEVERAL = ("accuracy", "NLL", "ECE")
 """Columns of a table of several models. Margins are in the unit of each model's score, so they are not compared."""
@@ -135,7 +128,7 @@ def gold_table(judgements: Mapping[str, Judgement]) -> str:
     for model, judged in judgements.items():
         if missing := judged.counts.replies_without_gold:
             notes.append(
-                f"{model}: {missing:,} of {format_counted(judged.counts.replies, 'reply')} "
+                f"{model}: {missing:,} of {number_of(judged.counts.replies, 'reply')} "
                 f"{plural(missing, 'has', 'have')} no gold score"
             )
     return "\n".join([text_table(["by gold scores", "value", "replies or groups"], rows), *map(_wrapped, notes)])

@@ -16,10 +16,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 from rewardlab.analysis.mistakes import WorstMistakes, margin_of, sides_of
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import read_jsonl
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Conversation, Estimate, Message, Preference, ScoredComparison, ScoreRow, prompt_key
 from rewardlab.report.document import Block, Mistake, Paragraph, Section, Turn
-from rewardlab.report.tables import format_counted
 
 MOST_CHARACTERS: Final = 4000
 """Most characters of a message in the report; the rest is counted."""
@@ -134,7 +133,7 @@ def mistakes_section(mistakes: WorstMistakes, texts: FoundTexts | None, *, beta:
     shown = largest if of < num else plural(of, "it is shown here", "all are shown here")
     blocks: list[Block] = [
         Paragraph(
-            text=f"{format_counted(num, 'comparison')} "
+            text=f"{number_of(num, 'comparison')} "
             f"{plural(num, 'is ranked against its', 'are ranked against their')} "
             f"label; {shown}. Look whether the label or the model is wrong."
         )

@@ -8,18 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.precision import PrecisionCard
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.report.compare import paired_lines
 from rewardlab.report.precision import card_block
 from rewardlab.report.run import Judged, comparison_table, evaluation_report, judged_table, next_steps
-from rewardlab.report.tables import (
-    column_notes,
-    format_count,
-    format_counted,
-    format_estimate,
-    report_width,
-    text_table,
-)
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 
 @runtime_checkable
@@ -159,7 +153,7 @@ def _spread(spread: Spread) -> str:
     lines = (
         moved,
         f"Where 95% of them agree: accuracy {format_estimate(spread.sure)} on "
-        f"{format_counted(spread.num_sure, 'pair')}; "
+        f"{number_of(spread.num_sure, 'pair')}; "
         f"elsewhere {format_estimate(spread.unsure)} on {format_count(spread.num_unsure)}.",
     )
     return "\n".join(textwrap.fill(line, width=report_width()) for line in lines)

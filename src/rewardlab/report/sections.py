@@ -12,14 +12,14 @@ from typing import Any, Final
 from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.analysis.health import ADVICE
 from rewardlab.core.controls import notice_of
-from rewardlab.core.terminal import plural, quoted, visible
+from rewardlab.core.terminal import number_of, plural, quoted, visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.document import Block, Facts, Paragraph, Section, Table, shown, with_intervals
 from rewardlab.report.evaluations import Judged
 from rewardlab.report.folder import Record
 from rewardlab.report.run import COLUMNS
-from rewardlab.report.tables import column_notes, format_count, format_counted
+from rewardlab.report.tables import column_notes, format_count
 
 WHAT: Final = {
     "test": "test data, which chose nothing",
@@ -396,7 +396,7 @@ def _decided(accuracy: Estimate, counts: Mapping[str, float]) -> str:
     decided = counts.get("decided", counts.get("comparisons", math.nan))
     if accuracy.n == decided == 1:
         return "1 comparison"
-    prompts = "as many prompts" if accuracy.n == decided else format_counted(accuracy.n, "prompt")
+    prompts = "as many prompts" if accuracy.n == decided else number_of(accuracy.n, "prompt")
     return f"{_count({'comparisons': decided})} {plural(decided, 'comparison')} of {prompts}"
 
 

@@ -12,7 +12,7 @@ import shutil
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
-from rewardlab.core.terminal import number_of, visible
+from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
 
 _GAP = "  "
@@ -45,11 +45,6 @@ def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 
 def format_count(count: int) -> str:
     """Return a count with separators: ``12,345``."""
     return f"{count:,}"
-
-
-def format_counted(count: int, what: str) -> str:
-    """Return a count with its noun: ``1 arm``, ``1,024 arms``."""
-    return number_of(count, what)
 
 
 def interval_note(estimates: Iterable[Estimate]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json
 from rewardlab.core.folders import require_writable_folder
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.curation.auditing.across import FAMILIES
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.auditing.facts import ROW_CHECKS, Mask
@@ -40,7 +40,6 @@ from rewardlab.curation.rewriting import (
 from rewardlab.data.finding import Source
 from rewardlab.data.shards import EXTENSIONS
 from rewardlab.data.sources import rows_of_units
-from rewardlab.report.tables import format_counted
 
 TRACE: Final = "removed.jsonl"
 
@@ -177,7 +176,7 @@ def write_fixed(audited: Audited, config: AuditConfig, outputs: Outputs) -> list
             {"column": name, "rows": count, "first": place, "done": "NaN written as null"}
             for name, (count, place) in nulls.columns.items()
         ]
-        units = f"{int((own_U & stays_U).sum()):,} of {format_counted(int(own_U.sum()), 'row')}; {len(gone):,} removed"
+        units = f"{int((own_U & stays_U).sum()):,} of {number_of(int(own_U.sum()), 'row')}; {len(gone):,} removed"
         several = (
             f" (of several rows each: {left:,} {plural(left, 'row is', 'rows are')} left)"
             if len(rows) != len(gone)
@@ -185,7 +184,7 @@ def write_fixed(audited: Audited, config: AuditConfig, outputs: Outputs) -> list
         )
         said.append(f"{path}: {units}{several}")
         if nulls.columns:
-            told = ", ".join(f"{name} ({format_counted(count, 'row')})" for name, (count, _) in nulls.columns.items())
+            told = ", ".join(f"{name} ({number_of(count, 'row')})" for name, (count, _) in nulls.columns.items())
             said.append(f"{path}: NaN, which JSON has not, is null in {told}")
     assert outputs.trace is not None
     with replacing_lines(outputs.trace) as sink:

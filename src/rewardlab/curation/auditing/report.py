@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rewardlab.core.terminal import short
+from rewardlab.core.terminal import number_of, short
 from rewardlab.curation.auditing.result import Audit, Finding
-from rewardlab.report.tables import format_count, format_counted, format_estimate, interval_note, text_table
+from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
 
 
 def audit_report(audit: Audit, *, num_examples: int) -> str:
@@ -27,7 +27,7 @@ def _sources(audit: Audit) -> str:
         causes = ", ".join(f"{cause} {count:,}" for cause, count in source.dropped.items())
         dropped = source.read - source.kept
         lines.append(
-            f"{source.label}: {format_counted(source.read, 'row')} read = {source.kept:,} kept + {dropped:,} dropped"
+            f"{source.label}: {number_of(source.read, 'row')} read = {source.kept:,} kept + {dropped:,} dropped"
             + (f" ({causes})" if causes else "")
         )
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import provenance, read_json, write_json, write_jsonl, write_text
 from rewardlab.core.run_folder import only_writer
+from rewardlab.core.terminal import number_of
 from rewardlab.curation.mislabels.cleaning import Done, require_cleanable, write_cleaned
 from rewardlab.curation.mislabels.config import MislabelsConfig
 from rewardlab.curation.mislabels.lengths import Lengths, lengths_of
@@ -32,7 +33,6 @@ from rewardlab.curation.mislabels.witnesses import gather
 from rewardlab.curation.mislabels.worth import Worth, measure_worth
 from rewardlab.curation.rewriting import Stamp, stamp
 from rewardlab.data.reading import log_source
-from rewardlab.report.tables import format_counted
 
 logger = logging.getLogger("rewardlab")
 FIGURES: Final = "mislabels.json"
@@ -199,11 +199,11 @@ def _cleaned(
     limited = " Rows beyond --limit were not searched, and stay." if config.rows.limit is not None else ""
     if run.remove is not None:
         left = write_cleaned(source, rules, run.remove, trace, done="removed", since=since)
-        gone = format_counted(len(trace), "preference")
-        told.append(f"{gone} removed, {format_counted(left, 'row')} left: {run.remove}.{limited}")
+        gone = number_of(len(trace), "preference")
+        told.append(f"{gone} removed, {number_of(left, 'row')} left: {run.remove}.{limited}")
     if run.flip is not None:
         count = write_cleaned(source, rules, run.flip, trace, done="flipped", since=since)
-        done = f"{len(trace):,} of {format_counted(count, 'label')} turned round: {run.flip}."
+        done = f"{len(trace):,} of {number_of(count, 'label')} turned round: {run.flip}."
         told.append(f"{done}{limited} {REMOVING_BEATS_FLIPPING}")
     return told
 

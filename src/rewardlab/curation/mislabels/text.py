@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from rewardlab.core.terminal import plural, visible
+from rewardlab.core.terminal import number_of, plural, visible
 from rewardlab.core.types import Conversation, Estimate
 from rewardlab.curation.mislabels.crossfit import Testimony
 from rewardlab.curation.mislabels.lengths import Lengths
@@ -17,14 +17,7 @@ from rewardlab.curation.mislabels.planting import Planted
 from rewardlab.curation.mislabels.ranking import Ranking, Rule
 from rewardlab.curation.mislabels.worth import Worth
 from rewardlab.report.ceiling import ceiling_note
-from rewardlab.report.tables import (
-    column_notes,
-    format_count,
-    format_counted,
-    format_estimate,
-    report_width,
-    text_table,
-)
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 MOST_CHARACTERS: Final = 4000
 """Most characters of a text in mislabels.md; a longer text is cut in the middle, with a note."""
@@ -56,7 +49,7 @@ def report(
 def _head(pairs: Pairs, ranking: Ranking, rule: Rule, held: str) -> str:
     flagged = int(ranking.flagged_N.sum())
     return _wrapped(
-        f"{format_counted(len(pairs), 'judged pair')} of {format_counted(len(pairs.preferences), 'row')}"
+        f"{number_of(len(pairs), 'judged pair')} of {number_of(len(pairs.preferences), 'row')}"
         + (
             f" ({format_count(pairs.num_ties)} {plural(pairs.num_ties, 'tie is', 'ties are')} not judged)"
             if pairs.num_ties
@@ -109,7 +102,7 @@ def _noise(noise: Noise) -> str:
         ],
     )
     words = (
-        f"The confident count is the share of {format_counted(noise.num_confident, 'confident pair')} (a label with at "
+        f"The confident count is the share of {number_of(noise.num_confident, 'confident pair')} (a label with at "
         f"least its mean probability, {noise.threshold:.2f}) whose label is the other one. It counts every mistake of "
         f"the witnesses, and every pair on which people disagree, as a wrong label. The second line is the share that "
         f"is contradicted among the surest {SUREST:.0%}: labels that are wrong whatever the pair cannot be more."
@@ -147,7 +140,7 @@ def _planted(planted: Planted) -> str:
     return "\n".join(
         [
             _wrapped(
-                f"Planted: {format_counted(planted.labels, 'label')} ({planted.share:.0%}) turned round, "
+                f"Planted: {number_of(planted.labels, 'label')} ({planted.share:.0%}) turned round, "
                 f"{planted.seeds} "
                 f"times others. Chance has a precision of {planted.share:.0%} at every depth."
             ),

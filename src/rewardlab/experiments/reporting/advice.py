@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rewardlab.analysis.health import ADVICE
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.experiments.gates import GateVerdict
 from rewardlab.experiments.reporting.arms import ArmRow, Arms
@@ -19,7 +20,6 @@ from rewardlab.experiments.reporting.hypotheses import Judged
 from rewardlab.experiments.reporting.numbers import Cell, interval
 from rewardlab.experiments.reporting.sensitivity import Sensitivity
 from rewardlab.experiments.reporting.tried import Settings, advised, controls, named
-from rewardlab.report.tables import format_counted
 
 LARGE_GAP: Final = 0.10
 """Accuracy on training minus validation rows from which on a model learns by heart."""
@@ -179,7 +179,7 @@ def _no_better(study: _Study) -> Iterator[Advice]:
             do="Look at the learning curves before anything else: where no checkpoint beats the untrained model, the "
             "last one is judged. Another --lr, more --steps or more data may help.",
             because="no checkpoint beat the untrained model on validation data in "
-            + ", ".join(f"{row.unbeaten} of {format_counted(row.seeds, 'run')} of {row.arm}" for row in rows),
+            + ", ".join(f"{row.unbeaten} of {number_of(row.seeds, 'run')} of {row.arm}" for row in rows),
         )
 
 
@@ -193,11 +193,9 @@ def _signs(study: _Study) -> Iterator[Advice]:
         if name not in ADVICE:
             continue
         others = {
-            row.arm: f"no such sign in {format_counted(row.seeds, 'run')}"
-            for row in rows
-            if row.seeds and row not in where
+            row.arm: f"no such sign in {number_of(row.seeds, 'run')}" for row in rows if row.seeds and row not in where
         }
-        told = [f"{row.arm} ({row.signs[name]} of {format_counted(row.seeds, 'run')})" for row in where]
+        told = [f"{row.arm} ({row.signs[name]} of {number_of(row.seeds, 'run')})" for row in where]
         yield Advice(
             do=study.advised(ADVICE[name], [row.arm for row in where], others, name),
             because=f"warning sign {name}: {named(told)}",

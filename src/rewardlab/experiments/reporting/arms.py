@@ -11,6 +11,7 @@ import numpy as np
 from rewardlab.analysis.ceiling import Ceiling, of_score_rows
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import sha256_json
+from rewardlab.core.terminal import number_of
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.plan import Plan
 from rewardlab.experiments.quantities import quantity_named
@@ -18,7 +19,6 @@ from rewardlab.experiments.reporting.history import arms_judged
 from rewardlab.experiments.reporting.numbers import Cell, Column, Difference, Reader, differences
 from rewardlab.experiments.reporting.shared import shared_of
 from rewardlab.experiments.study import Study
-from rewardlab.report.tables import format_counted
 
 COSTS: Final = (
     "gap",
@@ -144,7 +144,7 @@ class _Judged:
     """A hash of the prompts and of how many comparisons each has."""
 
     def __str__(self) -> str:
-        return f"{format_counted(self.comparisons, 'comparison')} of {format_counted(self.prompts, 'prompt')}"
+        return f"{number_of(self.comparisons, 'comparison')} of {number_of(self.prompts, 'prompt')}"
 
 
 def _judged(reader: Reader, arm: str) -> dict[int, _Judged]:

@@ -11,10 +11,10 @@ from typing import Any, Final
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import read_json
 from rewardlab.core.run_folder import MANIFEST
+from rewardlab.core.terminal import number_of
 from rewardlab.experiments.plan import WINNER, Run
 from rewardlab.experiments.records import RunRecord, record_of
 from rewardlab.experiments.study import REPORTED, SEEN, Study
-from rewardlab.report.tables import format_counted
 
 NUMBER: Final = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 """A number, by which reasons of the same kind may differ."""
@@ -197,7 +197,7 @@ def _other_code(study: Study, states: Mapping[str, RunRecord]) -> Iterator[Devia
         if isinstance(told, Mapping) and told.get("provenance"):
             found.setdefault(_code(told["provenance"]), []).append(run.name)
     if set(found) - {frozen}:
-        said = "; ".join(f"{code} ({format_counted(len(runs), 'run')})" for code, runs in found.items())
+        said = "; ".join(f"{code} ({number_of(len(runs), 'run')})" for code, runs in found.items())
         yield Deviation(kind="other code", text=f"The plan was frozen with {frozen}; runs were made by {said}.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rewardlab.core.terminal import number_of
 from rewardlab.experiments.gates import GateVerdict
 from rewardlab.experiments.outcomes import Outcome
 from rewardlab.experiments.plan import Plan
@@ -14,7 +15,6 @@ from rewardlab.experiments.reporting.choices import Selection
 from rewardlab.experiments.reporting.history import Deviation, Frozen, Progress, frozen_of
 from rewardlab.experiments.reporting.numbers import LEVEL, Reader, search_named
 from rewardlab.experiments.study import Study
-from rewardlab.report.tables import format_counted
 
 
 def methods_of(
@@ -97,9 +97,7 @@ def _training(reader: Reader, done: Mapping[str, Sequence[Outcome]], outcomes: S
     what = "Heads were trained on the frozen states of" if heads else "Reward models were trained from"
     seeds = sorted({outcome.run.seed for outcome in outcomes})
     each = _range([len(own) for own in done.values()])
-    arms = (
-        f"{format_counted(len(done), 'arm')} of {each} seed{'' if each == '1' else 's'} ({', '.join(map(str, seeds))})"
-    )
+    arms = f"{number_of(len(done), 'arm')} of {each} seed{'' if each == '1' else 's'} ({', '.join(map(str, seeds))})"
     if not settings:
         # What other programs trained, and how, is not known.
         return f"Reward models were trained in {arms}."
@@ -137,8 +135,8 @@ def _searched(study: Study, found: Selection) -> str:
     fresh = sorted(found.fresh.by_seed, key=int) if found.fresh is not None else []
     judged = f", and was run again with fresh seeds ({', '.join(fresh)}), on which it is judged" if fresh else ""
     return (
-        f"The {search_named(found.phase)} tried {format_counted(found.tried, 'arm')}{without}{dropped} with "
-        f"{format_counted(len(phase.seeds), 'seed')} each ({', '.join(map(str, phase.seeds))}), by {metric} on "
+        f"The {search_named(found.phase)} tried {number_of(found.tried, 'arm')}{without}{dropped} with "
+        f"{number_of(len(phase.seeds), 'seed')} each ({', '.join(map(str, phase.seeds))}), by {metric} on "
         f"validation data: " + (f"{found.chosen} was chosen{judged}." if found.chosen else "nothing is chosen yet.")
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from rewardlab.core.terminal import number_of
 from rewardlab.experiments.reporting import tables
 from rewardlab.experiments.reporting.hypotheses import Judged
 from rewardlab.experiments.reporting.notices import notices
@@ -26,7 +27,6 @@ from rewardlab.report.document import (
     Table,
     Tone,
 )
-from rewardlab.report.tables import format_counted
 
 MADE_BY: Final = "rewardlab plan report"
 TONES: Final[dict[str, Tone]] = {
@@ -75,7 +75,7 @@ def _verdicts(summary: Summary) -> Iterator[Block]:
 def _hypothesis(one: Judged) -> Iterator[Block]:
     verdict = one.verdict
     so_far = (
-        f" On {one.planned_runs - one.missing_runs} of {format_counted(one.planned_runs, 'run')}."
+        f" On {one.planned_runs - one.missing_runs} of {number_of(one.planned_runs, 'run')}."
         if one.is_provisional
         else ""
     )

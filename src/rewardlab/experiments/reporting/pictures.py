@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.experiments.reporting.arms import ArmRow
 from rewardlab.experiments.reporting.curves import CURVES, ArmCurve
@@ -15,7 +16,6 @@ from rewardlab.experiments.reporting.numbers import interval, intervals
 from rewardlab.experiments.reporting.sensitivity import Effect, Sensitivity
 from rewardlab.experiments.reporting.summary import Summary
 from rewardlab.report.charts import NUM_SERIES, Axis, Band, Chart, Dot, Line, Rule, axis, band, line
-from rewardlab.report.tables import format_counted
 
 MOST_ARMS: Final = 10
 """Most arms of a chart; more are drawn in several."""
@@ -207,7 +207,7 @@ def _curve_chart(
         ),
         bands=tuple(area for area in bands if area is not None),
         rules=() if chance is None else (Rule(axis="y", at=chance, label="chance"),),
-        legend=tuple((lines[curve.arm], f"{curve.arm} ({format_counted(curve.seeds, 'seed')})") for curve in curves),
+        legend=tuple((lines[curve.arm], f"{curve.arm} ({number_of(curve.seeds, 'seed')})") for curve in curves),
     )
 
 

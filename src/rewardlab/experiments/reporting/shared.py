@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from rewardlab.core.terminal import number_of
 from rewardlab.experiments.reporting.numbers import Reader
 from rewardlab.report.folder import Record
-from rewardlab.report.tables import format_counted
 
 WITH: Final = {"test_with_training": "what was trained on", "test_with_evaluation": "what chose the checkpoint"}
 """Entry of the manifest of a run -> the data that test data are held against there."""
@@ -25,7 +25,7 @@ def _shared(records: Sequence[Record], entry: str, what: str) -> Iterator[str]:
     if found:
         most, of = max(found)
         share = f"{most:,} of {of:,}" if of else f"{most:,}"
-        yield f"{what} (up to {share} rows, in {len(found)} of {format_counted(len(records), 'run')})"
+        yield f"{what} (up to {share} rows, in {len(found)} of {number_of(len(records), 'run')})"
 
 
 def _rows(record: Record, entry: str) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.experiments.bands import told
 from rewardlab.experiments.quantities import quantity_named
@@ -26,7 +27,7 @@ from rewardlab.experiments.reporting.summary import Summary
 from rewardlab.experiments.verdicts import PartVerdict
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.charts import Axis
-from rewardlab.report.tables import format_counted, interval_note
+from rewardlab.report.tables import interval_note
 
 OWN_SCALES: Final = Axis(
     label="each row on its own scale", low=-1.0, high=1.0, ticks=(-1.0, 0.0, 1.0), names=("fails", "0", "holds")
@@ -281,7 +282,7 @@ def selection(found: Selection) -> Sheet:
             estimates.insert(0, cell.estimate)
     cells = [cell for cell in (found.fresh, found.test) if cell is not None]
     return Sheet(
-        caption=f"{name[0].upper()}{name[1:]}: {format_counted(found.tried, 'arm')}, by {title} on validation data",
+        caption=f"{name[0].upper()}{name[1:]}: {number_of(found.tried, 'arm')}, by {title} on validation data",
         header=("arm", "what", "mean"),
         rows=tuple(rows),
         estimates=tuple(estimates),

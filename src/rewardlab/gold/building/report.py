@@ -5,18 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.pairing import PAIR_CAUSES, REPLY_CAUSES, Counts
 from rewardlab.gold.building.run import Built
-from rewardlab.report.tables import (
-    format_count,
-    format_counted,
-    format_estimate,
-    interval_note,
-    report_width,
-    text_table,
-)
+from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 
 HEADER = ("side", "prompts", "labelled rows", "preferences", "pairs")
 
@@ -46,9 +39,9 @@ def _lines(built: Built, config: BuildConfig) -> Iterator[str]:
     yield from _warnings(counts)
     if built.shared:
         yield (
-            f"both sides: {format_counted(built.shared['prompts'], 'prompt')}, "
-            f"{format_counted(built.shared['near_duplicate_prompts'], 'group')} of alike "
-            f"prompts and {format_counted(built.shared['replies'], 'distinctive reply')} in common"
+            f"both sides: {number_of(built.shared['prompts'], 'prompt')}, "
+            f"{number_of(built.shared['near_duplicate_prompts'], 'group')} of alike "
+            f"prompts and {number_of(built.shared['replies'], 'distinctive reply')} in common"
         )
     facts = built.facts
     yield (

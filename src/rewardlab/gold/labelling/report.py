@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.gold.judging.config import JudgeConfig
 from rewardlab.gold.judging.tally import text_report as judge_report
 from rewardlab.gold.labelling.run import Labelled
-from rewardlab.report.tables import format_counted
 
 
 def text_report(labelled: Labelled, judge: JudgeConfig) -> str:
@@ -14,8 +13,8 @@ def text_report(labelled: Labelled, judge: JudgeConfig) -> str:
     counts, place = labelled.counts, labelled.place
     before = " (all of them before)" if labelled.was_complete else ""
     lines = [
-        f"{format_counted(counts['scored'], 'gold score')} of "
-        f"{format_counted(counts['rows'], 'prompt')}{before}: {place.rows} and {place.twin.name}"
+        f"{number_of(counts['scored'], 'gold score')} of "
+        f"{number_of(counts['rows'], 'prompt')}{before}: {place.rows} and {place.twin.name}"
     ]
     if labelled.tokens:
         lines.append(f"{labelled.tokens:,} tokens scored now, {labelled.tokens_per_s:,.0f} a second")

@@ -12,7 +12,7 @@ from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.matching import SliceMatch
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import provenance
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import exit_status, number, percent, worst
 from rewardlab.gold.matching.config import MatchConfig
@@ -22,14 +22,7 @@ from rewardlab.gold.pages import counted, finding_paragraph, finding_text, grave
 from rewardlab.gold.shown import row_block, row_text
 from rewardlab.report import document
 from rewardlab.report.document import Block, Document, Paragraph, Section, Table
-from rewardlab.report.tables import (
-    column_notes,
-    format_count,
-    format_counted,
-    format_estimate,
-    report_width,
-    text_table,
-)
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 MADE_BY: Final = "rewardlab gold match"
 NAME: Final = "match"
@@ -142,9 +135,9 @@ def _facts(matched: Matched, part: PartMatch) -> str:
     }
     told = ", ".join(f"{count:,} {what}" for what, count in left.items() if count) or "nothing"
     return (
-        f"{what}: {format_counted(part.num_replies, 'reply')} to {format_counted(part.num_prompts, 'prompt')} in "
-        f"{format_counted(part.num_rows, 'row')}, "
-        f"{format_counted(part.num_pairs - part.gold_ties, 'pair')}. Left out: {told}."
+        f"{what}: {number_of(part.num_replies, 'reply')} to {number_of(part.num_prompts, 'prompt')} in "
+        f"{number_of(part.num_rows, 'row')}, "
+        f"{number_of(part.num_pairs - part.gold_ties, 'pair')}. Left out: {told}."
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.gold.sampling.run import Sampled
-from rewardlab.report.tables import format_counted
 
 
 def text_report(sampled: Sampled) -> str:
@@ -13,7 +12,7 @@ def text_report(sampled: Sampled) -> str:
     replies = counts["replies"]
     before = " (all of them before)" if sampled.was_complete else ""
     lines = [
-        f"{format_counted(replies, 'reply')} to {format_counted(counts['prompts'], 'prompt')}{before}: "
+        f"{number_of(replies, 'reply')} to {number_of(counts['prompts'], 'prompt')}{before}: "
         f"{place.rows} and {place.twin.name}"
     ]
     if replies:

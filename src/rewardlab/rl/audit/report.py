@@ -11,19 +11,12 @@ from typing import Any, Final
 from rewardlab.analysis.json_form import encode
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import provenance
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.report import document
 from rewardlab.report.charts import Axis, Chart, Rule, axis, band, line
 from rewardlab.report.document import Block, Charts, Document, Facts, Paragraph, Section
-from rewardlab.report.tables import (
-    format_count,
-    format_counted,
-    format_estimate,
-    interval_note,
-    report_width,
-    text_table,
-)
+from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 from rewardlab.rl.audit.changes import Pair
 from rewardlab.rl.audit.config import AuditConfig
 from rewardlab.rl.audit.run import Audit, Curve, Part
@@ -137,7 +130,7 @@ def _read(audit: Audit) -> Iterator[Block]:
 
 def _facts(audit: Audit) -> str:
     parts = "; ".join(
-        f"{format_counted(part.num_rows, 'reply')} to {format_counted(part.num_prompts, 'prompt')} in steps "
+        f"{number_of(part.num_rows, 'reply')} to {number_of(part.num_prompts, 'prompt')} in steps "
         f"{part.first}–{part.last}, {len(part.windows) or 'no'} {plural(len(part.windows), 'window')}"
         + ("" if part.digest is None else f", reward model {part.digest[:12]}")
         for part in audit.parts
