@@ -220,9 +220,9 @@ def test_scores_of_models_that_are_served_no_longer_are_forgotten(client, engine
 
 def test_a_failure_tells_neither_client_nor_log_what_was_scored(client, caplog):
     caplog.set_level(logging.DEBUG)
-    secret = CRASH + " 5317-secret"
+    secret = CRASH + " whispered question"
     response = client.post("/v1/score", json={"prompt": secret, "replies": ["y"]})
-    assert "5317" not in response.text + caplog.text
+    assert "whispered" not in response.text + caplog.text
     assert "ZeroDivisionError" in caplog.text
     assert response.headers["x-request-id"] in caplog.text
 
@@ -230,14 +230,14 @@ def test_a_failure_tells_neither_client_nor_log_what_was_scored(client, caplog):
 def test_a_request_logs_one_line_without_its_texts(client_of, caplog):
     caplog.set_level(logging.INFO)
     client = client_of(HttpConfig(log_requests=True))
-    body = {"prompt": "5317-secret", "replies": ["y", "z"]}
+    body = {"prompt": "whispered question", "replies": ["y", "z"]}
     client.post("/v1/score", json=body, headers={"x-request-id": "mine-1"})
     lines = [record.getMessage() for record in caplog.records if record.name == "rewardlab.serve.http.middleware"]
     assert len(lines) == 1
     assert "POST /v1/score 200" in lines[0]
     assert "id=mine-1" in lines[0]
     assert "conversations=2" in lines[0]
-    assert "5317" not in caplog.text
+    assert "whispered" not in caplog.text
 
 
 def test_an_id_that_could_fake_a_log_line_is_replaced(client):

@@ -100,12 +100,12 @@ def test_spans_continue_the_callers_and_hold_no_text(client_of, engine: FakeEngi
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     client = client_of(spans=Spans(provider))
     caller = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    client.post("/v1/score", json={"prompt": "5317", "replies": ["y", "z"]}, headers=caller)
-    client.post("/v1/score", json={"prompt": f"5317 {UNSCORABLE}", "replies": ["y"]})
+    client.post("/v1/score", json={"prompt": "whispered", "replies": ["y", "z"]}, headers=caller)
+    client.post("/v1/score", json={"prompt": f"whispered {UNSCORABLE}", "replies": ["y"]})
     good, bad = exporter.get_finished_spans()
     assert good.name == "POST /v1/score"
     assert f"{good.context.trace_id:x}" == "af7651916cd43dd8448eb211c80319c"
     assert good.attributes["rewardlab.conversations"] == 2
     assert good.attributes["rewardlab.digest"] == engine.digests["tiny"][:12]
     assert (bad.attributes["http.response.status_code"], bad.status.description) == (422, "unscorable")
-    assert "5317" not in good.to_json() + bad.to_json()
+    assert "whispered" not in good.to_json() + bad.to_json()
