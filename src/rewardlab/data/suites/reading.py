@@ -16,7 +16,8 @@ from rewardlab.data.finding import Source
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import Row, UnreadRow, show
 from rewardlab.data.shards import EXTENSIONS
-from rewardlab.data.suites.layouts import LAYOUTS, Layout, Place, UnfitRowError
+from rewardlab.data.suites.item_rows import Place, UnfitRowError
+from rewardlab.data.suites.layouts import LAYOUTS, Layout
 
 TIES: Final = "Ties"
 ALL_TWICE: Final = 0.5
