@@ -23,7 +23,7 @@ from rewardlab.curation.mislabels.reading import read_data
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.dataset_names import first_rows_of
 from rewardlab.data.finding import find_sources
-from rewardlab.data.hub import commit_of, parse_hub_name
+from rewardlab.data.hub import CONVERTED, commit_of, load_hub, parse_hub_name
 from rewardlab.data.judgements import Rules
 from rewardlab.data.sources import draw_streamed, open_units
 
@@ -40,9 +40,16 @@ class Hub:
         self.content: list[Any] | None = None
         """The rows themselves, in place of as many made ones."""
         self.fails_at: int | None = None
+        self.script: str | None = None
+        """The name of the script that makes the dataset, which the package refuses to run."""
+        self.converted = True
 
     def load_dataset(self, name: str, configuration: str | None, *, split: str, **options: Any) -> Any:
         self.asked.append({"name": name, "configuration": configuration, "split": split, **options})
+        if self.script and options.get("revision") != CONVERTED:
+            raise RuntimeError(f"Dataset scripts are no longer supported, but found {self.script}")
+        if self.script and not self.converted:
+            raise FileNotFoundError("no such branch")
         rows = [pair(k) for k in range(self.rows)] if self.content is None else self.content
         if not options.get("streaming"):
             whole = types.SimpleNamespace(download_checksums={f"hf://datasets/{name}@{COMMIT}/train.parquet": {}})
@@ -109,6 +116,34 @@ class TestNames:
         assert of(here, here.replace("a.", "b.")) == COMMIT
         assert of(here, other) is of() is of("https://files.org/a") is None
         assert commit_of(object()) is None
+
+
+class TestScripts:
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_rows_come_from_the_hubs_conversion_and_this_is_told(
+        self, hub: Hub, log: pytest.LogCaptureFixture, streaming: bool
+    ) -> None:
+        hub.script = "name.py"
+        assert len(list(load_hub("org/name:small", "train", streaming=streaming))) == 3
+        assert [one.get("revision") for one in hub.asked] == [None, CONVERTED]
+        assert hub.asked[1] == {**hub.asked[0], "revision": CONVERTED}
+        (line,) = [record for record in log.records if record.levelno == logging.WARNING]
+        assert line.getMessage() == (
+            "dataset org/name:small: read from refs/convert/parquet, since a script makes its main branch"
+        )
+
+    def test_where_there_is_none_the_files_can_be_had(self, hub: Hub) -> None:
+        hub.script, hub.converted = "name.py", False
+        with pytest.raises(
+            DataError, match=r"found name\.py, and the hub gives no rows .* hf download org/name --repo"
+        ):
+            load_hub("org/name", "train")
+
+    def test_a_revision_that_was_asked_for_is_never_another(self, hub: Hub) -> None:
+        hub.script = "name.py"
+        with pytest.raises(DataError, match="the hub did not give it"):
+            load_hub("org/name@v1", "train")
+        assert [one["revision"] for one in hub.asked] == ["v1"]
 
 
 class TestStreams:

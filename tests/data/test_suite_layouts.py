@@ -69,6 +69,18 @@ def test_replies_keep_their_order_and_pairs_say_who_is_better(tmp_path):
     assert (one.pairs, one.subset) == (((1, 0),), "honest")
 
 
+def test_tasks_of_big_bench_hold_the_rows_of_hhh(tmp_path):
+    for part in ("harmless", "helpful", "honest", "other"):
+        (tmp_path / part).mkdir()
+        examples = [{"input": f"{part}?", "target_scores": {"no": 0, "yes": 1, "never": 0}}]
+        task = {"name": f"hhh_alignment {part}", "keywords": ["alignment"], "examples": examples}
+        (tmp_path / part / "task.json").write_text(json.dumps(task))
+    items = read_suite("hhh", tmp_path).items
+    assert [one.subset for one in items] == ["harmless", "helpful", "honest", "other"]
+    assert {one.replies for one in items} == {("no", "yes", "never")}
+    assert {one.pairs for one in items} == {((1, 0), (1, 2))}
+
+
 def test_a_row_of_rmb_is_of_the_goal_that_it_names_itself_whatever_its_folder_is_called(tmp_path):
     row = {"conversation_input": "p", "chosen": {"answer": "a"}, "reject": {"answer": "b"}}
     own = {**row, "category_path": "Pairwise_set/Harmlessness/S1"}
@@ -211,6 +223,19 @@ def test_pairs_of_another_response_model_are_subsets_of_their_own(tmp_path):
     WRITERS["judgebench"](tmp_path, 6)
     subsets = {one.subset for one in read_suite("judgebench", tmp_path).items}
     assert {"mmlu-pro", "livecodebench", "mmlu-pro (claude-3-5-sonnet-20240620)"} < subsets
+
+
+@pytest.mark.parametrize(
+    ("name", "subset"),
+    [
+        ("dataset=judgebench,response_model=claude-3.5-sonnet.jsonl", "mmlu-pro (claude-3.5-sonnet)"),
+        ("dataset=judgebench,response_model=gpt-4o-2024-05-13.jsonl", "mmlu-pro"),
+        ("claude-00000-of-00001.jsonl", "mmlu-pro (claude)"),
+        ("gpt-00000-of-00001.jsonl", "mmlu-pro"),
+    ],
+)
+def test_rows_that_name_no_response_model_are_of_the_one_of_their_file(name, subset, tmp_path):
+    assert read_one("judgebench", tmp_path, {**JUDGED, "source": "mmlu-pro-x"}, name).subset == subset
 
 
 @pytest.mark.parametrize(

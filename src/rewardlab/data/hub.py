@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,11 @@ from typing import Any
 from rewardlab.core.errors import DataError
 from rewardlab.core.optional import import_optional
 from rewardlab.data.rows import Row
+
+logger = logging.getLogger("rewardlab")
+
+CONVERTED = "refs/convert/parquet"
+"""The branch in which the hub keeps what it made of a dataset that is not Parquet."""
 
 _COMMIT = re.compile(r"@([0-9a-f]{40})/")
 
@@ -42,6 +48,8 @@ def parse_hub_name(name: str) -> HubName:
 def load_hub(name: str, split: str, *, streaming: bool = False) -> Any:
     """Return a dataset of the hub, or with `streaming` an iterable dataset that reads its rows as they arrive.
 
+    A dataset with a script of its own, which the package no longer runs, comes from the hub's conversion to Parquet.
+
     Raises DataError if the hub does not give it, or without the package datasets.
     """
     hub_name = parse_hub_name(name)
@@ -50,13 +58,35 @@ def load_hub(name: str, split: str, *, streaming: bool = False) -> Any:
     )
     options: dict[str, object] = {"revision": hub_name.revision} if hub_name.revision else {}
     options |= {"streaming": True} if streaming else {}
+    wanted = (hub_name.repository, hub_name.configuration)
     try:
-        return datasets.load_dataset(hub_name.repository, hub_name.configuration, split=split, **options)
+        try:
+            return datasets.load_dataset(*wanted, split=split, **options)
+        except RuntimeError as error:
+            if hub_name.revision or "scripts are no longer supported" not in str(error):
+                raise
+            dataset = _converted(datasets, name, wanted, error, split=split, **options)
+            logger.warning("dataset %s: read from %s, since a script makes its main branch", name, CONVERTED)
+            return dataset
+    except DataError:
+        raise
     except Exception as error:
         # The library raises its own errors, those of the hub and those of the network, which have no common base.
         raise DataError(
             f"dataset {name!r}, split {split!r}: no local file or folder, and the hub did not give it "
             f"({type(error).__name__}: {one_line(error)}). Check name, split and network, or give a local path."
+        ) from error
+
+
+def _converted(datasets: Any, name: str, wanted: tuple[str, str | None], script: Exception, **options: object) -> Any:
+    """Return what the hub made of a dataset with a script. Raises DataError where the hub made nothing of it."""
+    try:
+        return datasets.load_dataset(*wanted, revision=CONVERTED, **options)
+    except Exception as error:
+        raise DataError(
+            f"dataset {name!r}: {one_line(script)}, and the hub gives no rows of its branch {CONVERTED} "
+            f"({type(error).__name__}: {one_line(error)}). Get its files with: hf download {wanted[0]} "
+            f"--repo-type dataset --local-dir FOLDER, and name them in place of the dataset."
         ) from error
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import UTF8, parse_line, read_json, read_lines, sha256_file, sha256_json
@@ -188,19 +188,27 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
-    """Read a list of rows, or a mapping from columns to lists of equal length. Raises DataError for anything else."""
+    """Read a list of rows, a mapping from columns to lists of equal length, or the examples of a BIG-bench task.
+
+    Raises DataError for anything else.
+    """
     try:
         value = read_json(path)
     except DataError as error:
         raise DataError(f"{error} Wanted one list of rows, columns of equal length, or an object a line.") from error
     if isinstance(value, dict):
-        value = _rows_of_columns(path, value)
+        value = value["examples"] if _is_task(value) else _rows_of_columns(path, value)
     if not isinstance(value, list):
         raise DataError(f"{path}: got a JSON {type(value).__name__}, wanted a list of rows or columns of equal length.")
     for number, row in enumerate(value, start=1):
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number}: row {number} is {type(row).__name__}, wanted a JSON object.")
         yield number, row
+
+
+def _is_task(value: dict[str, Any]) -> bool:
+    """Return whether a value is a task of BIG-bench: examples, and facts on them that are no columns."""
+    return isinstance(value.get("examples"), list) and not all(isinstance(other, list) for other in value.values())
 
 
 def _rows_of_columns(path: Path, columns: dict[str, object]) -> list[dict[str, object]]:

@@ -202,12 +202,22 @@ def read_rm_bench(row: Row, place: Place) -> Read:
 MAIN_MODEL = "gpt-4o"
 """JudgeBench's published numbers are of the pairs that this model wrote."""
 
+_WRITER = re.compile(r"response_model=([\w.-]*?)(\.[a-z]\w*)*$")
+"""The response model in the name of a file."""
+
+
+def _writer(place: Place) -> str:
+    """Return which model wrote the replies of a file or split whose rows do not say."""
+    if named := _WRITER.search(place.path.name):
+        return named[1]
+    return "claude" if "claude" in (place.split, *re.split(r"[^a-z]", place.path.name.lower())) else MAIN_MODEL
+
 
 def read_judgebench(row: Row, place: Place) -> Read:
     """Return the pair of a row of JudgeBench."""
     source = _text(row["source"], "source")
     group = next((name for name in JUDGEBENCH_GROUPS if source.startswith(name)), source)
-    model = str(row.get("response_model") or {"claude": "claude"}.get(place.split, MAIN_MODEL))
+    model = str(row.get("response_model") or _writer(place))
     winner = _one_of(row["label"], "label", {"A>B": 0, "B>A": 1})
     return _item(
         place,
@@ -345,16 +355,23 @@ def read_llmbar(row: Row, place: Place) -> Read:
 HHH_PARTS = ("harmless", "helpful", "honest", "other")
 
 
+def _marked_replies(row: Row) -> tuple[list[Any], list[Any]]:
+    """Return the replies of a row of HHH and the mark of each, from the columns of the hub or of BIG-bench's file."""
+    if isinstance(scores := row.get("target_scores"), Mapping):
+        return list(scores), list(scores.values())
+    targets = row.get("targets")
+    choices = targets.get("choices") if isinstance(targets, Mapping) else None
+    labels = targets.get("labels") if isinstance(targets, Mapping) else None
+    texts = _texts(choices, "choices of targets")
+    return texts, _texts(labels, "labels of targets", number=len(texts), of="labels")
+
+
 def read_hhh(row: Row, place: Place) -> Read:
     """Return the pairs of a row of HHH: each better reply with each worse one."""
     subset = _named(place, HHH_PARTS)
     if subset is None:
         raise UnfitRowError(f"neither file nor folder is named after its part ({', '.join(HHH_PARTS)})")
-    targets = row["targets"]
-    choices = targets.get("choices") if isinstance(targets, Mapping) else None
-    labels = targets.get("labels") if isinstance(targets, Mapping) else None
-    texts = _texts(choices, "choices of targets")
-    marks = _texts(labels, "labels of targets", number=len(texts), of="labels")
+    texts, marks = _marked_replies(row)
     better = [number for number, mark in enumerate(marks) if mark == 1]
     worse = [number for number, mark in enumerate(marks) if mark == 0]
     if not better or not worse:

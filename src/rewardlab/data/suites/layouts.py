@@ -98,11 +98,12 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             home="the folder Dataset/LLMBar of github.com/princeton-nlp/LLMBar",
         ),
         "hhh": Layout(
-            columns=(("input", "targets"),),
+            columns=(("input", "targets"), ("input", "target_scores")),
             read=read_hhh,
             files=(_ANY,),
             hub=tuple((f"HuggingFaceH4/hhh_alignment:{part}", "test") for part in HHH_PARTS),
-            home="the hub dataset HuggingFaceH4/hhh_alignment, a folder or file for each part, with its name",
+            home="the hub dataset HuggingFaceH4/hhh_alignment, or the folder hhh_alignment of BIG-bench's tasks, a "
+            "folder or file for each part, with its name",
         ),
     }
 )
