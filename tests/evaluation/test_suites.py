@@ -193,6 +193,9 @@ def test_what_cannot_be_judged_is_refused_in_words(saved, tmp_path, capsys):
     assert "must be one of rewardbench" in refusal(capsys, *line, "rewardbank")
     assert "named 2 times" in refusal(capsys, *line, "hhh", "hhh")
     assert "--suite and --dataset" in refusal(capsys, *line, "hhh", "--dataset", "pairs.jsonl")
+    read = ("--max-replies", "2", "--hf-split", "train", "--prompt-column", "p", "--num-workers", "1")
+    said = refusal(capsys, *line, "hhh", *read)
+    assert "--max-replies, --prompt-column, --hf-split and --suite: a suite is read by its own layout" in said
     assert "--suite-data names the files of a --suite" in refusal(
         capsys, "eval", "--model", saved, "--suite-data", tmp_path, "--output-dir", tmp_path / "out"
     )

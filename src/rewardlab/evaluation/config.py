@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -106,6 +106,15 @@ def _named_again(folders: tuple[str, ...]) -> list[str]:
     return [folder for number, folder in enumerate(folders) if places[number] in places[:number]]
 
 
+def _reads_other_data(data: EvalDataConfig) -> list[str]:
+    """Return the flags that say how a data set is read, which no suite is, of those that have been set."""
+    anywhere = ("num_workers", "cache_dir")
+    said = {one.name: (getattr(data.reading, one.name), one.default) for one in fields(ReadingConfig)}
+    said["hf_split"] = (data.hf_split, EvalDataConfig.hf_split)
+    changed = [name for name, (value, default) in said.items() if value != default and name not in anywhere]
+    return [f"--{name.replace('_', '-')}" for name in changed]
+
+
 @composed
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(Composed):
@@ -129,6 +138,8 @@ class EvalConfig(Composed):
             "--suite judges by the rule of the suite alone. Use --perturb, --slice, --thresholds, --calibrated and "
             "--gold with a --dataset.",
         )
+        idle = ", ".join(_reads_other_data(data)) if run.suite else ""
+        require(not idle, f"{idle} and --suite: a suite is read by its own layout, so that this would change nothing.")
 
 
 @dataclass(frozen=True, kw_only=True)
