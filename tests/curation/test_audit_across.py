@@ -180,6 +180,9 @@ def test_rows_of_which_a_later_split_knows_something_leak(tmp_path: Path, by_nam
         "leaked-near-prompts": ["d.train.jsonl:1", "d.train.jsonl:2"],
         "leaks": ["d.train.jsonl:1", "d.train.jsonl:2", "d.train.jsonl:3"],
     }
+    # Rows of the last split cannot leak and are not in the share.
+    (leaks,) = (one for one in audited.audit.findings if one.check.name == "leaks")
+    assert leaks.share.value == 3 / 4
     gone, stays = removals(audited, ["leaks"])
     assert [audited.audit.place(one.row) for one in gone] == found(audited)["leaks"]
     assert stays.sum() == 4

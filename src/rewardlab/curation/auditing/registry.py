@@ -206,7 +206,7 @@ ACROSS: Final = (
     ),
     Check(
         name="leaks",
-        meaning="any of the three above",
+        meaning="any of the three above (shares of all four: of the rows that have a later split)",
         score="ways in which the row leaks",
         threshold=1,
         limit=NONE,

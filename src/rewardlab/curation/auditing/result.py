@@ -140,11 +140,12 @@ class Audit:
 
 
 def share_of(flagged_U: Mask, clusters_U: Numbers) -> Estimate:
-    """Return the share of rows flagged, as `stats.proportion` does, for clusters that are numbers from 0.
+    """Return the share of rows flagged, as `stats.proportion` does, for clusters that are numbers.
 
     Rows of one prompt are one cluster.
     """
     num_rows = len(flagged_U)
+    clusters_U = np.unique(clusters_U, return_inverse=True)[1]
     sizes_C = np.bincount(clusters_U, minlength=1).astype(np.float64)
     if num_rows == 0 or sizes_C.max() <= 1:
         return wilson(float(flagged_U.sum()), num_rows)

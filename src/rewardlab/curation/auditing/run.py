@@ -122,12 +122,14 @@ def judge(
     for name, scores_U in scores.items():
         flagged_U = scores_U >= np.float32(checks[name].threshold)
         rows_F = np.flatnonzero(flagged_U)
+        # A row of the last split cannot leak.
+        rows = facts.parts_U < facts.parts_U.max(initial=0) if name in LEAKS else slice(None)
         findings.append(
             Finding(
                 check=checks[name],
                 rows_F=rows_F,
                 scores_F=scores_U[rows_F],
-                share=share_of(flagged_U, clusters_U),
+                share=share_of(flagged_U[rows], clusters_U[rows]),
                 counts=counts.get(name, {}),
                 details=facts.details.get(name, {}),
                 num_rows=len(scores_U),
