@@ -103,8 +103,14 @@ def test_a_reply_depends_on_its_seed_and_not_on_its_neighbours(folder) -> None:
 def test_the_log_probability_is_that_of_the_model_for_the_whole_reply(folder, model, monkeypatch) -> None:
     prompt = rendered(folder)
     # The tokens themselves, since those of a text may be others than those that were drawn.
-    monkeypatch.setattr(PreTrainedTokenizerFast, "decode", lambda self, tokens, **how: json.dumps(tokens))
-    for reply in draw(folder, asks(8)):
+    asked = []
+    monkeypatch.setattr(
+        PreTrainedTokenizerFast, "decode", lambda self, tokens, **how: (asked.append(how), json.dumps(tokens))[1]
+    )
+    drawn = draw(folder, asks(8))
+    # A text that is tidied up is no longer what the model wrote.
+    assert all(how["clean_up_tokenization_spaces"] is False for how in asked)
+    for reply in drawn:
         tokens = json.loads(reply["text"])
         assert len(tokens) == reply["tokens"]
         with torch.no_grad():

@@ -171,7 +171,7 @@ class LocalSampler:
         if not math.isfinite(logprob := sum(logprobs[:num])):
             return {"error": f"the model gives no finite log-probabilities in {self._precision}. See --precision."}
         return {
-            "text": self._tokenizer.decode(tokens[:num], skip_special_tokens=True),
+            "text": self._tokenizer.decode(tokens[:num], skip_special_tokens=True, clean_up_tokenization_spaces=False),
             "stop": "length" if end is None else "stop",
             "tokens": num,
             "prompt_tokens": prompt_tokens,
