@@ -4,6 +4,7 @@ how much of what was asked for that leaves."""
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from common import shared_data
 from harness.in_memory import split_by_root
 from loading import ids, load
 from rewardlab.core.errors import DataError
-from rewardlab.core.types import Comparison, Message, Preference
+from rewardlab.core.types import Comparison, Message, Preference, prompt_key
+from rewardlab.curation.shingles import words_of
 from rewardlab.data.groups import Part
 from rewardlab.data.splits import (
     JOINING_BYTES,
@@ -238,6 +240,14 @@ def test_what_joins_two_rows_and_what_does_not() -> None:
     assert roots_of(row(0, first, replies=said), row(1, "Who?", replies=[said[0].upper(), "No."])) == together
     assert roots_of(row(0, first, replies=[PHRASE, "a"]), row(1, "Who?", replies=[PHRASE, "b"])) == apart
     assert roots_of(row(0, first, PHRASE, "And mint?"), row(1, "Who?", PHRASE, "And mint?")) == apart
+
+
+def test_the_spelling_of_accented_letters_keeps_no_prompt_apart() -> None:
+    composed, apart = (unicodedata.normalize(form, "Où est le café\u0301 de Gdańsk?") for form in ("NFC", "NFD"))
+    assert composed != apart
+    assert prompt_key((Message("user", composed),)) == prompt_key((Message("user", apart.upper()),))
+    assert prompt_key((Message("user", "Ou est le cafe de Gdansk?"),)) != prompt_key((Message("user", apart),))
+    assert words_of(composed) == words_of(apart)
 
 
 def test_half_a_chain_of_replies_is_never_held_out() -> None:

@@ -6,6 +6,7 @@ Legend: K replies of one preference, S shared tokens. Nothing here knows about t
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -35,13 +36,19 @@ class Message:
 Conversation = tuple[Message, ...]
 
 
+def folded(text: str) -> str:
+    """Return a text in one case and one spelling of its accented letters (Unicode's composed form, NFC)."""
+    return unicodedata.normalize("NFC", text).casefold()
+
+
 def prompt_key(prompt: Sequence[Message]) -> str:
-    """Return a short hash that is equal for prompts that differ only in case and white space.
+    """Return a short hash that is equal for prompts that differ only in case, white space and the spelling of accented
+    letters (one character or two).
 
     Splits, checks for leaks and clustered intervals identify prompts by this key.
     """
     # The separators are control characters, so that a text cannot imitate the border between two turns.
-    normal = "\x1e".join(f"{turn.role}\x1f{' '.join(turn.content.casefold().split())}" for turn in prompt)
+    normal = "\x1e".join(f"{turn.role}\x1f{' '.join(folded(turn.content).split())}" for turn in prompt)
     return hashlib.sha256(normal.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -15,6 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from rewardlab.core.types import folded
+
 Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 _UNSPACED: Final = re.compile(
@@ -27,8 +29,8 @@ MOST_WORDS: Final = 200_000
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text, in folded case, with the punctuation that touches them."""
-    folded = text.casefold()
-    return (folded if text.isascii() else _UNSPACED.sub(r" \g<0> ", folded)).split()
+    said = folded(text)
+    return (said if text.isascii() else _UNSPACED.sub(r" \g<0> ", said)).split()
 
 
 class WordHashes(dict[str, int]):
