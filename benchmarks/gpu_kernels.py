@@ -20,8 +20,9 @@ from harness.workload import random_group
 from rewardlab.batch import pack
 from rewardlab.core.types import TokenGroup
 from rewardlab.model import attention
-from rewardlab.model.attention_backends import BACKENDS, PromptLayout, unavailable
+from rewardlab.model.attention_backends import BACKENDS, unavailable
 from rewardlab.model.compute import ROUNDING
+from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.loop.losses import preference_loss, total_weight
 from rewardlab.training.settings.config import LossConfig

@@ -19,7 +19,7 @@ from common import arithmetic, make_groups, make_model, set_layout
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.model import attention_backends, compute
-from rewardlab.model.attention_backends import BACKENDS, PromptLayout, Ragged
+from rewardlab.model.attention_backends import BACKENDS
 from rewardlab.model.compute import (
     apply_compute,
     checkpoint_activations,
@@ -29,6 +29,7 @@ from rewardlab.model.compute import (
 )
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import use_onednn
+from rewardlab.model.prompt_layout import PromptLayout, Ragged
 from rewardlab.training.loop.losses import preference_loss, total_weight
 from rewardlab.training.monitoring.progress import compiled_programs
 from rewardlab.training.settings.config import LossConfig

@@ -23,9 +23,9 @@ from rewardlab.batch import PackedBatch, pack
 from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import plan_replies
 from rewardlab.model import attention_backends, compute
-from rewardlab.model.attention_backends import PromptLayout, Ragged
 from rewardlab.model.compute import apply_compute, unavailable
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
+from rewardlab.model.prompt_layout import PromptLayout, Ragged
 from rewardlab.model.trainable import choose_trainable, half_frozen
 from rewardlab.score import score_groups
 from rewardlab.training.loop.losses import preference_loss, total_weight

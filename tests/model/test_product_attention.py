@@ -8,8 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rewardlab.model import product_attention
-from rewardlab.model.attention_backends import HALF, PromptLayout, products, segments
+from rewardlab.model.attention_backends import HALF, products, segments
 from rewardlab.model.product_attention import LEAST_QUERIES, plan_tasks
+from rewardlab.model.prompt_layout import PromptLayout
 
 GROUPS = st.lists(
     st.tuples(st.integers(0, 110), st.lists(st.integers(1, 60), min_size=1, max_size=5).map(tuple)),

@@ -18,7 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AttentionInterface, PretrainedConfig
 
-from rewardlab.model.attention_backends import BACKENDS, PromptLayout
+from rewardlab.model.attention_backends import BACKENDS
+from rewardlab.model.prompt_layout import PromptLayout
 
 NAME: Final = "rewardlab_shared_prompt"
 LAYOUT_ARGUMENT: Final = "prompt_layout"

@@ -11,137 +11,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
-from itertools import accumulate
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from rewardlab.batch import send
 from rewardlab.model.past import Past
 from rewardlab.model.product_attention import Products
-
-Made = TypeVar("Made")
-
-
-class PromptLayout:
-    """The parts of a packed row, from which follows which tokens attend to which; made anew for each forward pass.
-
-    ``groups`` is as in PackedBatch: (number of shared tokens, number of tokens of each reply). Masks and indices that a
-    backend derives from them are made in the first layer and kept for the others (`keep`).
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[tuple[int, tuple[int, ...]]],
-        backend: str = "segments",
-        read_at_R: Int[Tensor, " R"] | None = None,
-        past: Past | None = None,
-    ) -> None:
-        self.backend = backend
-        self.past = past
-        """What the groups attend to in front of the row; only `segments` computes with it. None for nothing."""
-        self.read_at_R = read_at_R
-        """Row indices at which scores are read; the last layer's feed-forward part may be computed for them alone."""
-        self.groups = groups
-        self.segments = [
-            (num_shared, length, reply == 0) for num_shared, suffixes in groups for reply, length in enumerate(suffixes)
-        ]
-        """For each reply: (shared tokens of its group, its own tokens, whether it is the first reply of the group)."""
-        self.sizes = [shared + length if first else length for shared, length, first in self.segments]
-        """Tokens of each segment of the row: the shared part belongs to the segment of the first reply."""
-        self.num_calls = 0
-        """How many attention layers were computed with this layout."""
-        self._made: dict[object, Any] = {}
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens in the row (T)."""
-        return sum(self.sizes)
-
-    def keep(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return the result of `make`, which is called once for each key and its result kept for all layers."""
-        if key not in self._made:
-            self._made[key] = make()
-        made: Made = self._made[key]
-        return made
-
-    def mask(self, num_shared: int, length: int, device: torch.device) -> Bool[Tensor, "r s"]:
-        """Return the mask [length, num_shared + length] of a later reply: it sees the shared part and its own past."""
-
-        def make() -> Tensor:
-            return torch.ones(length, num_shared + length, dtype=torch.bool, device=device).tril(num_shared)
-
-        return self.keep((num_shared, length), make)
-
-    def owners(self, device: torch.device) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
-        """Return for every token the number of its group, and of its reply in the row (−1 for shared tokens)."""
-        groups, replies, reply = [], [], 0
-        for number, (num_shared, suffixes) in enumerate(self.groups):
-            groups += [number] * (num_shared + sum(suffixes))
-            replies += [-1] * num_shared
-            for length in suffixes:
-                replies += [reply] * length
-                reply += 1
-        return send(torch.tensor(groups), device), send(torch.tensor(replies), device)
-
-    def dense_mask(self, device: torch.device) -> Bool[Tensor, "T T"]:
-        """Return the mask of the whole row: entry [q, k] says whether token q sees token k."""
-
-        def make() -> Tensor:
-            group_T, reply_T = self.owners(device)
-            mask = torch.ones(self.num_tokens, self.num_tokens, dtype=torch.bool, device=device).tril()
-            mask &= group_T[:, None] == group_T[None]
-            return mask & ((reply_T[None] == -1) | (reply_T[:, None] == reply_T[None]))
-
-        return self.keep("dense", make)
-
-    def ragged(self, device: torch.device) -> Ragged:
-        """Return the layout for ragged kernels, which take sequences of different lengths one after the other."""
-
-        def make() -> Ragged:
-            lengths = [shared + length for shared, length, _ in self.segments]
-            index: list[Tensor] = []
-            start = group_start = 0
-            for (num_shared, _, is_first), size in zip(self.segments, self.sizes, strict=True):
-                if is_first:
-                    group_start = start
-                else:
-                    # Ragged kernels want the keys of one sequence next to each other, so the shared part is copied in
-                    # front of every later reply. That is the price of these kernels.
-                    index.append(torch.arange(group_start, group_start + num_shared))
-                index.append(torch.arange(start, start + size))
-                start += size
-
-            def to_cumulative(sizes: list[int]) -> Tensor:
-                return send(torch.tensor([0, *accumulate(sizes)], dtype=torch.int32), device)
-
-            return Ragged(
-                query_starts=to_cumulative(self.sizes),
-                key_starts=to_cumulative(lengths),
-                longest_query=max(self.sizes),
-                longest_key=max(lengths),
-                gather_U=send(torch.cat(index), device) if lengths != self.sizes else None,
-            )
-
-        return self.keep("ragged", make)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Ragged:
-    """The sequences of a ragged kernel: where their queries and keys begin, and which row tokens the keys are."""
-
-    query_starts: Int[Tensor, " _"]
-    key_starts: Int[Tensor, " _"]
-    longest_query: int
-    longest_key: int
-    gather_U: Int[Tensor, " U"] | None
-    """Row index of every key; None if no reply shares a prompt, so that the row's keys serve as they are."""
+from rewardlab.model.prompt_layout import PromptLayout, Ragged
 
 
 def segments(

@@ -24,7 +24,7 @@ from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory, spare_
 from rewardlab.core.types import Log
 from rewardlab.model import norm
 from rewardlab.model.attention import LAYOUT_ARGUMENT, leave_out_cudnn
-from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
+from rewardlab.model.attention_backends import BACKENDS, HALF, unavailable
 from rewardlab.model.config import ComputeConfig, HalfRounding, TrainComputeConfig
 from rewardlab.model.embedding import add_gradients_by_row
 from rewardlab.model.half import HalfWeights
@@ -32,6 +32,7 @@ from rewardlab.model.layers import decoder_layers
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available, use_onednn
 from rewardlab.model.lora_sums import sum_before_rounding
 from rewardlab.model.norm import use_blockwise_norms
+from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.reward import RewardModel
 
 PREFERRED: Final = {

@@ -16,16 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rewardlab.model.autograd import first_order
-
-if TYPE_CHECKING:
-    from rewardlab.model.attention_backends import PromptLayout
+from rewardlab.model.prompt_layout import PromptLayout
 
 MAX_WASTE: Final = 1.3
 """Later replies are joined into one masked task if that makes at most this many times as many (query, key) places."""

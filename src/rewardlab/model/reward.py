@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ModelError
 from rewardlab.model.attention import LAYOUT_ARGUMENT, leave_out_cudnn
-from rewardlab.model.attention_backends import PromptLayout
 from rewardlab.model.dropout import Draws
 from rewardlab.model.half import AS_SAVED, HalfWeights, RoundedParts
 from rewardlab.model.past import Past
+from rewardlab.model.prompt_layout import PromptLayout
 
 AttentionLayout = Literal["shared", "unshared", "padded"]
 """How a batch is laid out: one packed row with each prompt once (`shared`), one packed row with a copy of the prompt
