@@ -192,7 +192,7 @@ class Pool:
             if self.roots[index] != root and self.prompts[index] != prompt and int(self.keys[index]) not in taken:
                 return int(index)
         usable = (self.roots != root) & (self.prompts != prompt)
-        usable &= ~np.isin(self.keys, np.fromiter(taken, dtype=np.uint64))
+        usable &= ~np.isin(self.keys, np.fromiter(taken, dtype=np.uint64), kind="sort")  # as in `splits`
         indices = np.flatnonzero(usable)
         return int(generator.choice(indices)) if len(indices) else None
 

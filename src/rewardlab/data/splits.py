@@ -207,8 +207,8 @@ def count_shared(texts: Texts, others: Texts) -> dict[str, int]:
     common = np.intersect1d(texts.replies_R, other_replies)
     replies = np.intersect1d(common, joining)
     by_reply = np.zeros(len(texts.prompts_P), dtype=bool)
-    by_reply[texts.owners_R[np.isin(texts.replies_R, replies)]] = True
-    rows = by_reply | np.isin(texts.prompts_P, others.prompts_P) | np.isin(texts.first_turns_P, others.first_turns_P)
+    by_reply[texts.owners_R[_among(texts.replies_R, replies)]] = True
+    rows = by_reply | _among(texts.prompts_P, others.prompts_P) | _among(texts.first_turns_P, others.first_turns_P)
     return {
         "rows": int(np.count_nonzero(rows)),
         "prompts": len(np.intersect1d(texts.prompts_P, others.prompts_P)),
@@ -242,7 +242,7 @@ def _joined(texts: Texts, turns_P: Numbers, num_turns: int) -> Numbers:
     # A graph with a node for each first turn and each distinctive reply, and an edge where the reply was given after
     # it.
     replies = _joining(texts)
-    edges = np.flatnonzero(np.isin(texts.replies_R, replies))
+    edges = np.flatnonzero(_among(texts.replies_R, replies))
     ends = np.searchsorted(replies, texts.replies_R[edges])
     size = num_turns + len(replies)
     graph = coo_array((np.ones(len(edges), bool), (turns_P[texts.owners_R[edges]], num_turns + ends)), (size, size))
@@ -250,10 +250,15 @@ def _joined(texts: Texts, turns_P: Numbers, num_turns: int) -> Numbers:
     return np.asarray(numbers[:num_turns], dtype=np.int64)
 
 
+def _among(keys: Keys, others: Keys) -> Mask:
+    """Return which keys are among others, by sorting: NumPy before 2.1 fails where it takes a table of such keys."""
+    return np.isin(keys, others, kind="sort")
+
+
 def _joining(texts: Texts) -> Keys:
     """Return the sorted keys of distinctive replies, those that join rows; replies that occur once are left out."""
     keys, counts = np.unique(texts.replies_R[texts.long_R], return_counts=True)
-    repeated = texts.long_R & np.isin(texts.replies_R, keys[counts > 1])
+    repeated = texts.long_R & _among(texts.replies_R, keys[counts > 1])
     replies, turns = texts.replies_R[repeated], texts.first_turns_P[texts.owners_R[repeated]]
     # Sorted by reply, then by first turn, so that the different first turns of each reply can be counted.
     order = np.lexsort((turns, replies))
