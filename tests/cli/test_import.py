@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -183,7 +184,8 @@ def test_heads_and_configurations_of_strange_form_are_named(tmp_path, said):
     torch.save({0: torch.ones(1, 32)}, made.folder / "value_head.bin")
     assert "value_head.bin: it is not a table of weights by name" in said(made.folder)
     edit_config(made.folder, architectures=[1])
-    assert "has architectures [1], wanted names of classes" in said(made.folder)
+    # Earlier releases of transformers refuse to read it at all.
+    assert re.search(r"has architectures \[1\], wanted names of classes|config.json cannot be read", said(made.folder))
 
 
 def test_an_encoder_is_told_that_its_kind_is_not_supported(tmp_path, said):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rewardlab.core.errors import ModelError
 
@@ -53,11 +53,15 @@ def snapshot(repository: str, revision: str | None, files: Sequence[str]) -> Pat
     Raises ModelError if the hub does not give them.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
+    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": list(files), "ignore_patterns": [*NESTED]}
     try:
-        return Path(
-            snapshot_download(repository, revision=revision, allow_patterns=list(files), ignore_patterns=[*NESTED])
-        )
+        try:
+            return Path(snapshot_download(repository, **wanted))
+        except OfflineModeIsEnabled:
+            # Before 2.0 the library lists the files of a commit on the hub, though they are in the cache.
+            return Path(snapshot_download(repository, **wanted, local_files_only=True))
     except Exception as error:
         # The library raises its own errors, those of the hub and those of the network, which have no common base.
         said = (str(error).strip().splitlines() or [""])[0]
