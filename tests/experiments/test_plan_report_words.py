@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from rewardlab.core.errors import RewardlabError
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.one_run import do
 from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.reporting import tables
 from rewardlab.experiments.reporting.page import page
 from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.reporting.text import text_report
 from rewardlab.experiments.study import Study, freeze, open_study
+from rewardlab.experiments.verdicts import brief
 from rewardlab.experiments.words import check_report
 from rewardlab.report.markdown import markdown_page
 
@@ -87,3 +90,21 @@ def test_seconds_are_called_those_of_training_steps(tmp_path: Path) -> None:
 def test_intervals_are_over_seeds_only_where_there_are_several(tmp_path: Path, seeds: int, told: str) -> None:
     found = summarise(finished_study(tmp_path, f"{HEAD}seeds: {seeds}\narms: {{a: {{}}}}\n"))
     assert told in " ".join(markdown_page(page(found)).split())
+
+
+def test_an_undecided_claim_that_fails_is_not_said_to_hold_and_no_size_is_rounded_to_zero(tmp_path: Path) -> None:
+    text = f"{HEAD}seeds: 2\narms: {{a: {{}}, b: {{}}, c: {{}}}}\nbaseline: a\nhypotheses: {{better: ece(b) > ece(a)}}\n"
+    study = frozen_study(tmp_path, text)
+    do_all(study, [run for run in study.runs if run.arm != "c"], skills={"a": 0.76, "b": 0.75}, noise=0.9)
+    found = summarise(open_study(study.folder))
+    (verdict,) = (one.verdict for one in found.hypotheses)
+    (part,) = verdict.parts
+    assert verdict.verdict == "undecided"
+    assert part.estimate.value < 0 < part.estimate.high
+    (said,) = [one.because for one in found.advice if one.do.startswith("To decide better")]
+    assert said.startswith(f"ece(b) > ece(a) fails by {-part.estimate.value:.3g} [{-part.estimate.high:.3g}, ")
+    assert "fails by " in verdict.sentence
+    equal = replace(part, estimate=replace(part.estimate, value=-1e-17))
+    assert brief(equal).startswith("the sides of ece(b) > ece(a) are equal [")
+    assert "at the default rate of the model." in found.methods
+    assert "adjusted" not in " ".join(tables.against_baseline(found).notes), "only one difference has a p-value"

@@ -30,6 +30,8 @@ ONE_VALUE: Final = "an arm has one seed and no prompts, so nothing tells how muc
 EQUAL: Final = "every seed has the same value; how likely another one is to differ is told by their number alone"
 CHOSEN: Final = "the interval is that of the extreme arm as if it had been named before; p accounts for the choice"
 NOT_APART: Final = "the choice by min or max after the fact is neither in the interval nor in p"
+_ROUNDING: Final = 1e-12
+"""Sides that differ by less are equal: the difference of 0.7 and 0.6 is not exactly 0.1."""
 ROWS: Final = "how much other validation rows would change it is not known, and in no interval"
 
 
@@ -332,19 +334,40 @@ def _sentence(
 
 
 def _of_part(part: PartVerdict) -> str:
-    """Return what one comparison came to, such as ``a > b holds by 0.02 (0.01 to 0.03)``."""
+    """Return what one comparison came to, such as ``a > b holds by 0.02 (90% interval 0.01 to 0.03, t interval)``."""
     estimate = part.estimate
+    size = _size_of(part)
     if math.isnan(estimate.value):
-        return f"{part.text} is not defined at the values seen (a division by 0)"
-    by = "holds" if estimate.value > 0 else "fails" if estimate.value < 0 else "is met exactly,"
-    size = f"{part.text} {by} by {abs(estimate.value):.3g}"
+        return size
     if math.isnan(estimate.low):
         return f"{size} ({estimate.method})"
     if estimate.low == estimate.high:
         return f"{size} (exact)"
-    sign = 1 if estimate.value >= 0 else -1
-    low, high = sorted((sign * estimate.low, sign * estimate.high))
+    low, high = _limits_of(part)
     return f"{size} ({estimate.level:.0%} interval {low:.3g} to {high:.3g}, {estimate.method})"
+
+
+def brief(part: PartVerdict) -> str:
+    """Return the same without level and method, such as ``a > b fails by 0.02 [0.01, 0.03]``."""
+    if math.isnan(part.estimate.low):
+        return _size_of(part)
+    low, high = _limits_of(part)
+    return f"{_size_of(part)} [{low:.3g}, {high:.3g}]"
+
+
+def _size_of(part: PartVerdict) -> str:
+    value = part.estimate.value
+    if math.isnan(value):
+        return f"{part.text} is not defined at the values seen (a division by 0)"
+    if abs(value) < _ROUNDING:
+        return f"the sides of {part.text} are equal"
+    return f"{part.text} {'holds' if value > 0 else 'fails'} by {abs(value):.3g}"
+
+
+def _limits_of(part: PartVerdict) -> tuple[float, float]:
+    """Return the limits of the size: turned around where the comparison fails."""
+    estimate = part.estimate
+    return (estimate.low, estimate.high) if estimate.value >= 0 else (-estimate.high, -estimate.low)
 
 
 def _p(value: float) -> str:

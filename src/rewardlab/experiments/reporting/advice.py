@@ -20,6 +20,7 @@ from rewardlab.experiments.reporting.hypotheses import Judged
 from rewardlab.experiments.reporting.numbers import Cell, interval
 from rewardlab.experiments.reporting.sensitivity import Sensitivity
 from rewardlab.experiments.reporting.tried import Settings, advised, controls, named
+from rewardlab.experiments.verdicts import brief
 
 LARGE_GAP: Final = 0.10
 """Accuracy on training minus validation rows from which on a model learns by heart."""
@@ -139,7 +140,7 @@ def _undecided(judged: Sequence[Judged]) -> Iterator[Advice]:
 
 
 def _seen(one: Judged) -> str:
-    return "; ".join(f"{part.text} holds by {interval(part.estimate)}" for part in one.verdict.parts)
+    return "; ".join(map(brief, one.verdict.parts))
 
 
 def _edges(sensitivities: Sequence[Sensitivity]) -> Iterator[Advice]:

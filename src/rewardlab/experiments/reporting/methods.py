@@ -107,7 +107,7 @@ def _training(reader: Reader, done: Mapping[str, Sequence[Outcome]], outcomes: S
     return (
         f"{what} {_several('model', settings) or 'a base that is not named'} on {_several('dataset', settings)}"
         f"{f' ({kept} after validation data were held out)' if kept else ''}, in {arms}, for {length} of "
-        f"{_several('batch_size', settings)} comparisons at a learning rate of {rate or 'the default for the model'}."
+        f"{_several('batch_size', settings)} comparisons at {f'a learning rate of {rate}' if rate else 'the default rate of the model'}."
     )
 
 

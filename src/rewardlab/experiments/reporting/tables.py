@@ -232,7 +232,7 @@ def changes(found: Sequence[Difference], caption: str, title: str, over: str) ->
         label=f"difference of {title}",
         mark=0.0,
         notes=(
-            f"Paired by seed and prompt. p: two-sided{_adjusted(len(found), over)}.",
+            f"Paired by seed and prompt. p: two-sided{_adjusted(sum(one.p == one.p for one in found), over)}.",
             interval_note(known),
             *why,
         ),
