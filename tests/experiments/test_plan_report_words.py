@@ -93,7 +93,8 @@ def test_intervals_are_over_seeds_only_where_there_are_several(tmp_path: Path, s
 
 
 def test_an_undecided_claim_that_fails_is_not_said_to_hold_and_no_size_is_rounded_to_zero(tmp_path: Path) -> None:
-    text = f"{HEAD}seeds: 2\narms: {{a: {{}}, b: {{}}, c: {{}}}}\nbaseline: a\nhypotheses: {{better: ece(b) > ece(a)}}\n"
+    claims = "baseline: a\nhypotheses: {better: ece(b) > ece(a)}\n"
+    text = f"{HEAD}seeds: 2\narms: {{a: {{}}, b: {{}}, c: {{}}}}\n{claims}"
     study = frozen_study(tmp_path, text)
     do_all(study, [run for run in study.runs if run.arm != "c"], skills={"a": 0.76, "b": 0.75}, noise=0.9)
     found = summarise(open_study(study.folder))

@@ -139,7 +139,7 @@ def test_what_a_suite_an_ensemble_and_changed_texts_leave_out_is_told(tmp_path: 
         "2 replies in 1 row have no score (2 longer than the model's limit). Each comparison with one of them counts "
         "as lost.",
         "The prompts of 3 replies were cut to fit the model's limit.",
-        "Left out by the suite's rule: 4 votes for a tie.",
+        "Left out by the suite's rule: 4 rows (votes for a tie).",
         "Not the published suite, so not comparable with published numbers: rows of Natural 30 of 100, Manual 0.",
     ]
     assert "Rule: a tie is an error. Total: mean of five sets." in markdown_of(tmp_path)

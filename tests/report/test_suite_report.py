@@ -53,7 +53,7 @@ def test_what_was_left_out_cut_or_lost_is_said() -> None:
         suite_report(judged(lost=3), left_out={"votes for a tie": 7}, causes={"too long": 3}, truncated=1234).split()
     )
     assert "3 replies in 3 rows have no score (3 too long). Each comparison with one of them counts as lost." in report
-    assert "Left out by the suite's rule: 7 votes for a tie." in report
+    assert "Left out by the suite's rule: 7 rows (votes for a tie)." in report
     assert "The prompts of 1,234 replies were cut" in report
     assert "livebench-reasoning 20 of 98" in report
 

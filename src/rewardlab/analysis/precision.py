@@ -102,7 +102,9 @@ class PrecisionCard:
     def _verdict(self, name: str) -> Verdict:
         own, lost = self.measures[name], self.not_finite[name]
         accuracy, reach = own["accuracy − float32's"], (self.margin.high - self.margin.low) / 2
-        change = f"{accuracy.value:+.3f} [{accuracy.low:+.3f}, {accuracy.high:+.3f}]"
+        # A rounded value plus 0 is never "-0.000", which looks like a mistake.
+        value, low, high = (f"{round(one, 3) + 0.0:+.3f}" for one in (accuracy.value, accuracy.low, accuracy.high))
+        change = f"{value} [{low}, {high}]"
         off = f"Margins are off by {self.margin_error[name]:.2g} (root mean square)"
         known = f"the ±{reach:.2g} to which {self.margin.n} prompts tell the mean margin"
         answer: Answer = "may not be served"

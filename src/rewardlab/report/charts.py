@@ -199,7 +199,8 @@ def axis(
     # Values that are equal but for rounding would give ticks that do not differ: widen the axis around them.
     if not high - low > 1e-12 * max(abs(low), abs(high)):
         reach = max(abs(low) / 2, 0.5)
-        low, high = low - reach, high + reach
+        # Counts, such as steps, do not begin below 0.
+        low, high = max(low - reach, 0.0 if whole and low >= 0 else -math.inf), high + reach
     rough = (high - low) / num_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)

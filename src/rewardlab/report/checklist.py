@@ -187,18 +187,20 @@ def _overfitted(record: Record) -> Check:
     return Check(
         question=question,
         answer="no" if told else "yes" if last_low >= peak - NEAR_PEAK else "look",
-        numbers=f"Highest evaluation accuracy {peak:.3f} at step {peak_step:g}, {last:.3f} at step {last_step:g}"
-        + (f", at least {last_low:.3f}" if math.isfinite(last_low) else "")
+        numbers=f"Highest evaluation accuracy {peak:.3f} at step {peak_step:,.0f}"
+        + (", the last" if last_step == peak_step else f", {last:.3f} at step {last_step:,.0f}, the last")
+        + (f", which is at least {last_low:.3f}" if math.isfinite(last_low) else "")
         + (", and overfitting was told as a warning sign." if told else ". The highest of several flatters itself."),
     )
 
 
 def _signs(record: Record) -> Check:
     names = ", ".join(dict.fromkeys(sign.name.replace("_", " ") for sign in record.signs))
+    so_far = "" if record.finished else " so far"
     return Check(
         question="Was it free of warning signs?",
-        answer="no" if record.signs else "yes" if record.rows else "not known",
-        numbers=f"{len(record.signs)} told: {names}." if record.signs else "None told.",
+        answer="no" if record.signs else "yes" if record.rows and record.finished else "not known",
+        numbers=f"{len(record.signs)} told: {names}." if record.signs else f"None told{so_far}.",
     )
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from rewardlab.report.charts import NUM_SERIES, Axis, Chart, Line, Point, Rule, axis, band, line
+from rewardlab.report.charts import NUM_SERIES, Axis, Chart, Dot, Line, Point, Rule, axis, band, line
 from rewardlab.report.document import Charts
 from rewardlab.report.folder import Record
 
@@ -88,10 +88,11 @@ def _evaluated(record: Record, column: str, steps: Axis) -> Chart | None:
         if points:
             lines.append(line(series, points, dashed=series == 1))
             legend.append((series, name))
-    area = band(0, limits)
+    area, at = band(0, limits), dict(own)
+    ends = [((step, at[step]), low, high) for step, low, high in limits if step in at]
     if own:
         lines.append(line(0, own, marked=True))
-        legend.insert(0, (0, "evaluation data, 95% interval" if area else "evaluation data"))
+        legend.insert(0, (0, "evaluation data, 95% interval" if limits else "evaluation data"))
     heights = _heights([own, *(points for _, points in partners)], [limits])
     return Chart(
         title=title,
@@ -99,6 +100,8 @@ def _evaluated(record: Record, column: str, steps: Axis) -> Chart | None:
         x=steps,
         y=axis(label, heights, include=_chance(column)),
         lines=tuple(lines),
+        # A band needs two evaluations: the interval of a single one is drawn at its point.
+        dots=() if area is not None else tuple(Dot(series=0, at=at, low=low, high=high) for at, low, high in ends),
         bands=() if area is None else (area,),
         rules=_chance_rule(column),
         legend=tuple(legend),
@@ -141,10 +144,17 @@ def _words(points: Sequence[Point], limits: Sequence[tuple[float, float, float]]
         return ""
     (first, begins), (last, ends) = points[0], points[-1]
     of = f" {where}" if where else ""
-    interval = f" [{limits[-1][1]:.3f}, {limits[-1][2]:.3f}]" if limits and limits[-1][0] == last else ""
+    intervals = {step: (low, high) for step, low, high in limits}
+
+    def said(step: float, value: float) -> str:
+        if step not in intervals:
+            return f"{value:.4g} at step {step:,.0f}"
+        low, high = intervals[step]
+        return f"{value:.3f} [{low:.3f}, {high:.3f}] at step {step:,.0f}"
+
     if len(points) == 1:
-        return f"{ends:.4g}{interval} at step {last:g}{of}."
-    return f"From {begins:.4g} at step {first:g} to {ends:.4g}{interval} at step {last:g}{of}."
+        return f"{said(last, ends)}{of}."
+    return f"From {said(first, begins)} to {said(last, ends)}{of}."
 
 
 def _points(record: Record, column: str) -> list[Point]:

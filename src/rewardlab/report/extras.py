@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rewardlab.analysis.precision import CARD_WORTH, MEASURES
@@ -19,8 +19,8 @@ from rewardlab.report.folder import EnsembleRecord, Record
 from rewardlab.report.robustness import MOVES, left_out_notes, moves
 from rewardlab.report.run import command
 from rewardlab.report.sections import comparison
-from rewardlab.report.suites import MARK, P_MEANS, missing_notes, p_text
-from rewardlab.report.tables import column_notes, format_count
+from rewardlab.report.suites import MARK, P_MEANS, interval_notes, missing_notes, p_text
+from rewardlab.report.tables import column_notes, format_count, interval_note
 
 TIES_MEAN = "ties at random: the score where ties are broken at random (½ for a pair, 1/k at the top)."
 
@@ -33,7 +33,8 @@ def suites_section(record: Record) -> Section:
         blocks.append(Paragraph(text=f"These are scores of an ensemble: {ensemble['meaning']}", tone="note"))
     for suite in record.suites:
         rows: list[tuple[str, ...]] = []
-        scores = []
+        scores: list[Estimate | None] = []
+        named: list[tuple[str, Estimate]] = []
         differs = False
         for row in suite["rows"]:
             if not isinstance(row, dict):
@@ -56,6 +57,7 @@ def suites_section(record: Record) -> Section:
                 )
             )
             scores.append(score)
+            named += [] if score is None else [(str(row.get("name")), score)]
         blocks.append(
             with_intervals(
                 caption=f"{suite.get('suite')}, by its own rule",
@@ -71,7 +73,7 @@ def suites_section(record: Record) -> Section:
                 rows=rows if differs else [row[:-1] for row in rows],
                 estimates=scores,
                 label="score",
-                notes=(*_rule_of(suite), P_MEANS, *differs * (TIES_MEAN,)),
+                notes=(*_rule_of(suite), *interval_notes(named), P_MEANS, *differs * (TIES_MEAN,)),
             )
         )
         blocks += [Paragraph(text=note, tone="note") for note in _missing(suite)]
@@ -176,6 +178,7 @@ def ensemble_section(ensemble: EnsembleRecord) -> Section:
             notes=(
                 f"AUROC: chance that a mistake of the mean ({_count(found.get('num_errors'))}) has more of it than a "
                 f"right answer ({_count(found.get('num_right'))}); 0.5 says nothing. The second needs no ensemble.",
+                interval_note(_known(spread.values())),
                 *(f"{name}: {meaning}." for name, meaning in combined.items()),
             ),
         )
@@ -197,11 +200,13 @@ def controls_section(record: Record) -> Section:
         own = _mapping(record.controls.get("model_itself"))
         rows = [("the model itself", "held out", *_over(own, "over_seeds", "over_conversations"), "")]
         drawn = [estimate_of(own.get("over_conversations"))]
+        over_seeds = [estimate_of(own.get("over_seeds"))]
         for control in found:
             for number, one in enumerate(_list(control.get("measured"))):
                 first = (control_name(control), str(control.get("verdict"))) if number == 0 else ("", "")
                 rows.append((first[0], str(one.get("name")), *_over(one, "seeds", "conversations"), first[1]))
                 drawn.append(estimate_of(one.get("conversations")))
+                over_seeds.append(estimate_of(one.get("seeds")))
         blocks += [
             Paragraph(text=f"{record.controls.get('what')}. {record.controls.get('headline')}"),
             with_intervals(
@@ -211,6 +216,7 @@ def controls_section(record: Record) -> Section:
                 estimates=drawn,
                 label="accuracy",
                 mark=0.5,
+                notes=column_notes({"over seeds": _known(over_seeds), "over conversations": _known(drawn)}),
             ),
         ]
         blocks += [
@@ -343,6 +349,7 @@ def probe_section(record: Record) -> Section:
                 estimates=[own.get("eval_accuracy") for own in parts],
                 label="accuracy",
                 mark=0.5,
+                notes=_notes([(own.get("eval_accuracy"), own.get("eval_loss")) for own in parts]),
             )
         )
     if curve := _curve(found):
@@ -383,8 +390,24 @@ def _curve(found: Mapping[str, Any]) -> Beside | None:
     )
     rows = tuple((format_count(round(count)), shown(own), shown(loss)) for count, own, loss in points)
     return Beside(
-        chart=chart, table=Table(caption="Learning curve", header=("fitted on", "accuracy", "NLL"), rows=rows)
+        chart=chart,
+        table=Table(
+            caption="Learning curve",
+            header=("fitted on (comparisons)", "accuracy", "NLL"),
+            rows=rows,
+            notes=_notes([(own, loss) for _, own, loss in points]),
+        ),
     )
+
+
+def _notes(found: Sequence[tuple[Estimate | None, Estimate | None]]) -> tuple[str, ...]:
+    """Return how the intervals of columns of accuracy and NLL were made."""
+    accuracies, losses = zip(*found, strict=True)
+    return tuple(column_notes({"accuracy": _known(accuracies), "NLL": _known(losses)}))
+
+
+def _known(estimates: Iterable[Estimate | None]) -> list[Estimate]:
+    return [estimate for estimate in estimates if estimate is not None]
 
 
 def _estimates(part: Mapping[str, Any]) -> dict[str, Estimate]:

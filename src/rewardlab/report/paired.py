@@ -17,7 +17,7 @@ from rewardlab.report.document import Block, Paragraph, Section, shown, with_int
 from rewardlab.report.evaluations import read_scores
 from rewardlab.report.folder import Record
 from rewardlab.report.sections import compared
-from rewardlab.report.tables import format_count
+from rewardlab.report.tables import column_notes, format_count
 
 BASELINES: Final = ("length only", "bag of words")
 """What a model has to be better than, as tables name it."""
@@ -121,7 +121,15 @@ def _table(first: str, pairs: Sequence[PairComparison]) -> Block:
         estimates=[pair.metrics["accuracy"].difference for pair in pairs],
         label="difference of accuracy",
         mark=0.0,
-        notes=(f"p of accuracy: {'; '.join(methods)}{', after Holm’s correction' if len(pairs) > 1 else ''}.",),
+        notes=(
+            f"p of accuracy: {'; '.join(methods)}{', after Holm’s correction' if len(pairs) > 1 else ''}.",
+            *column_notes(
+                {
+                    TITLES[name]: [pair.metrics[name].difference for pair in pairs if name in pair.metrics]
+                    for name in ("accuracy", "nll")
+                }
+            ),
+        ),
     )
 
 

@@ -225,13 +225,16 @@ def signs_section(record: Record) -> Section:
     if record.kind == "eval":
         return Section(title="Warning signs", blocks=())
     if not record.signs:
-        there = "The run told no warning signs." if record.rows else "No record of steps, so no warning signs."
-        return Section(title="Warning signs", blocks=(Paragraph(text=there, tone="good" if record.rows else "note"),))
+        so_far = "" if record.finished else " so far"
+        told = f"The run told no warning signs{so_far}." if record.rows else "No record of steps, so no warning signs."
+        # A run that an error ended has told none either, so only one that came to its end is called good.
+        good = record.rows and record.finished
+        return Section(title="Warning signs", blocks=(Paragraph(text=told, tone="good" if good else "note"),))
     return Section(
         title="Warning signs",
         blocks=tuple(
             Paragraph(
-                text=f"Step {sign.step:,}: {sign.name.replace('_', ' ')}. {sign.text} "
+                text=f"Step {sign.step:,}, {sign.name.replace('_', ' ')}: {sign.text} "
                 f"{ADVICE.get(sign.name, sign.advice)}",
                 tone="warning",
             )
@@ -244,7 +247,7 @@ def data_section(record: Record) -> Section:
     """Return how many rows were read, kept and dropped, by source and by purpose."""
     data = record.manifest.get("data")
     parts = data if isinstance(data, dict) else {"evaluation": data}
-    rows, notes = [], []
+    rows, notes = [], list[Paragraph]()
     for purpose, sources in parts.items():
         for source in sources if isinstance(sources, list) else ():
             if not isinstance(source, dict) or "rows_read" not in source:
@@ -270,18 +273,27 @@ def data_section(record: Record) -> Section:
     if isinstance(shared, dict):
         for pair, counts in shared.items():
             if isinstance(counts, dict) and any(isinstance(count, int) and count for count in counts.values()):
-                found = ", ".join(
-                    f"{_whole(count)} {plural(count, SHARED[name]) if name in SHARED else name.replace('_', ' ')}"
-                    for name, count in counts.items()
-                    if count
-                )
-                notes.append(f"{pair.replace('_', ' ')} shares {found}.")
+                notes.append(_shared(pair, {name: count for name, count in counts.items() if count}))
         if not notes:
             blocks.append(Paragraph(text="Training, evaluation and test data share no prompt and no reply."))
-    blocks += [Paragraph(text=note, tone="warning") for note in notes]
+    blocks += notes
     if not blocks:
         blocks.append(Paragraph(text="The manifest says nothing about the data.", tone="note"))
     return Section(title="Data", blocks=tuple(blocks))
+
+
+def _shared(pair: str, counts: Mapping[str, int]) -> Paragraph:
+    """Return what one part of the data shares with another (`test_with_training`), each kind with its count."""
+    one, _, other = pair.replace("_", " ").partition(" with ")
+    kinds = [
+        f"{_whole(count)} {plural(count, SHARED[name]) if name in SHARED else name.replace('_', ' ')}"
+        for name, count in counts.items()
+    ]
+    *most, last = kinds
+    found = f"{', '.join(most)} and {last}" if most else last
+    means = " Phrases are replies that are short or stand in many conversations." if "phrases" in counts else ""
+    text = f"The {one} data share {found} with the {other} data.{means}"
+    return Paragraph(text=text, tone="note" if set(counts) == {"phrases"} else "warning")
 
 
 def _tokens(tokens: object) -> list[Block]:

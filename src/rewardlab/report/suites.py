@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from rewardlab.analysis.suites.judging import SuiteResult, SuiteRow
 from rewardlab.analysis.suites.lengths import BASELINES
 from rewardlab.core.terminal import plural, visible
+from rewardlab.core.types import Estimate
 from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 
 MOST_SHOWN = 6
@@ -89,13 +90,9 @@ def _notes(
         f"{count(result.num_rows)} {plural(result.num_rows, 'row')}, {count(result.num_replies)} "
         f"{plural(result.num_replies, 'reply')}.",
         f"Rule: {result.ties}. Total: {result.weighting}.",
-        interval_note(row.score for row in result.rows if not math.isnan(row.score.low)),
-        "Differences are paired: in every draw both are of the same prompts.",
+        *interval_notes([(row.name, row.score) for row in result.rows]),
         P_MEANS,
     ]
-    few = [row.name for row in result.rows if math.isnan(row.score.low) and not math.isnan(row.score.value)]
-    if few:
-        notes.append(f"No interval below ten prompts: {', '.join(map(visible, few))}.")
     notes += missing_notes(
         unscored_rows=result.unscored_rows,
         unscored_replies=result.unscored_replies,
@@ -106,6 +103,16 @@ def _notes(
         incomplete=result.incomplete,
     )
     return [line for note in notes if note for line in textwrap.wrap(note, width=report_width())]
+
+
+def interval_notes(scores: Sequence[tuple[str, Estimate]]) -> list[str]:
+    """Return how the intervals of a suite were made, and which rows have none: sentences on (name, score) of rows."""
+    few = [name for name, score in scores if math.isnan(score.low) and not math.isnan(score.value)]
+    return [
+        interval_note(score for _, score in scores if not math.isnan(score.low)),
+        "Differences are paired: in every draw both are of the same prompts.",
+        *([f"No interval below ten prompts: {', '.join(map(visible, few))}."] if few else []),
+    ]
 
 
 def missing_notes(
@@ -142,7 +149,8 @@ def missing_notes(
             f"the model's limit."
         )
     for cause, number in left_out.items():
-        notes.append(f"Left out by the suite's rule: {format_count(number)} {visible(cause)}.")
+        rows = f"{format_count(number)} {plural(number, 'row')}"
+        notes.append(f"Left out by the suite's rule: {rows} ({visible(cause)}).")
     if incomplete:
         parts = [
             f"{visible(name)} {format_count(there)}{'' if published is None else f' of {format_count(published)}'}"

@@ -103,11 +103,12 @@ def _training(reader: Reader, done: Mapping[str, Sequence[Outcome]], outcomes: S
         return f"Reward models were trained in {arms}."
     kept = _kept(outcomes, "training")
     steps, epochs, rate = (_several(name, settings) for name in ("steps", "epochs", "lr"))
+    at = f"a learning rate of {rate}" if rate else "the default rate of the model"
     length = f"{steps} steps" if steps else f"{epochs} epochs"
     return (
         f"{what} {_several('model', settings) or 'a base that is not named'} on {_several('dataset', settings)}"
         f"{f' ({kept} after validation data were held out)' if kept else ''}, in {arms}, for {length} of "
-        f"{_several('batch_size', settings)} comparisons at {f'a learning rate of {rate}' if rate else 'the default rate of the model'}."
+        f"{_several('batch_size', settings)} comparisons at {at}."
     )
 
 

@@ -1,0 +1,139 @@
+"""What pages say: every interval with its method, nothing good of a run that did not end, whole sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from judged_folders import write_judged, write_probe
+from rewardlab.analysis.health import WarningSign
+from rewardlab.analysis.precision import precision_card
+from rewardlab.core.files import write_json
+from rewardlab.core.types import Estimate
+from rewardlab.report.build import report_of, tell
+from rewardlab.report.checklist import checklist_section
+from rewardlab.report.curves import training_curves
+from rewardlab.report.document import Beside, Block, Document, Paragraph, Table
+from rewardlab.report.folder import Record, read_folder
+from rewardlab.report.paired import runs_section
+from rewardlab.report.sections import data_section, signs_section
+from run_folders import score_rows, write_run
+
+INTERVAL = re.compile(r"\[-?\d")
+
+
+def tables(document: Document) -> Iterator[Table]:
+    for part in document.parts:
+        for section in part.sections:
+            yield from tables_of(section.blocks)
+
+
+def tables_of(blocks: Sequence[Block]) -> Iterator[Table]:
+    for block in blocks:
+        if isinstance(block, Table):
+            yield block
+        elif isinstance(block, Beside):
+            yield block.table
+
+
+def without_method(found: Iterator[Table]) -> list[str]:
+    """The captions of tables that have intervals and say nothing of how these were made."""
+    return [
+        table.caption
+        for table in found
+        if any(INTERVAL.search(cell) for row in table.rows for cell in row)
+        and not any("% intervals: " in note for note in table.notes)
+    ]
+
+
+@pytest.mark.parametrize("write", [write_judged, write_probe, write_run])
+def test_every_table_with_intervals_says_how_they_were_made(write, tmp_path: Path) -> None:
+    folder = write(tmp_path / "it")
+    assert without_method(tables(report_of([tell(read_folder(folder), find_texts=None, draws=20)]))) == []
+
+
+def test_so_does_that_of_paired_differences() -> None:
+    found = runs_section({"a": (score_rows(60, shift=0.2), 1.0), "b": (score_rows(60, shift=1.5), 1.0)})
+    assert without_method(tables_of(found.blocks)) == []
+
+
+def test_a_subset_of_a_suite_that_is_too_small_for_an_interval_is_named(tmp_path: Path) -> None:
+    score = {"value": 0.5, "low": None, "high": None, "n": 7, "method": "fewer than 10 prompts", "level": 0.95}
+    write_json(tmp_path / "suite.llmbar.json", {"suite": "llmbar", "rows": [{"name": "Natural", "score": score}]})
+    write_json(tmp_path / "manifest.json", {"config": {"model": "m"}, "data": [], "tokens": {}, "provenance": {}})
+    (table,) = (
+        one
+        for one in tables(report_of([tell(read_folder(tmp_path), find_texts=None, draws=20)]))
+        if one.caption.startswith("llmbar")
+    )
+    assert "No interval below ten prompts: Natural." in table.notes
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Record:
+    record = replace(read_folder(write_run(tmp_path / "run", reached=30)), signs=())
+    assert not record.finished
+    return record
+
+
+def test_that_a_run_without_an_end_told_no_sign_is_nothing_good(unfinished: Record) -> None:
+    assert signs_section(unfinished).blocks == (Paragraph(text="The run told no warning signs so far.", tone="note"),)
+    (checks,) = checklist_section(unfinished, None).blocks
+    (check,) = (one for one in checks.checks if "warning signs" in one.question)
+    assert (check.answer, check.numbers) == ("not known", "None told so far.")
+
+
+def test_a_sign_is_one_sentence_with_its_name(unfinished: Record) -> None:
+    sign = WarningSign(step=20, name="no_skill", text="the training loss is 0.7.", advice="Look.")
+    (said,) = signs_section(replace(unfinished, signs=(sign,))).blocks
+    assert said.text.startswith("Step 20, no skill: the training loss is 0.7. ")
+
+
+def test_what_data_share_is_a_sentence_and_phrases_alone_are_no_warning(unfinished: Record) -> None:
+    shared = {
+        "evaluation_with_training": {"rows": 0, "replies": 0, "phrases": 1},
+        "test_with_training": {"rows": 2, "replies": 1, "phrases": 15},
+        "test_with_evaluation": {"rows": 0, "replies": 0, "phrases": 0},
+    }
+    found = data_section(replace(unfinished, manifest={"data": {"shared": shared}})).blocks
+    means = " Phrases are replies that are short or stand in many conversations."
+    assert found == (
+        Paragraph(text=f"The evaluation data share 1 phrase with the training data.{means}", tone="note"),
+        Paragraph(
+            text=f"The test data share 2 rows, 1 reply and 15 phrases with the training data.{means}", tone="warning"
+        ),
+    )
+
+
+@pytest.mark.parametrize(("last", "said"), [(0.7, "0.700 at step 20, the last, which is"), (0.6, "0.6")])
+def test_the_last_evaluation_is_not_told_twice_if_it_is_the_best(unfinished: Record, last: float, said: str) -> None:
+    rows = [{"step": 10.0, "eval_accuracy": 0.65}, {"step": 20.0, "eval_accuracy": last, "eval_accuracy_low": 0.69}]
+    (checks,) = checklist_section(replace(unfinished, rows=rows), None).blocks
+    (check,) = (one for one in checks.checks if "stay at its best" in one.question)
+    assert said in check.numbers
+    assert check.numbers.count("at step 20") == 1
+
+
+def test_a_single_evaluation_is_drawn_at_step_0_with_its_interval(unfinished: Record) -> None:
+    row = {"step": 0.0, "eval_accuracy": 0.4375, "eval_accuracy_low": 0.307, "eval_accuracy_high": 0.577}
+    (chart,) = training_curves(replace(unfinished, rows=[row])).charts
+    assert chart.x.low == 0
+    assert [(dot.at, dot.low, dot.high) for dot in chart.dots] == [((0.0, 0.4375), 0.307, 0.577)]
+    assert chart.legend == ((0, "evaluation data, 95% interval"),)
+    assert chart.words == "0.438 [0.307, 0.577] at step 0 on evaluation data."
+    (chart,) = training_curves(replace(unfinished, rows=[row, {**row, "step": 10.0, "eval_accuracy": 0.5}])).charts
+    assert chart.words.startswith("From 0.438 [0.307, 0.577] at step 0 to 0.500 [0.307, 0.577] at step 10")
+    assert not chart.dots
+
+
+def test_a_change_of_accuracy_that_is_rounded_to_zero_has_no_minus() -> None:
+    rows = score_rows(60)
+    card = precision_card({"float32": rows, "bf16": rows}, beta=1.0, num_available=60, seed=0)
+    least = Estimate(value=0.0178, low=-0.0001, high=0.0357, n=60, method="score interval")
+    measures = {**card.measures, "bf16": {**card.measures["bf16"], "accuracy − float32's": least}}
+    (verdict,) = replace(card, measures=measures).verdicts()
+    assert verdict.evidence.endswith("accuracy changes by +0.018 [+0.000, +0.036].")
