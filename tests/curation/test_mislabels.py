@@ -388,7 +388,7 @@ def test_flags_that_are_right_are_found_to_be_worth_something():
     worth = measure_worth([heads[0], *right], pairs.turned_round(wrong), replace(RULE, below=0.45), num_seeds=2)
     assert worth.removed == pytest.approx(wrong.mean() * 480, rel=0.05)
     assert [effect.verdict for effect in worth.effects] == ["better", "better"]
-    assert "are better than all rows" in worth.sentences()[0]
+    assert "are better than heads on all rows" in worth.sentences()[0]
     assert worth.accuracy["without the flagged"].value < 0.7, "held-out rows are never cleaned"
 
 

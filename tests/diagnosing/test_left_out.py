@@ -88,6 +88,26 @@ def test_a_control_without_what_it_is_shown_beside_is_left_out_and_the_report_sa
         assert "Random negatives was not run: of some seed nothing was held out" in report
 
 
+def test_intervals_say_how_they_were_made_and_none_is_over_seeds_that_change_nothing():
+    full = HONEST["full"]
+    found = judge_all(HONEST, Limits())
+    facts = {"what": "m", "comparisons": 400, "conversations": 400, "num_seeds": 5}
+    diagnosis = Diagnosis(
+        findings=found,
+        full=full.over_seeds(),
+        full_conversations=full.over_conversations(),
+        full_test=None,
+        ceiling=None,
+        facts=facts,
+    )
+    assert any(one.seeds.low == one.seeds.high for control in found for one in control.measured)
+    for report in (" ".join(text_report(diagnosis).split()), markdown_report(diagnosis)):
+        assert "over seeds: 95% intervals: t interval over 5 seeds; the same with all 5 seeds" in report
+        assert "over conversations: 95% intervals: score interval" in report
+        assert "0.500 [0.500, 0.500]" not in report
+        assert "0.500 [—]" in report
+
+
 # --- training runs -------------------------------------------------------------------------------------------
 
 

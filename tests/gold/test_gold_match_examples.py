@@ -19,6 +19,7 @@ from rewardlab.gold.matching.report import json_report, page, text_report
 from rewardlab.gold.matching.run import match
 from rewardlab.gold.proxies import Proxy
 from rewardlab.report.markdown import markdown_page
+from told_tables import tables, without_method
 
 
 def drawn(rows: int = 60, replies: int = 3) -> list[GoldRow]:
@@ -125,3 +126,11 @@ def test_long_texts_are_cut_and_control_characters_are_written_out(tmp_path: Pat
     text = text_report(match(MatchConfig.of(**files(tmp_path, rows, small=scored(rows)), num_examples=1)))
     assert "more characters)" in text
     assert "\x1b" not in text
+
+
+def test_every_table_of_the_page_says_how_its_intervals_were_made(tmp_path: Path) -> None:
+    rows = drawn()
+    proxies = {"small": scored(rows), "other": scored(rows, seed=2), "good": gold_of(rows)}
+    shown = list(tables(page(match(MatchConfig.of(**files(tmp_path, rows, **proxies))))))
+    assert {"Match on test, paired", "Which may be the best", "Scores on test"} <= {table.caption for table in shown}
+    assert without_method(shown) == []

@@ -25,6 +25,7 @@ from rewardlab.report.extras import (
     suites_section,
 )
 from rewardlab.report.folder import EnsembleRecord, read_folder
+from rewardlab.report.from_scores import RANKS
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.mistakes import KnownTexts
 from rewardlab.report.page import html_page
@@ -165,10 +166,13 @@ def test_rankings_and_soft_labels_are_told_where_there_are_some(tmp_path: Path) 
     told = tell(read_folder(tmp_path), find_texts=None, draws=20)
     assert told.judgement is not None
     text = markdown_page(report_of([told]))
-    for name in ("kendall tau", "ndcg", "best of k", "regret", "kwise spearman", "agreement with soft labels"):
+    for name in (*list(RANKS.values())[:5], "agreement with soft labels"):
         assert f"| {name} | " in text
     tau = told.judgement["eval_kendall_tau"]
-    assert rf"| kendall tau | {tau.value:.3f} \[{tau.low:.3f}, {tau.high:.3f}\] | 30 |" in text
+    assert (
+        rf"| mean Kendall's τ of the replies to a prompt | {tau.value:.3f} \[{tau.low:.3f}, {tau.high:.3f}\] | 30 |"
+        in text
+    )
 
 
 def in_eval(folder: Path, **config: object) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,37 +15,12 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.build import report_of, tell
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.curves import training_curves
-from rewardlab.report.document import Beside, Block, Document, Paragraph, Table
+from rewardlab.report.document import Paragraph
 from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.paired import runs_section
 from rewardlab.report.sections import data_section, signs_section
 from run_folders import score_rows, write_run
-
-INTERVAL = re.compile(r"\[-?\d")
-
-
-def tables(document: Document) -> Iterator[Table]:
-    for part in document.parts:
-        for section in part.sections:
-            yield from tables_of(section.blocks)
-
-
-def tables_of(blocks: Sequence[Block]) -> Iterator[Table]:
-    for block in blocks:
-        if isinstance(block, Table):
-            yield block
-        elif isinstance(block, Beside):
-            yield block.table
-
-
-def without_method(found: Iterator[Table]) -> list[str]:
-    """The captions of tables that have intervals and say nothing of how these were made."""
-    return [
-        table.caption
-        for table in found
-        if any(INTERVAL.search(cell) for row in table.rows for cell in row)
-        and not any("% intervals: " in note for note in table.notes)
-    ]
+from told_tables import tables, tables_of, without_method
 
 
 @pytest.mark.parametrize("write", [write_judged, write_probe, write_run])

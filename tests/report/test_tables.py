@@ -150,3 +150,27 @@ def test_a_table_fits_the_terminal(monkeypatch, columns: str, widest: int) -> No
     lines = text_table(["model", "accuracy", "NLL", "margin", "ECE"], [["bag of words", *cells]]).splitlines()
     assert max(map(width, lines)) <= widest
     assert sum(line.count("0.734") for line in lines) == 4
+
+
+def test_no_word_is_broken_while_a_column_can_stand_below() -> None:
+    cells = [[name, *["-0.012 [-0.088, 0.061]"] * 3, "nothing"] for name in ("politeness", "white space")]
+    table = text_table(["texts", "shift", "size", "accuracy", "moves"], cells, max_width=88)
+    assert {line.split("  ")[0] for line in table.splitlines() if line.startswith("pol")} == {"politeness"}
+    assert "nothing" in table
+
+
+def test_a_name_that_has_to_be_broken_is_broken_at_its_parts() -> None:
+    cell = "0.73 [0.69, 0.77]"
+    lines = text_table(["arm", "accuracy"], [["slow_and_steady_wins", cell]], max_width=32).splitlines()
+    assert lines[2:] == [f"slow_and_      {cell}", "steady_wins"]
+
+
+def test_a_table_below_repeats_the_columns_that_tell_its_rows_apart() -> None:
+    cell = "0.73 [0.69, 0.77]"
+    rows = [["gold", "0–14", cell, "<0.001"], ["gold", "15–29", cell, "0.010"]]
+    assert text_table(["evidence", "steps", "moved", "p"], rows, max_width=38).splitlines()[5:] == [
+        "evidence  steps       p",
+        "--------  -----  ------",
+        "gold      0–14   <0.001",
+        "gold      15–29   0.010",
+    ]

@@ -12,7 +12,7 @@ from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.core.types import Estimate
 from rewardlab.diagnosing.verdicts import LEVEL, NAMES, Finding
 from rewardlab.report.ceiling import ceiling_note
-from rewardlab.report.tables import format_estimate, report_width, text_table
+from rewardlab.report.tables import column_notes, format_estimate, over_seeds, report_width, text_table
 
 NOTHING_HELD_OUT: Final = "of some seed nothing was held out on which it could be judged"
 
@@ -62,6 +62,7 @@ def text_report(diagnosis: Diagnosis) -> str:
     """Return the report for a terminal."""
     width = report_width()
     blocks = [_facts(diagnosis), diagnosis.headline, _table(diagnosis)]
+    blocks.append("\n".join(textwrap.fill(line, width=width) for line in _methods(diagnosis)))
     blocks += [textwrap.fill(line, width=width) for line in _ceiling(diagnosis)]
     for found in diagnosis.findings:
         lines = [f"{NAMES[found.control]}: {found.verdict.upper()}"]
@@ -83,7 +84,7 @@ def markdown_report(diagnosis: Diagnosis) -> str:
             rows.append([first, one.name, *_both(one.seeds, one.conversations), verdict])
     lines = ["# Controls", "", _facts(diagnosis), "", diagnosis.headline, ""]
     lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
-    lines += [part for line in _ceiling(diagnosis) for part in ("", line)]
+    lines += [part for line in (*_methods(diagnosis), *_ceiling(diagnosis)) for part in ("", line)]
     for found in diagnosis.findings:
         lines += ["", f"**{NAMES[found.control].capitalize()}: {found.verdict}.** {found.sentence}", ""]
         lines += [f"Expects {found.expects} {' '.join(_details(found))}".rstrip()]
@@ -114,7 +115,18 @@ def _ceiling(diagnosis: Diagnosis) -> list[str]:
 
 
 def _both(seeds: Estimate, conversations: Estimate) -> list[str]:
-    return [format_estimate(seeds), format_estimate(conversations)]
+    return [format_estimate(over_seeds(seeds)), format_estimate(conversations)]
+
+
+def _methods(diagnosis: Diagnosis) -> list[str]:
+    """Return how the intervals of the table were made: a line for each column."""
+    measured = [one for found in diagnosis.findings for one in found.measured]
+    return column_notes(
+        {
+            "over seeds": [over_seeds(own) for own in (diagnosis.full, *(one.seeds for one in measured))],
+            "over conversations": [diagnosis.full_conversations, *(one.conversations for one in measured)],
+        }
+    )
 
 
 def _facts(diagnosis: Diagnosis) -> str:

@@ -20,7 +20,7 @@ from rewardlab.report.robustness import MOVES, left_out_notes, moves
 from rewardlab.report.run import command
 from rewardlab.report.sections import comparison
 from rewardlab.report.suites import MARK, P_MEANS, interval_notes, missing_notes, p_text
-from rewardlab.report.tables import column_notes, format_count, interval_note
+from rewardlab.report.tables import column_notes, format_count, interval_note, over_seeds
 
 TIES_MEAN = "ties at random: the score where ties are broken at random (½ for a pair, 1/k at the top)."
 
@@ -200,13 +200,13 @@ def controls_section(record: Record) -> Section:
         own = _mapping(record.controls.get("model_itself"))
         rows = [("the model itself", "held out", *_over(own, "over_seeds", "over_conversations"), "")]
         drawn = [estimate_of(own.get("over_conversations"))]
-        over_seeds = [estimate_of(own.get("over_seeds"))]
+        seeds = [estimate_of(own.get("over_seeds"))]
         for control in found:
             for number, one in enumerate(_list(control.get("measured"))):
                 first = (control_name(control), str(control.get("verdict"))) if number == 0 else ("", "")
                 rows.append((first[0], str(one.get("name")), *_over(one, "seeds", "conversations"), first[1]))
                 drawn.append(estimate_of(one.get("conversations")))
-                over_seeds.append(estimate_of(one.get("seeds")))
+                seeds.append(estimate_of(one.get("seeds")))
         blocks += [
             Paragraph(text=f"{record.controls.get('what')}. {record.controls.get('headline')}"),
             with_intervals(
@@ -216,7 +216,9 @@ def controls_section(record: Record) -> Section:
                 estimates=drawn,
                 label="accuracy",
                 mark=0.5,
-                notes=column_notes({"over seeds": _known(over_seeds), "over conversations": _known(drawn)}),
+                notes=column_notes(
+                    {"over seeds": list(map(over_seeds, _known(seeds))), "over conversations": _known(drawn)}
+                ),
             ),
         ]
         blocks += [
@@ -239,8 +241,9 @@ def control_name(control: Mapping[str, Any]) -> str:
     return str(control.get("control")).replace("_", " ")
 
 
-def _over(part: Mapping[str, Any], *names: str) -> tuple[str, ...]:
-    return tuple(shown(estimate_of(part.get(name))) for name in names)
+def _over(part: Mapping[str, Any], seeds: str, conversations: str) -> tuple[str, ...]:
+    own = estimate_of(part.get(seeds))
+    return shown(None if own is None else over_seeds(own)), shown(estimate_of(part.get(conversations)))
 
 
 def precision_section(record: Record) -> Section:

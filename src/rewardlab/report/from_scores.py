@@ -32,6 +32,16 @@ from rewardlab.report.tables import column_notes, format_count
 
 RATES: Final = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
 """Rate at a threshold -> its column."""
+RANKS: Final = {
+    "eval_kendall_tau": "mean Kendall's τ of the replies to a prompt",
+    "eval_kwise_spearman": "mean Spearman's ρ of the replies to a prompt",
+    "eval_ndcg": "mean NDCG of the replies to a prompt",
+    "eval_best_of_k": "share of prompts whose best reply has the highest score",
+    "eval_regret": "mean loss of taking the highest score (0 the best reply, 1 the worst)",
+    "eval_gold_regret": "mean gold score lost by taking the highest score",
+    "eval_gold_spearman": "Spearman's ρ of scores and gold scores over all replies",
+}
+"""Number about rankings -> what a reader is told that it is."""
 SIDE_BY_SIDE: Final = 33
 """Characters that fit below a chart in spans such as −231…−20, in wide fonts."""
 
@@ -147,7 +157,7 @@ def ranking_section(judgement: Judgement) -> Section:
         names.pop("the most agreement that these labels allow")
     kwise = ("kendall", "ndcg", "best", "gold", "regret", "kwise")
     names |= {
-        metric.removeprefix("eval_").replace("_", " "): metric
+        RANKS.get(metric, metric.removeprefix("eval_").replace("_", " ")): metric
         for metric in judgement.estimates
         if metric not in known and any(word in metric for word in kwise)
     }
@@ -221,7 +231,10 @@ def slices_section(judgement: Judgement) -> Section:
 def _numbers(judgement: Judgement, names: Mapping[str, str], *, caption: str) -> Table:
     """Return estimates as a table; missing ones are left out."""
     there = {name: judgement.estimates[metric] for name, metric in names.items() if metric in judgement.estimates}
-    notes = column_notes({name: [estimate] for name, estimate in there.items()})
+    notes = [
+        "observations: comparisons, or prompts where one has several comparisons",
+        *column_notes({name: [estimate] for name, estimate in there.items()}),
+    ]
     return Table(
         caption=caption,
         header=("number", "value", "observations"),

@@ -11,14 +11,21 @@ import re
 import shutil
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
 
 _GAP = "  "
 _MIN_TEXT_WIDTH = 8
+_WORD_SHARE = 4
+"""A column is not narrowed below its longest word, unless that takes more than one in so many of all columns."""
+_MOST_KEYS = 3
+"""Most columns that stand again in a table below."""
 _NARROWEST, _WIDEST = 40, 100
-_NUMBER = re.compile(r"—|[-+]?(\d[\d,]*(\.\d+)?|inf)%?( \[.*\])?")
+_NUMBER = re.compile(r"—|<?[-−+]?(\d[\d,]*(\.\d+)?|inf)( ?%)?( \[.*\])?")
+_PIECES = re.compile(r"[^-_/.,:]*[-_/.,:]?")
+"""Parts of a long word, after which it may be broken."""
 
 
 def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 3) -> str:
@@ -42,6 +49,13 @@ def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 
     return f"{number(estimate.value)}{unit} [{number(estimate.low)}, {number(estimate.high)}]"
 
 
+def over_seeds(estimate: Estimate) -> Estimate:
+    """Return a mean over seeds; without an interval where every seed gives the same, which no seed could move."""
+    if estimate.low < estimate.high:
+        return estimate
+    return replace(estimate, low=math.nan, high=math.nan, method=f"the same with all {estimate.n} seeds")
+
+
 def format_count(count: int) -> str:
     """Return a count with separators: ``12,345``."""
     return f"{count:,}"
@@ -60,23 +74,31 @@ def column_notes(columns: Mapping[str, Iterable[Estimate]]) -> list[str]:
     named: dict[str, list[str]] = {}
     for column, estimates in columns.items():
         named.setdefault(interval_note(estimates), []).append(column)
-    return [f"{', '.join(names)}: {note}" for note, names in named.items() if note]
+    # A name with a comma of its own would look like two.
+    return [
+        f"{('; ' if any(',' in name for name in names) else ', ').join(names)}: {note}"
+        for note, names in named.items()
+        if note
+    ]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_width: int | None = None) -> str:
     """Return a table as aligned plain text. Columns of numbers (see the module text) are aligned to the right.
 
     If a table is wider than `max_width` terminal columns, by default `report_width`, text is wrapped inside the widest
-    text columns. Columns that still do not fit follow in a second table below, with the first column repeated. Numbers
-    are never broken: if a single one needs more, the table is wider than `max_width`.
+    text columns, between words. Columns that still do not fit follow in a second table below, with the first column
+    repeated, and as many more as tell the rows apart. Numbers are never broken: if a single one needs more, the table
+    is wider than `max_width`.
     """
     max_width = report_width() if max_width is None else max_width
     cells = _clean([header, *rows])
     numeric = _numeric_columns(cells)
-    widths = _fit([max(map(_width, column)) for column in zip(*cells, strict=True)], numeric, max_width)
+    columns = list(zip(*cells, strict=True))
+    widths = _fit([max(map(_width, column)) for column in columns], _floors(columns, max_width), numeric, max_width)
     if (fitting := _num_fitting(widths, max_width)) < len(widths):
         above = text_table(cells[0][:fitting], [row[:fitting] for row in cells[1:]], max_width=max_width)
-        left = [[row[0], *row[fitting:]] for row in cells]
+        keys = _num_keys(cells[1:], fitting)
+        left = [[*row[:keys], *row[fitting:]] for row in cells]
         return f"{above}\n\n{text_table(left[0], left[1:], max_width=max_width)}"
     lines = []
     for row in cells:
@@ -106,6 +128,14 @@ def _num_fitting(widths: list[int], max_width: int) -> int:
     return len(widths)
 
 
+def _num_keys(rows: Sequence[Sequence[str]], fitting: int) -> int:
+    """Return how many of the first columns tell the rows apart; one if that would take too many."""
+    for number in range(1, min(_MOST_KEYS, fitting - 1) + 1):
+        if len({tuple(row[:number]) for row in rows}) == len(rows):
+            return number
+    return 1
+
+
 def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the cells, each on one line and with control characters escaped, since names come from data files."""
     assert rows[0], "a table has at least one column"
@@ -119,12 +149,19 @@ def _numeric_columns(cells: list[list[str]]) -> list[bool]:
     return [bool(column) and all(_NUMBER.fullmatch(cell) for cell in column) for column in body]
 
 
-def _fit(widths: list[int], numeric: list[bool], max_width: int) -> list[int]:
+def _floors(columns: Sequence[Sequence[str]], max_width: int) -> list[int]:
+    """Return the width of each column's longest word, within limits."""
+    most = max(max_width // _WORD_SHARE, _MIN_TEXT_WIDTH)
+    longest = [max(_width(word) for cell in column for word in [*cell.split(), ""]) for column in columns]
+    return [min(max(width, _MIN_TEXT_WIDTH), most) for width in longest]
+
+
+def _fit(widths: list[int], floors: list[int], numeric: list[bool], max_width: int) -> list[int]:
     """Return widths that fit: the widest text column is narrowed step by step until the table fits or no text column
     can be narrowed."""
     widths = list(widths)
     while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
-        text = [column for column, width in enumerate(widths) if not numeric[column] and width > _MIN_TEXT_WIDTH]
+        text = [column for column, width in enumerate(widths) if not numeric[column] and width > floors[column]]
         if not text:
             break
         widths[max(text, key=widths.__getitem__)] -= 1
@@ -132,7 +169,8 @@ def _fit(widths: list[int], numeric: list[bool], max_width: int) -> list[int]:
 
 
 def _wrap(cell: str, width: int) -> list[str]:
-    """Return lines of at most `width` terminal columns, broken between words and inside words that are too long."""
+    """Return lines of at most `width` terminal columns, broken between words and inside words that are too long: after
+    a hyphen and the like if there is one."""
     lines = [""]
     for word in cell.split(" "):
         candidate = f"{lines[-1]} {word}" if lines[-1] else word
@@ -141,10 +179,13 @@ def _wrap(cell: str, width: int) -> list[str]:
             continue
         if lines[-1]:
             lines.append("")
-        for letter in word:
-            if _width(lines[-1] + letter) > width:
+        for piece in _PIECES.findall(word):
+            if lines[-1] and _width(lines[-1] + piece) > width:
                 lines.append("")
-            lines[-1] += letter
+            for letter in piece:
+                if _width(lines[-1] + letter) > width:
+                    lines.append("")
+                lines[-1] += letter
     return lines
 
 

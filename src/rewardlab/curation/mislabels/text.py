@@ -195,7 +195,7 @@ def _worth(worth: Worth) -> str:
                     "NLL": [effect.loss for effect in worth.effects],
                 }
             ),
-            "p: sign flips by prompt of the change of accuracy, after Holm's correction for both lines",
+            _wrapped("p: sign flips by prompt of the change of accuracy, after Holm's correction for both lines"),
             *map(_wrapped, worth.sentences()),
         ]
     )

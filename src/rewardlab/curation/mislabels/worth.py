@@ -80,10 +80,11 @@ class Worth:
         for effect in self.effects:
             points = f"{100 * effect.accuracy.value:+.1f} points [{100 * effect.accuracy.low:+.1f}, "
             points += f"{100 * effect.accuracy.high:+.1f}]"
+            others = "heads on all rows" if effect.against == ARMS[0] else "heads without as many random rows"
             told = {
-                "none": f"No effect can be told against {effect.against}: {points}. That is the usual answer.",
-                "better": f"Heads without the flagged rows are better than {effect.against}: {points}.",
-                "worse": f"Heads without the flagged rows are worse than {effect.against}: {points}. Keep the rows.",
+                "none": f"No effect can be told against {others}: {points}. That is the usual answer.",
+                "better": f"Heads without the flagged rows are better than {others}: {points}.",
+                "worse": f"Heads without the flagged rows are worse than {others}: {points}. Keep the rows.",
             }
             found.append(told[effect.verdict])
         return found

@@ -22,14 +22,22 @@ from rewardlab.gold.pages import counted, finding_paragraph, finding_text, grave
 from rewardlab.gold.shown import row_block, row_text
 from rewardlab.report import document
 from rewardlab.report.document import Block, Document, Paragraph, Section, Table
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import (
+    column_notes,
+    format_count,
+    format_estimate,
+    interval_note,
+    report_width,
+    text_table,
+)
 
 MADE_BY: Final = "rewardlab gold match"
 NAME: Final = "match"
 MOST_IN_TERMINAL: Final = 240
 """Characters of a text of a pair that are shown in the terminal; the page has more."""
 SIDE: Final = (
-    "p is of the sign flips by prompt, after Holm's correction for the proxies; the smallest difference is what these "
+    "p is of the sign flips by prompt, after Holm's correction for the proxies; right and wrong alone: pairs that the "
+    "proxy orders as gold does where the other does not, and the other way; the smallest difference is what these "
     "pairs show with 80% power."
 )
 SLICES: Final = (
@@ -191,7 +199,15 @@ def _score_rows(part: PartMatch, names: Sequence[str]) -> list[tuple[str, ...]]:
 def _table(
     part: PartMatch, names: Sequence[str], caption: str, rows: Sequence[tuple[str, ...]], header: Sequence[str]
 ) -> Table:
-    return Table(caption=caption, header=(f"scores, {part.name}", *header), rows=tuple(rows))
+    columns = (part.gold_percentiles, *(part.percentiles[name] for name in names))
+    notes = column_notes({name: list(own.values()) for name, own in zip(header, columns, strict=True)})
+    return Table(
+        caption=caption,
+        header=(f"scores, {part.name}", *header),
+        rows=tuple(rows),
+        notes=tuple(notes),
+        notes_folded=True,
+    )
 
 
 SLICE_HEADER: Final = ("proxy", "slice", "value", "pairs", "match", "apart", "p")
@@ -261,8 +277,31 @@ def _beside(matched: Matched) -> Table:
         )
         for one in matched.beside
     ]
-    header = ("proxy", "against", "match", "its match", "difference", "p", "only it", "only the other", "smallest")
-    return Table(caption=f"Match on {matched.test.name}, paired", header=header, rows=tuple(rows))
+    header = (
+        "proxy",
+        "against",
+        "match",
+        "match of the other",
+        "difference",
+        "p",
+        "right alone",
+        "wrong alone",
+        "smallest difference",
+    )
+    notes = column_notes(
+        {
+            "matches": [own for one in matched.beside for own in (one.difference.second, one.difference.first)],
+            "difference": [one.difference.difference for one in matched.beside],
+            "smallest difference": [one.smallest for one in matched.beside if not math.isnan(one.smallest.value)],
+        }
+    )
+    return Table(
+        caption=f"Match on {matched.test.name}, paired",
+        header=header,
+        rows=tuple(rows),
+        notes=tuple(notes),
+        notes_folded=True,
+    )
 
 
 def _beside_text(one: Beside) -> str:
@@ -280,8 +319,9 @@ def _standings(matched: Matched) -> Table:
         (name, format_estimate(one.rank, digits=1), f"{one.first:.0%}", p_text(one.p_best))
         for name, one in matched.standings.items()
     ]
-    header = ("proxy", "rank by match", "best in so many draws", "p of being the best")
-    return Table(caption="Which may be the best", header=header, rows=tuple(rows))
+    header = ("proxy", "rank by match", "best in so many draws", "p as good as the best")
+    notes = (interval_note(one.rank for one in matched.standings.values()),)
+    return Table(caption="Which may be the best", header=header, rows=tuple(rows), notes=notes)
 
 
 def p_text(value: float) -> str:
