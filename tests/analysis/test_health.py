@@ -188,6 +188,13 @@ def test_what_stays_a_multiple_of_its_median_explodes(name):
     assert "over the last 320 pairs" in sign.text
 
 
+def test_a_loss_that_is_far_above_that_of_a_coin_from_the_start_explodes_and_is_not_overfitting():
+    rows = [both(10 * n, trained=90.0 - 5 * n, acc=0.5, loss=10.0 + 30 * n, half=0.1) for n in range(1, 11)]
+    (sign,) = judge([START, *rows], FACTS)
+    assert (sign.name, sign.step) == ("exploding", 40)
+    assert "the training loss is 70 over the last 320 pairs, where a coin toss has 0.693." in sign.text
+
+
 def test_one_spike_a_hard_batch_of_a_good_model_and_a_row_of_few_pairs_are_none():
     usual = [training(10 * n, loss=0.6) for n in range(1, 9)]
     assert judge([*usual, training(90, loss=30.0, grad_norm=900.0), training(100, loss=0.6)], FACTS) == []

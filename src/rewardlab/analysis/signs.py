@@ -157,11 +157,12 @@ def _overfitting(history: History) -> str | None:
 def _fitted_better(history: History, best: Values, now: Values) -> str | None:
     """Return a text on how the training loss fell since `best`.
 
-    None if it did not fall, or is not below the loss of the evaluation.
+    None if it did not fall, or is not below the loss of the evaluation and that of a coin: a model that is worse on
+    its training data than a coin has memorised nothing.
     """
     first, last = best.get("train_eval_loss"), now.get("train_eval_loss")
     if first is not None and last is not None:
-        better = last < first and now.get("gap_loss_low", 0.0) > 0
+        better = last < min(first, LOG_2) and now.get("gap_loss_low", 0.0) > 0
         return f"that of the watched training rows went from {first:.3f} to {last:.3f}" if better else None
     after = [row for row in history.trained if row["step"] > best["step"]]
     until = [row for row in history.trained if row["step"] <= best["step"]][-len(after) :] or after[:1]
@@ -169,7 +170,7 @@ def _fitted_better(history: History, best: Values, now: Values) -> str | None:
     if not recent or not until:
         return None
     first, last = _mean(until, "train_nll"), _mean(recent, "train_nll")
-    if last < first and last < now.get("eval_loss_low", -math.inf):
+    if last < min(first, LOG_2) and last < now.get("eval_loss_low", -math.inf):
         return f"the training loss went from {first:.3f} to {last:.3f}"
     return None
 
@@ -217,7 +218,8 @@ def _no_skill(history: History) -> str | None:
 
 
 def _exploding(history: History) -> str | None:
-    """Report a loss or gradient norm far above what it was, for more than one batch."""
+    """Report a loss or gradient norm far above what it was, or a loss far above that of a coin where a healthy model
+    has learned something, for more than one batch."""
     recent = _recent(history.trained)
     if not recent:
         return None
@@ -229,6 +231,10 @@ def _exploding(history: History) -> str | None:
         loss = statistics.median_low(row["train_loss"] for row in recent)
         if loss > LOSS_TIMES * max(usual, LOG_2):
             return f"the training loss is {loss:.3g} over {_rows(recent)}; its median before was {usual:.3g}."
+    # A rate that is far too high from the first step has no better median before.
+    nlls = [row["train_nll"] for row in recent if "train_nll" in row]
+    if history.settled and nlls and (nll := statistics.median_low(nlls)) > LOSS_TIMES * LOG_2:
+        return f"the training loss is {nll:.3g} over {_rows(recent)}, where a coin toss has {LOG_2:.3f}."
     norms = [row["grad_norm"] for row in before if "grad_norm" in row]
     now = [row["grad_norm"] for row in recent if "grad_norm" in row]
     if now and len(norms) >= FEWEST_ROWS:
