@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from rewardlab.core.types import Estimate
 from rewardlab.report.charts import NUM_SERIES, Axis, Chart, Dot, Line, Point, Rule, axis, band, line
 from rewardlab.report.document import Charts
 from rewardlab.report.folder import Record
+from rewardlab.report.tables import format_estimate
 
 EVALUATED: Final = {
     "eval_accuracy": ("Accuracy", "share ranked as labelled"),
@@ -150,7 +152,8 @@ def _words(points: Sequence[Point], limits: Sequence[tuple[float, float, float]]
         if step not in intervals:
             return f"{value:.4g} at step {step:,.0f}"
         low, high = intervals[step]
-        return f"{value:.3f} [{low:.3f}, {high:.3f}] at step {step:,.0f}"
+        estimate = Estimate(value=value, low=low, high=high, n=0, method="")
+        return f"{format_estimate(estimate)} at step {step:,.0f}"
 
     if len(points) == 1:
         return f"{said(last, ends)}{of}."

@@ -15,7 +15,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.charts import Axis, Chart, axis
 from rewardlab.report.tables import format_estimate
 
-_NUMBER: Final = re.compile(r"|—|<?[-−+]?(\d[\d,]*(\.\d+)?|inf)( ?%)?( \[.*\])?")
+_NUMBER: Final = re.compile(r"|—|<?[-−+]?(\d[\d,]*(\.\d+)?(e[+-]\d+)?|inf)( ?%)?( \[.*\])?")
 Tone = Literal["plain", "note", "warning", "alarm", "good"]
 
 

@@ -23,7 +23,10 @@ _WORD_SHARE = 4
 _MOST_KEYS = 3
 """Most columns that stand again in a table below."""
 _NARROWEST, _WIDEST = 40, 100
-_NUMBER = re.compile(r"—|<?[-−+]?(\d[\d,]*(\.\d+)?|inf)( ?%)?( \[.*\])?")
+_LARGE, _HUGE = 1e3, 1e9
+"""Numbers from which on digits are left out, and powers of ten are written."""
+_MOST_DIGITS = 5
+_NUMBER = re.compile(r"—|<?[-−+]?(\d[\d,]*(\.\d+)?(e[+-]\d+)?|inf)( ?%)?( \[.*\])?")
 _PIECES = re.compile(r"[^-_/.,:]*[-_/.,:]?")
 """Parts of a long word, after which it may be broken."""
 
@@ -32,14 +35,20 @@ def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 
     """Return ``0.734 [0.695, 0.771]``, or ``73.4% [69.5, 77.1]`` as a percentage.
 
     `digits` counts decimals of the value as a fraction, so 3 shows one decimal of a per cent. Without an interval the
-    brackets hold a dash (``0.734 [—]``), and without data the cell is a dash.
+    brackets hold a dash (``0.734 [—]``), and without data the cell is a dash. Numbers of a thousand and more have
+    `_MOST_DIGITS` digits, and separators: ``-1,316.5 [-1,437.5, -1,195.2]``.
     """
     if math.isnan(estimate.value):
         return "—"
     factor, decimals = (100.0, max(digits - 2, 0)) if percent else (1.0, digits)
 
+    ends = (estimate.value, estimate.low, estimate.high)
+    largest = max(abs(end) for end in ends if math.isfinite(end)) if any(map(math.isfinite, ends)) else 0.0
+    if largest >= _LARGE:
+        decimals = max(min(decimals, _MOST_DIGITS - 1 - math.floor(math.log10(largest))), 0)
+
     def number(value: float) -> str:
-        text = f"{value * factor:.{decimals}f}"
+        text = f"{value:.{_MOST_DIGITS}g}" if largest >= _HUGE else f"{value * factor:,.{decimals}f}"
         # A small negative number is rounded to "-0.000", which looks like a mistake.
         return text.removeprefix("-") if not text.strip("-0.") else text
 

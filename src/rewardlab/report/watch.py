@@ -30,7 +30,7 @@ TRAINED: Final = {
     "loss": ("train_loss", "{:.4f}"),
     "accuracy": ("train_accuracy", "{:.3f}"),
     "margin": ("train_margin", "{:+.3f}"),
-    "gradient norm": ("grad_norm", "{:.2f}"),
+    "gradient norm": ("grad_norm", "{:.4g}"),
     "learning rate": ("lr", "{:.1e}"),
     "comparisons/s": ("pairs_per_second", "{:.1f}"),
     "memory (GiB)": ("peak_memory_gib", "{:.2f}"),
