@@ -17,6 +17,8 @@ from rewardlab.report.checklist import checklist_section
 from rewardlab.report.curves import training_curves
 from rewardlab.report.document import Paragraph
 from rewardlab.report.folder import Record, read_folder
+from rewardlab.report.markdown import markdown_page
+from rewardlab.report.page import html_page
 from rewardlab.report.paired import runs_section
 from rewardlab.report.sections import data_section, signs_section
 from run_folders import score_rows, write_run
@@ -110,3 +112,19 @@ def test_a_change_of_accuracy_that_is_rounded_to_zero_has_no_minus() -> None:
     measures = {**card.measures, "bf16": {**card.measures["bf16"], "accuracy − float32's": least}}
     (verdict,) = replace(card, measures=measures).verdicts()
     assert verdict.evidence.endswith("accuracy changes by +0.018 [+0.000, +0.036].")
+
+
+def test_an_evaluation_of_suites_alone_is_not_asked_what_only_pairs_can_answer(tmp_path: Path) -> None:
+    score = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 70, "method": "bootstrap", "level": 0.95}
+    write_json(tmp_path / "suite.llmbar.json", {"suite": "llmbar", "rows": [{"name": "Natural", "score": score}]})
+    manifest = {"config": {"model": "m"}, "data": [], "tokens": {"llmbar": {}}, "provenance": {}}
+    write_json(tmp_path / "manifest.json", manifest)
+    text = markdown_page(report_of([tell(read_folder(tmp_path), find_texts=None, draws=20)]))
+    assert "The folder does not say." not in text
+    assert "| yes | 1 suite, 0 files missing or damaged. |" in text
+    assert "longest (tokens)" not in text, "a table of nothing"
+
+
+def test_names_of_settings_are_broken_after_their_parts(unfinished: Record) -> None:
+    page = html_page(report_of([tell(unfinished, find_texts=None, draws=20)]))
+    assert "<dt>eval_<wbr>fraction</dt>" in page

@@ -25,6 +25,7 @@ from rewardlab.report.sections import compared, what
 
 Answer = Literal["yes", "no", "look", "not known"]
 NOTHING = "The folder does not say."
+TITLE = "Checklist after the run"
 LENGTH_TELLS: Final = (
     f"Too few comparisons to tell: length is taken away where {FEWEST_A_SIDE} prompts prefer the longer reply and "
     f"{FEWEST_A_SIDE} the shorter one, at differences of about the same size."
@@ -41,6 +42,9 @@ inside is a yes, one outside a no. That an interval contains 1 is not enough, si
 def checklist_section(record: Record, judgement: Judgement | None, against: AgainstBaselines | None = None) -> Section:
     """Return every question with its answer. `against` is the model against its baselines on the same pairs."""
     questions: list[Callable[[], Check]] = [lambda: _collected(record)]
+    if record.suites and not record.evaluations:
+        # Suites are judged by rules of their own: there are no pairs of which the other questions could be answered.
+        return Section(title=TITLE, blocks=(Checklist(checks=(_collected(record), _controls(record))),))
     if record.kind != "eval":
         questions.append(lambda: _model(record))
     questions += [
@@ -59,15 +63,16 @@ def checklist_section(record: Record, judgement: Judgement | None, against: Agai
         lambda: _enough(record),
         lambda: _controls(record),
     ]
-    return Section(title="Checklist after the run", blocks=(Checklist(checks=tuple(ask() for ask in questions)),))
+    return Section(title=TITLE, blocks=(Checklist(checks=tuple(ask() for ask in questions)),))
 
 
 def _collected(record: Record) -> Check:
     rows = f"{number_of(len(record.rows), 'row')} of metrics, " if record.kind == "train" else ""
+    what = "suite" if record.suites and not record.evaluations else "evaluation"
     return Check(
         question="Did it come to its end, with its record complete?",
         answer="look" if record.finished and record.problems else "yes" if record.finished else "no",
-        numbers=f"{rows}{number_of(len(record.evaluations), 'evaluation')}, "
+        numbers=f"{rows}{number_of(len(record.evaluations) or len(record.suites), what)}, "
         f"{number_of(len(record.problems), 'file')} missing or damaged.",
     )
 

@@ -310,6 +310,8 @@ def _tokens(tokens: object) -> list[Block]:
         "tokens": "tokens",
         "longest (tokens)": "longest",
     }
+    if not any(key in part for part in parts for key in columns.values()):
+        return []
     rows = [
         (str(name), *(_whole(part.get(key)) for key in columns.values()))
         for name, part in named.items()
