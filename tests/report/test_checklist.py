@@ -81,6 +81,8 @@ def test_baselines_are_beaten_or_not_by_intervals(record, own, length, words, wa
         ({"test_with_training": {"prompts": "many"}}, "not known"),
         ({"test_with_training": {"prompts": 0}}, "yes"),
         ({"test_with_training": {"prompts": 2}}, "no"),
+        ({"test_with_training": {"prompts": 0, "rows": 0}}, "yes"),
+        ({"test_with_training": {"prompts": 0, "replies": 3, "rows": 3}}, "look"),
     ],
 )
 def test_an_overlap_that_is_unknown_is_not_none(record, shared, wanted):

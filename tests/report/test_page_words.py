@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from rewardlab.core.files import write_json
 from rewardlab.core.types import Estimate
 from rewardlab.report.build import report_of, tell
 from rewardlab.report.checklist import checklist_section
-from rewardlab.report.curves import training_curves
+from rewardlab.report.curves import curves_side_by_side, training_curves
 from rewardlab.report.document import Paragraph
 from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
 from rewardlab.report.paired import runs_section
-from rewardlab.report.sections import data_section, signs_section
+from rewardlab.report.sections import data_section, side_by_side, signs_section
 from run_folders import score_rows, write_run
 from told_tables import tables, tables_of, without_method
 
@@ -128,3 +129,16 @@ def test_an_evaluation_of_suites_alone_is_not_asked_what_only_pairs_can_answer(t
 def test_names_of_settings_are_broken_after_their_parts(unfinished: Record) -> None:
     page = html_page(report_of([tell(unfinished, find_texts=None, draws=20)]))
     assert "<dt>eval_<wbr>fraction</dt>" in page
+
+
+def test_runs_side_by_side_say_which_data_they_are_judged_on(tmp_path: Path) -> None:
+    records = [read_folder(write_run(tmp_path / "ended")), read_folder(write_run(tmp_path / "on", reached=30))]
+    (table, note, _) = side_by_side(records, ["ended", "on"]).blocks
+    assert [row[0] for row in table.rows] == ["ended (test)", "on (step 30)"]
+    assert note.text == (
+        "The data are not of one kind. test: test data, which chose nothing; step 30: evaluation data at step 30, on "
+        "the way."
+    )
+    assert len(side_by_side(records[:1] * 2, ["a", "b"]).blocks) == 2
+    accuracy, *_ = curves_side_by_side(records, ["ended", "on"]).charts
+    assert re.match(r"ended ends at [\d.]+ \[[\d., ]+\] at step 40; on ends at [\d.]+ \[", accuracy.words)

@@ -147,6 +147,8 @@ def _independent(record: Record) -> Check:
     leaks = parts.get("test_with_training")
     found = leaks.get("prompts") if isinstance(leaks, dict) else None
     count = found if isinstance(found, int) and not isinstance(found, bool) else None
+    rows = leaks.get("rows") if isinstance(leaks, dict) else None
+    alike = rows if isinstance(rows, int) and not isinstance(rows, bool) else 0
     if record.kind == "eval":
         return Check(
             question=question, answer="look", numbers="The data were named by hand; see that no training read them."
@@ -157,10 +159,11 @@ def _independent(record: Record) -> Check:
         )
     return Check(
         question=question,
-        answer="not known" if count is None else "no" if count else "yes",
+        answer="not known" if count is None else "no" if count else "look" if alike else "yes",
         numbers="Test data; whether training read their prompts the folder does not say."
         if count is None
-        else f"Test data, {count} of their prompts also in the training data.",
+        else f"Test data, {count:,} of their prompts also in the training data"
+        + (f"; {number_of(alike, 'row')} with a prompt, a first turn or a reply of theirs." if alike else "."),
     )
 
 

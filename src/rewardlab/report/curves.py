@@ -7,7 +7,7 @@ have a band for their 95 % interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rewardlab.core.types import Estimate
@@ -60,7 +60,11 @@ def curves_side_by_side(records: Sequence[Record], names: Sequence[str]) -> Char
         # The bands of many runs would hide each other.
         areas = [band(number, limit) for number, limit in enumerate(limits)] if len(records) <= NUM_SERIES else []
         bands = tuple(area for area in areas if area is not None)
-        last = "; ".join(f"{name} ends at {own[-1][1]:.3f}" for name, own in zip(names, points, strict=True) if own)
+        last = "; ".join(
+            f"{name} ends at {_said(*own[-1], {step: (low, high) for step, low, high in limit})}"
+            for name, own, limit in zip(names, points, limits, strict=True)
+            if own
+        )
         found.append(
             Chart(
                 title=f"{title} on evaluation data",
@@ -147,17 +151,18 @@ def _words(points: Sequence[Point], limits: Sequence[tuple[float, float, float]]
     (first, begins), (last, ends) = points[0], points[-1]
     of = f" {where}" if where else ""
     intervals = {step: (low, high) for step, low, high in limits}
-
-    def said(step: float, value: float) -> str:
-        if step not in intervals:
-            return f"{value:.4g} at step {step:,.0f}"
-        low, high = intervals[step]
-        estimate = Estimate(value=value, low=low, high=high, n=0, method="")
-        return f"{format_estimate(estimate)} at step {step:,.0f}"
-
     if len(points) == 1:
-        return f"{said(last, ends)}{of}."
-    return f"From {said(first, begins)} to {said(last, ends)}{of}."
+        return f"{_said(last, ends, intervals)}{of}."
+    return f"From {_said(first, begins, intervals)} to {_said(last, ends, intervals)}{of}."
+
+
+def _said(step: float, value: float, intervals: Mapping[float, tuple[float, float]]) -> str:
+    """Return a value with its interval, if there is one at its step, and the step."""
+    if step not in intervals:
+        return f"{value:.4g} at step {step:,.0f}"
+    low, high = intervals[step]
+    estimate = Estimate(value=value, low=low, high=high, n=0, method="")
+    return f"{format_estimate(estimate)} at step {step:,.0f}"
 
 
 def _points(record: Record, column: str) -> list[Point]:

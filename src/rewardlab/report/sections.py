@@ -191,7 +191,7 @@ def estimates_table(
 
 def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
     """Return a table with one row for each run, from the evaluation by which it is judged."""
-    parts, notes = {}, []
+    parts, notes, told = {}, [], dict[str, str]()
     on_suites = [name for name, record in zip(names, records, strict=True) if record.judged is None and record.suites]
     for name, record in zip(names, records, strict=True):
         if name in on_suites:
@@ -199,6 +199,7 @@ def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
         if record.judged is None:
             notes.append(f"{name}: holds no evaluation.")
             continue
+        told[record.judged.name.replace("_", " ")] = what(record.judged)
         parts[f"{name} ({record.judged.name.replace('_', ' ')})"] = (
             record.judged.estimates["all"],
             record.judged.counts["all"],
@@ -206,6 +207,9 @@ def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
     blocks: list[Block] = []
     if parts:
         blocks.append(estimates_table(parts, caption="Each run by the evaluation that says most", first="run"))
+    if len(told) > 1:
+        means = "; ".join(f"{name}: {data}" for name, data in told.items())
+        blocks.append(Paragraph(text=f"The data are not of one kind. {means}.", tone="note"))
     blocks += [Paragraph(text=note, tone="warning") for note in notes]
     if on_suites:
         said = f"{', '.join(on_suites)}: judged on public test suites alone, whose scores are below."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rewardlab.core.terminal import number_of
+from rewardlab.core.terminal import number_of, plural
 from rewardlab.experiments.gates import GateVerdict
 from rewardlab.experiments.outcomes import Outcome
 from rewardlab.experiments.plan import Plan
@@ -85,8 +85,9 @@ def _trained(study: Study, reader: Reader, arms: Arms) -> Iterable[str]:
         names = [
             f"{row.arm} ({row.planned - row.seeds} of {row.planned})" for row in arms.rows if row.seeds < row.planned
         ]
+        are = plural(left, "is", "are")
         yield (
-            f"{left} of {planned} runs of judged arms are not done, or cannot be read, and are not described here: "
+            f"{left} of {planned} runs of judged arms {are} not done, or cannot be read, and {are} not described here: "
             f"{', '.join(names)}."
         )
 
