@@ -168,6 +168,7 @@ def test_rankings_and_soft_labels_are_told_where_there_are_some(tmp_path: Path) 
     text = markdown_page(report_of([told]))
     for name in (*list(RANKS.values())[:5], "agreement with soft labels"):
         assert f"| {name} | " in text
+    assert "Compare it with the agreement with these labels, which stands among the ranks." in text
     tau = told.judgement["eval_kendall_tau"]
     assert (
         rf"| mean Kendall's τ of the replies to a prompt | {tau.value:.3f} \[{tau.low:.3f}, {tau.high:.3f}\] | 30 |"

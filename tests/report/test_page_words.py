@@ -106,6 +106,14 @@ def test_a_single_evaluation_is_drawn_at_step_0_with_its_interval(unfinished: Re
     assert not chart.dots
 
 
+def test_mean_and_standard_deviation_of_the_scores_are_each_told_from_where_to_where(unfinished: Record) -> None:
+    rows = [{"step": step, "eval_score_mean": step / 10, "eval_score_std": 0.5} for step in (0.0, 10.0)]
+    (chart,) = training_curves(replace(unfinished, rows=rows)).charts
+    assert chart.words == (
+        "Mean: from 0 at step 0 to 1 at step 10. Standard deviation: from 0.5 at step 0 to 0.5 at step 10."
+    )
+
+
 def test_a_change_of_accuracy_that_is_rounded_to_zero_has_no_minus() -> None:
     rows = score_rows(60)
     card = precision_card({"float32": rows, "bf16": rows}, beta=1.0, num_available=60, seed=0)

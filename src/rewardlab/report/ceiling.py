@@ -23,13 +23,16 @@ def ceiling_line(found: Ceiling) -> str:
     )
 
 
-def ceiling_note(found: Ceiling) -> str:
-    """Return a ceiling in a sentence for use beside accuracies, with a note if it does not bound these."""
+def ceiling_note(found: Ceiling, *, where: str = "") -> str:
+    """Return a ceiling in a sentence for use beside accuracies, with a note if it does not bound these.
+
+    `where` says where the agreement stands with which it is to be compared.
+    """
     beside = ""
     if found.of_agreement:
         beside = " It is not a bound on accuracy, which counts as right the reply that most judges prefer."
     if found.of_agreement and not found.of_strengths:
-        beside += " Compare it with the agreement with these labels."
+        beside += f" Compare it with the agreement with these labels{where}."
     return f"{ceiling_line(found)}{beside}"
 
 

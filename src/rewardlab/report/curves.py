@@ -121,7 +121,7 @@ def _score_spread(record: Record, steps: Axis) -> Chart | None:
         return None
     return Chart(
         title="Scores of evaluation data",
-        words=f"{_words(mean, [], 'on average')} Standard deviation: {_words(std, [], '')}".strip(),
+        words=f"Mean: {_inside(_words(mean, [], ''))} Standard deviation: {_inside(_words(std, [], ''))}".strip(),
         x=steps,
         y=axis("score", _heights([mean, std], []), include=(0.0,)),
         lines=(line(0, mean, marked=True), line(1, std, dashed=True, marked=True)),
@@ -154,6 +154,11 @@ def _words(points: Sequence[Point], limits: Sequence[tuple[float, float, float]]
     if len(points) == 1:
         return f"{_said(last, ends, intervals)}{of}."
     return f"From {_said(first, begins, intervals)} to {_said(last, ends, intervals)}{of}."
+
+
+def _inside(sentence: str) -> str:
+    """Return a sentence as it stands after a colon."""
+    return f"{sentence[:1].lower()}{sentence[1:]}"
 
 
 def _said(step: float, value: float, intervals: Mapping[float, tuple[float, float]]) -> str:

@@ -108,7 +108,7 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
             )
         )
     if isinstance(ceiling, Ceiling):
-        blocks.append(Paragraph(text=ceiling_note(ceiling)))
+        blocks.append(Paragraph(text=ceiling_note(ceiling, where=", which stands among the ranks")))
     elif ceiling is not None and math.isfinite(ceiling.value):
         blocks.append(
             Paragraph(
