@@ -21,7 +21,7 @@ from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
 from rewardlab.report.paired import runs_section
-from rewardlab.report.sections import data_section, side_by_side, signs_section
+from rewardlab.report.sections import data_section, side_by_side, signs_section, speed_section
 from run_folders import score_rows, write_run
 from told_tables import tables, tables_of, without_method
 
@@ -83,6 +83,26 @@ def test_what_data_share_is_a_sentence_and_phrases_alone_are_no_warning(unfinish
             text=f"The test data share 2 rows, 1 reply and 15 phrases with the training data.{means}", tone="warning"
         ),
     )
+
+
+def test_nothing_is_said_of_data_that_are_not_there(unfinished: Record) -> None:
+    none = {"rows": 0, "replies": 0, "phrases": 0}
+    for shared, said in (
+        ({}, "The manifest says nothing about the data."),
+        ({"test_with_training": none}, "The training and test data share no prompt and no reply."),
+        (
+            {"evaluation_with_training": none, "test_with_training": none},
+            "The training, evaluation and test data share no prompt and no reply.",
+        ),
+    ):
+        (block,) = data_section(replace(unfinished, manifest={"data": {"shared": shared}})).blocks
+        assert block.text == said
+
+
+def test_a_probe_has_no_warning_signs_and_no_last_stretch(tmp_path: Path) -> None:
+    record = read_folder(write_probe(tmp_path / "probe"))
+    assert signs_section(record).blocks == ()
+    assert [block.caption for block in speed_section(record).blocks] == ["Time"]
 
 
 @pytest.mark.parametrize(("last", "said"), [(0.7, "0.700 at step 20, the last, which is"), (0.6, "0.6")])

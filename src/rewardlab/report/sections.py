@@ -226,7 +226,7 @@ def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
 
 def signs_section(record: Record) -> Section:
     """Return the warning signs in words, and what to try."""
-    if record.kind == "eval":
+    if record.kind != "train":  # nothing else has steps that could be watched
         return Section(title="Warning signs", blocks=())
     if not record.signs:
         so_far = "" if record.finished else " so far"
@@ -278,8 +278,11 @@ def data_section(record: Record) -> Section:
         for pair, counts in shared.items():
             if isinstance(counts, dict) and any(isinstance(count, int) and count for count in counts.values()):
                 notes.append(_shared(pair, {name: count for name, count in counts.items() if count}))
-        if not notes:
-            blocks.append(Paragraph(text="Training, evaluation and test data share no prompt and no reply."))
+        if shared and not notes:
+            there = {name for pair in shared for name in pair.replace("_", " ").split(" with ")}
+            named = [name for name in ("training", "evaluation", "test") if name in there]
+            listed = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else "parts of the"
+            blocks.append(Paragraph(text=f"The {listed} data share no prompt and no reply."))
     blocks += notes
     if not blocks:
         blocks.append(Paragraph(text="The manifest says nothing about the data.", tone="note"))
@@ -350,7 +353,8 @@ def speed_section(record: Record) -> Section:
         pairs.append(("whole probe", duration(record.probe["seconds"])))
     if not pairs:
         return Section(title="Speed", blocks=())
-    return Section(title="Speed", blocks=(Facts(caption="In the last stretch of the run", pairs=tuple(pairs)),))
+    caption = "In the last stretch of the run" if record.kind == "train" else "Time"
+    return Section(title="Speed", blocks=(Facts(caption=caption, pairs=tuple(pairs)),))
 
 
 def settings_section(record: Record) -> Section:
