@@ -139,3 +139,17 @@ def test_what_arms_are_is_said_line_by_line(tmp_path: Path) -> None:
     found = summarise(finished_study(tmp_path))
     assert "\nplain: nothing added\nsmooth: smoothing\nharsh: " in text_report(found)
     assert "<div><dt>plain</dt><dd>nothing added</dd></div><div><dt>smooth</dt>" in html_page(page(found))
+
+
+def test_arms_of_several_charts_are_numbered_on_and_share_a_scale(tmp_path: Path) -> None:
+    names = [f"an_arm_with_a_long_name_{number}" for number in range(12)]
+    text = HEAD.replace("seeds: [0, 1]", "seeds: 1") + f"arms: {{{', '.join(f'{name}: {{}}' for name in names)}}}\n"
+    skills = {name: 0.55 + 0.03 * number for number, name in enumerate(names)}
+    first, second = arm_charts(summarise(finished_study(tmp_path, text, skills=skills)))
+    assert [chart.title for chart in (first, second)] == [
+        "Accuracy of every arm, 1 of 2",
+        "Accuracy of every arm, 2 of 2",
+    ]
+    assert [*first.x.names, *second.x.names] == [str(number) for number in range(1, 13)]
+    assert "12: an_arm_with_a_long_name_11 " in second.words
+    assert first.y == second.y

@@ -134,12 +134,13 @@ def _searched(study: Study, found: Selection) -> str:
     metric = found.metric.replace("_", " ")
     without = f", {len(found.untold)} of them without a finished run" if found.untold else ""
     dropped = f", {len(found.pruned)} dropped before their last seed" if found.pruned else ""
+    seeds = f"{number_of(len(phase.seeds), 'seed')} each ({', '.join(map(str, phase.seeds))})"
     fresh = sorted(found.fresh.by_seed, key=int) if found.fresh is not None else []
     judged = f", and was run again with fresh seeds ({', '.join(fresh)}), on which it is judged" if fresh else ""
     return (
-        f"The {search_named(found.phase)} tried {number_of(found.tried, 'arm')}{without}{dropped} with "
-        f"{number_of(len(phase.seeds), 'seed')} each ({', '.join(map(str, phase.seeds))}), by {metric} on "
-        f"validation data: " + (f"{found.chosen} was chosen{judged}." if found.chosen else "nothing is chosen yet.")
+        f"The {search_named(found.phase)} tried {number_of(found.tried, 'arm')} with {seeds}{without}{dropped}, by "
+        f"{metric} on validation data: "
+        + (f"{found.chosen} was chosen{judged}." if found.chosen else "nothing is chosen yet.")
     )
 
 

@@ -41,14 +41,25 @@ def arm_charts(summary: Summary) -> Iterator[Chart]:
     }
     for number, column in enumerate(summary.arms.columns):
         shown = [row for row in summary.arms.rows if row.cells[number].estimate is not None]
-        for rows in _divided(shown, MOST_ARMS):
-            yield _arms_chart(column.title, column.quantity, rows, number, ranges)
+        parts = list(_divided(shown, MOST_ARMS))
+        for part, rows in enumerate(parts, start=1):
+            found = _arms_chart(column.title, column.quantity, rows, number, ranges, of=shown)
+            yield replace(found, title=f"{found.title}, {part} of {len(parts)}") if len(parts) > 1 else found
 
 
 def _arms_chart(
-    title: str, quantity: str, rows: Sequence[ArmRow], number: int, ranges: Mapping[str, tuple[float, float]]
+    title: str,
+    quantity: str,
+    rows: Sequence[ArmRow],
+    number: int,
+    ranges: Mapping[str, tuple[float, float]],
+    *,
+    of: Sequence[ArmRow],
 ) -> Chart:
-    """Return one quantity of some arms. `ranges` are the terms of which the plan expected something."""
+    """Return one quantity of some arms, numbered and on the scale of all arms that are drawn (`of`).
+
+    `ranges` are the terms of which the plan expected something.
+    """
     dots, expected = [], {}
     for place, row in enumerate(rows, start=1):
         cell = row.cells[number]
@@ -61,10 +72,11 @@ def _arms_chart(
         for seed, value in cell.by_seed.items():
             text = f"{row.arm}, seed {seed}: {value:.4g}"
             dots.append(Dot(series=1, at=(place + ASIDE / 2, value), low=math.nan, high=math.nan, text=text))
-    x, names = _places([row.arm for row in rows], "arm")
+    x, names = _places([row.arm for row in rows], "arm", first=list(of).index(rows[0]) + 1)
     cells = intervals([row.cells[number].estimate for row in rows])
-    values = [end for row in rows for end in _ends(row.cells[number].estimate, row.cells[number].by_seed.values())]
-    values += [end for ends in expected.values() for end in ends]
+    drawn = [row.cells[number] for row in of]
+    values = [end for cell in drawn for end in _ends(cell.estimate, cell.by_seed.values())]
+    values += [end for cell in drawn for end in ranges.get(cell.term, ())]
     chance = CHANCE.get(quantity)
     told = [f"{names[place - 1]} {low:g} to {high:g}" for place, (low, high) in expected.items()]
     return Chart(
@@ -257,16 +269,17 @@ def _divided(many: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
     yield from (many[start:end] for start, end in itertools.pairwise(ends) if end > start)
 
 
-def _places(names: Sequence[str], label: str) -> tuple[Axis, list[str]]:
-    """Return an axis with names at its ticks and the names: in one row or in two where they fit, else by numbers."""
+def _places(names: Sequence[str], label: str, *, first: int = 1) -> tuple[Axis, list[str]]:
+    """Return an axis with names at its ticks and the names: in one row or in two where they fit, else by numbers, which
+    begin with `first`."""
     count = len(names)
     ticks = tuple(float(number) for number in range(1, count + 1))
     rows = next((rows for rows in (1, 2) if _fit(names, rows)), 0)
     if rows:
         shown, told = tuple(names), list(names)
     else:
-        shown = tuple(f"{number}" for number in range(1, count + 1))
-        told = [f"{number}: {name}" for number, name in enumerate(names, start=1)]
+        shown = tuple(f"{number}" for number in range(first, first + count))
+        told = [f"{number}: {name}" for number, name in enumerate(names, start=first)]
     return Axis(label=label, low=0.5, high=count + 0.5, ticks=ticks, names=shown, staggered=rows == 2), told
 
 
