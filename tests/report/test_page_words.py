@@ -21,6 +21,7 @@ from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
 from rewardlab.report.paired import runs_section
+from rewardlab.report.robustness import moves
 from rewardlab.report.sections import data_section, side_by_side, signs_section, speed_section
 from run_folders import score_rows, write_run
 from told_tables import tables, tables_of, without_method
@@ -170,3 +171,7 @@ def test_runs_side_by_side_say_which_data_they_are_judged_on(tmp_path: Path) -> 
     assert len(side_by_side(records[:1] * 2, ["a", "b"]).blocks) == 2
     accuracy, *_ = curves_side_by_side(records, ["ended", "on"]).charts
     assert re.match(r"ended ends at [\d.]+ \[[\d., ]+\] at step 40; on ends at [\d.]+ \[", accuracy.words)
+
+
+def test_what_changed_texts_move_is_a_list() -> None:
+    assert moves(0.0001, 0.037) == "score (p < 0.001), accuracy (p 0.037)"

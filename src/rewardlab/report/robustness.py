@@ -94,7 +94,7 @@ def moves(p_shift: float, p_accuracy: float) -> str:
         return "too few"
     moved = {"score": p_shift, "accuracy": p_accuracy}
     found = [f"{what} ({_p(p)})" for what, p in moved.items() if p < LEVEL]  # NaN is not below
-    return " ".join(found) or "nothing"
+    return ", ".join(found) or "nothing"
 
 
 def _p(p: float) -> str:
