@@ -35,7 +35,8 @@ class DiagnoseRunConfig:
     train: bool = False
     """Run every control as a training run, instead of fitting heads on frozen states; runs that are done are kept."""
     train_config: Path | None = None
-    """Settings of these runs, as `rewardlab train --config` reads them; the data and the model are those named here."""
+    """Settings of these runs, as `rewardlab train --config` reads them, presets and TRL's files too. Flags given here
+    win over it, but for those that give a setting its default."""
     cache: bool = True
     """Keep states on disk ($REWARDLAB_CACHE/states), where the probe keeps its own."""
     micro_token_budget: int = 8192
@@ -53,6 +54,12 @@ class DiagnoseRunConfig:
             self.train or self.train_config is None,
             "--train-config: says how runs are trained, and none is without --train.",
         )
+        for name, default in (("layers", ("last",)), ("folds", 5), ("kwise_weight", "prompt")):
+            require(
+                not self.train or getattr(self, name) == default,
+                f"--{name.replace('_', '-')}: is of heads on frozen states, and --train fits none. Leave it out"
+                + ("; runs take kwise_weight from --train-config." if name == "kwise_weight" else "."),
+            )
 
 
 @composed

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rewardlab.analysis.ceiling import Ceiling, of_groups
 from rewardlab.artifact.base import require_inputs
-from rewardlab.core.config import config_hash, read_settings, to_mapping
+from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_json, sha256_file, sha256_json, write_json, write_text
 from rewardlab.core.folders import remove
@@ -124,15 +124,13 @@ def _identity(config: DiagnoseConfig) -> str:
     )
     if not config.run.train:
         return config_hash(same)
-    from rewardlab.diagnosing.runs import sources_of
+    from rewardlab.diagnosing.runs import read_train_config, sources_of
 
-    settings = read_settings(config.run.train_config) if config.run.train_config is not None else {}
+    settings = read_train_config(config.run.train_config)
     contents = [fingerprint(source) for source in sources_of(config, config.run.output_dir)]
     files = _files_of(Path(config.model.model))
     # A model that is not a folder is named as before, so that results of earlier versions stay known.
-    return sha256_json(
-        [config_hash(same.replace(train_config=None)), dict(settings), contents, *([files] if files else [])]
-    )
+    return sha256_json([config_hash(same.replace(train_config=None)), settings, contents, *([files] if files else [])])
 
 
 def _files_of(folder: Path) -> dict[str, str]:

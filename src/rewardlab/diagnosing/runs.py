@@ -7,6 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,10 @@ import numpy as np
 
 from rewardlab.artifact.base import open_base, settle_length
 from rewardlab.artifact.load import load
-from rewardlab.core.config import from_mapping, read_settings, to_mapping
+from rewardlab.core.config import from_mapping, read_settings, settings_of, to_mapping
+from rewardlab.core.earlier_names import renamed
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json, write_json
+from rewardlab.core.files import read_json, sha256_file, write_json
 from rewardlab.core.run_folder import MANIFEST
 from rewardlab.core.types import ScoreRow, join_comparisons
 from rewardlab.data.dataset_names import all_named, first_rows_of
@@ -29,7 +31,7 @@ from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.settings.conventions import settle_reading
+from rewardlab.training.settings.conventions import Conventions, settle_reading
 
 logger = logging.getLogger("rewardlab")
 DONE: Final = "control.json"
@@ -141,11 +143,12 @@ def _told(name: str, done: Mapping[str, Any], of: str) -> Iterator[tuple[str, Ma
 
 def _settings(config: DiagnoseConfig, name: str, seed: int, folder: Path, kept: float) -> RewardTrainerConfig | None:
     """Return the settings of a run; None for a random subset if all pairs are of equal length."""
-    values = dict(read_settings(config.run.train_config)) if config.run.train_config is not None else {}
+    values = read_train_config(config.run.train_config)
     own = to_mapping(config)
     for section in (config.data, config.model, config.compute):
         named = to_mapping(section)
-        values |= {setting: own[setting] for setting in named if setting in own and own[setting] != _default(setting)}
+        given = (setting for setting in named if setting in own)
+        values |= {name: own[name] for name in given if name == "model" or own[name] != _default(name)}
     values |= {"output_dir": str(folder), "seed": seed, "diagnostic_seed": seed, "resume": "auto"}
     values |= MODES.get(name, {})
     if name == "random_subset":
@@ -159,6 +162,33 @@ def _settings(config: DiagnoseConfig, name: str, seed: int, folder: Path, kept: 
     if made.data.selection.eval_fraction == 0 and not made.data.selection.eval_dataset:
         raise ConfigError("--train: the runs hold nothing out. Leave --eval-fraction above 0 in --train-config.")
     return made
+
+
+def read_train_config(path: Path | None) -> dict[str, object]:
+    """Return the settings in the file of `--train-config`, as `rewardlab train --config` reads them: what a preset or
+    TRL's conventions fill in is there, under today's names.
+
+    Raises ConfigError as `rewardlab train` does, and for a file of a control.
+    """
+    if path is None:
+        return {}
+    return dict(_as_train_reads(path, sha256_file(path) if path.is_file() else ""))
+
+
+@lru_cache(maxsize=1)
+def _as_train_reads(path: Path, content: str) -> Mapping[str, object]:
+    """`content` is the digest of the file, which is read anew, and told of in the log, only if it has changed."""
+    where, conventions = f"--train-config {path}", Conventions()
+    read = read_settings(path, given_by="--train-config")
+    named, lines = renamed(read, settings_of(RewardTrainerConfig), where)
+    for line in lines:
+        logger.info("%s", line)
+    values = conventions.complete(conventions.translate(named, where))
+    if values.get("diagnostic_mode", "none") != "none":
+        raise ConfigError(f"{where}: diagnostic_mode: diagnose runs all controls, and the model itself. Leave it out.")
+    if values.get("publish_to") is not None:
+        logger.warning("%s: publish_to is left out: the models of controls are not for use", where)
+    return {name: value for name, value in values.items() if not name.startswith("publish_")}
 
 
 def _default(setting: str) -> object:
@@ -198,10 +228,15 @@ def _run(config: RewardTrainerConfig) -> dict[str, Any]:
 def _judged_on_changed(config: RewardTrainerConfig, folder: Path) -> EvalResult:
     """Return the evaluation of a model on the held-out rows of its run, with replies to other prompts."""
     scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
-    changed = config.replace(diagnostic_splits=("eval",))
+    changed = _settled(config).replace(diagnostic_splits=("eval",))
     part = load_data(changed.data, scorer.renderer, seed=config.run.seed, kwise_loss=config.loss.kwise_loss).eval
     groups, _ = token_groups(part, scorer.renderer, config.data.reading.max_drop_fraction, "changed evaluation")
     return evaluate_groups(scorer.model, groups, beta=config.loss.beta, budget=JUDGING_TOKENS, progress="changed pairs")
+
+
+def _settled(config: RewardTrainerConfig) -> RewardTrainerConfig:
+    """Return the settings with what a run decides by the first rows of its data."""
+    return config if config.run.compat == "none" else settle_reading(config, first_rows_of(config.data))
 
 
 def _kept(folder: Path) -> float:
@@ -236,8 +271,7 @@ def _conversations(config: DiagnoseConfig, seeds: Sequence[int], folder: Path) -
     for seed in seeds:
         settings = _settings(config, "full", seed, folder, 1.0)
         assert settings is not None
-        if settings.run.compat != "none":
-            settings = settle_reading(settings, first_rows_of(settings.data))
+        settings = _settled(settings)
         settings = settings.replace(max_seq_len=settle_length(settings.model, settings.data.rendering))
         read = read_named(
             all_named(settings.data),

@@ -1,0 +1,93 @@
+"""`diagnose --train --train-config FILE` trains as `rewardlab train --config FILE` does, and publishes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.diagnosing import runs
+from rewardlab.diagnosing.config import DiagnoseConfig
+from rewardlab.diagnosing.run import _identity
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.presets import PRESETS
+
+
+def configured(folder: Path, text: str) -> DiagnoseConfig:
+    (folder / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    (folder / "run.yaml").write_text(text)
+    data = (str(folder / "pairs.jsonl"),)
+    return DiagnoseConfig.of(model="any", dataset=data, train=True, train_config=folder / "run.yaml")
+
+
+def settings(folder: Path, text: str) -> RewardTrainerConfig:
+    made = runs._settings(configured(folder, text), "full", 0, folder / "runs" / "full" / "seed_0", 1.0)
+    assert made is not None
+    return made
+
+
+def test_a_preset_fills_in_its_settings(tmp_path):
+    made = settings(tmp_path, "preset: proxy-rm\nlr: 0.001\n")
+    assert (made.run.batch_size, made.learning_rate) == (PRESETS["proxy-rm"].settings["batch_size"], 0.001)
+
+
+@pytest.mark.parametrize(
+    "text", ["compat: trl\nper_device_train_batch_size: 4\n", "learning_rate: 1.0e-4\nper_device_train_batch_size: 4\n"]
+)
+def test_a_file_of_trl_is_read_with_its_conventions(text, tmp_path):
+    made = settings(tmp_path, f"{text}dataset_name: theirs\nmodel_name_or_path: theirs\n")
+    assert (made.run.compat, made.run.epochs, made.schedule.lr_scheduler) == ("trl", 3.0, "linear")
+    assert (made.run.batch_size, made.learning_rate, made.data.rendering.truncation) == (4, 1e-4, "drop")
+    assert (made.model.model, made.data.dataset) == ("any", (str(tmp_path / "pairs.jsonl"),))
+
+
+def test_earlier_names_are_known(tmp_path):
+    assert settings(tmp_path, "overlong: drop\n").data.rendering.truncation == "drop"
+
+
+def test_the_model_itself_is_not_trained_as_a_control(tmp_path):
+    with pytest.raises(ConfigError, match="diagnostic_mode: diagnose runs all controls"):
+        settings(tmp_path, "diagnostic_mode: prompt_only\n")
+
+
+def test_models_of_controls_go_to_no_server(tmp_path, log):
+    made = settings(tmp_path, "steps: 3\npublish_to: http://127.0.0.1:9\npublish_every: end\n")
+    assert made.publish.publish_to is None
+    assert log.text.count("publish_to is left out") == 1
+
+
+def test_runs_by_an_earlier_reading_of_a_preset_are_not_taken_for_those_of_today(tmp_path, monkeypatch):
+    plain, named = (_identity(configured(tmp_path, text)) for text in ("steps: 3\n", "steps: 3\npreset: proxy-rm\n"))
+    monkeypatch.setattr(runs, "Conventions", Blind)
+    runs._as_train_reads.cache_clear()
+    assert _identity(configured(tmp_path, "steps: 3\n")) == plain
+    assert _identity(configured(tmp_path, "steps: 3\npreset: proxy-rm\n")) != named
+    runs._as_train_reads.cache_clear()
+
+
+class Blind:
+    """Conventions that fill in nothing."""
+
+    def translate(self, values, where):
+        return dict(values)
+
+    def complete(self, values):
+        return values
+
+
+def test_the_configuration_of_a_run_can_be_named(tmp_path):
+    first = settings(tmp_path, "steps: 3\n")
+    from rewardlab.core.config import to_mapping
+
+    made = settings(tmp_path, json.dumps(to_mapping(first)))
+    assert made == first
+
+
+@pytest.mark.parametrize("own", [{"layers": ("1", "2")}, {"folds": 3}, {"kwise_weight": "comparison"}])
+def test_settings_of_heads_are_refused_beside_training_runs(own):
+    (name,) = own
+    DiagnoseConfig.of(model="any", dataset=("x",), **own)
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: is of heads"):
+        DiagnoseConfig.of(model="any", dataset=("x",), train=True, **own)
