@@ -22,8 +22,8 @@ def configured(folder: Path, text: str) -> DiagnoseConfig:
     return DiagnoseConfig.of(model="any", dataset=data, train=True, train_config=folder / "run.yaml")
 
 
-def settings(folder: Path, text: str) -> RewardTrainerConfig:
-    made = runs._settings(configured(folder, text), "full", 0, folder / "runs" / "full" / "seed_0", 1.0)
+def settings(folder: Path, text: str, control: str = "full") -> RewardTrainerConfig:
+    made = runs._settings(configured(folder, text), control, 0, folder / "runs" / control / "seed_0", 1.0)
     assert made is not None
     return made
 
@@ -91,3 +91,12 @@ def test_settings_of_heads_are_refused_beside_training_runs(own):
     DiagnoseConfig.of(model="any", dataset=("x",), **own)
     with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: is of heads"):
         DiagnoseConfig.of(model="any", dataset=("x",), train=True, **own)
+
+
+def test_true_labels_choose_no_checkpoint_of_shuffled_ones(tmp_path):
+    text = "steps: 200\neval_every: 10\nearly_stopping_patience: 2\n"
+    asked = settings(tmp_path, text)
+    assert (asked.run.interval(200), asked.run.early_stopping_patience) == (10, 2)
+    shuffled = settings(tmp_path, text, "label_shuffle")
+    assert shuffled.run.interval(200) > 200
+    assert shuffled.run.early_stopping_patience is None

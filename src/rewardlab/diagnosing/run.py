@@ -113,7 +113,8 @@ def _identity(config: DiagnoseConfig) -> str:
     """Return the hash of all that decides what is kept of earlier calls.
 
     More seeds, and other limits for the verdicts, are the same. With `--train` it changes with the content of the
-    model's folder, of the data and of `--train-config` too, since runs that are done are not run again.
+    model's folder, of the data and of `--train-config` too, and with what this version sets for each control, since
+    runs that are done are not run again.
     """
     free = DiagnoseRunConfig()
     same = config.replace(
@@ -124,13 +125,12 @@ def _identity(config: DiagnoseConfig) -> str:
     )
     if not config.run.train:
         return config_hash(same)
-    from rewardlab.diagnosing.runs import read_train_config, sources_of
+    from rewardlab.diagnosing.runs import MODES, read_train_config, sources_of
 
     settings = read_train_config(config.run.train_config)
     contents = [fingerprint(source) for source in sources_of(config, config.run.output_dir)]
     files = _files_of(Path(config.model.model))
-    # A model that is not a folder is named as before, so that results of earlier versions stay known.
-    return sha256_json([config_hash(same.replace(train_config=None)), settings, contents, *([files] if files else [])])
+    return sha256_json([config_hash(same.replace(train_config=None)), settings, contents, files, dict(MODES)])
 
 
 def _files_of(folder: Path) -> dict[str, str]:

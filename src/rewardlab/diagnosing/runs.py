@@ -40,7 +40,14 @@ JUDGING_TOKENS: Final = 8192
 """Tokens computed at a time when a run is judged; changes no number."""
 MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "full": {},
-    "label_shuffle": {"diagnostic_mode": "label_shuffle", "diagnostic_shuffle_rate": 0.5},
+    # Only its last step is judged: a checkpoint that the true labels of the held-out conversations choose is not at
+    # chance on them, whatever the shuffled labels taught.
+    "label_shuffle": {
+        "diagnostic_mode": "label_shuffle",
+        "diagnostic_shuffle_rate": 0.5,
+        "eval_every": 1_000_000,
+        "early_stopping_patience": None,
+    },
     "prompt_only": {"diagnostic_mode": "prompt_only"},
     "response_only": {"diagnostic_mode": "response_only"},
     "random_negatives": {"diagnostic_mode": "random_negatives"},
