@@ -22,6 +22,7 @@ from rewardlab.curation.mislabels.noise import confident_count, estimate_noise
 from rewardlab.curation.mislabels.pairs import held_together, nearly_equal, opposites, pairs_of
 from rewardlab.curation.mislabels.planting import TOGETHER, plant
 from rewardlab.curation.mislabels.ranking import flagged_rows, rank
+from rewardlab.curation.mislabels.reasons import _reasons
 from rewardlab.curation.mislabels.text import markdown
 from rewardlab.curation.mislabels.worth import measure_worth
 from rewardlab.data.config import ReadingConfig
@@ -191,6 +192,18 @@ def test_wrong_labels_are_ranked_first_and_all_witnesses_together_beat_each_alon
     assert mistaken[ranking.flagged_N].mean() > 0.8
     alone = [mistaken[np.argsort(row)[: len(top)]].mean() for row in ranking.probability_WN]
     assert mistaken[top].mean() > max(alone)
+
+
+def test_labels_are_ranked_by_the_probability_that_all_witnesses_give_them():
+    pairs, heads, _ = simulated(300, wrong=0.1)
+    ranking = rank(heads, pairs, RULE)
+    assert (np.diff(ranking.together.probability_N(pairs)[ranking.order_N]) >= 0).all()
+
+
+@pytest.mark.parametrize(("longer", "said"), [(1, "1 character longer"), (-2, "2 characters shorter")])
+def test_how_much_longer_the_preferred_reply_is_has_its_noun(longer, said):
+    entry = {"witnesses": {}, "characters": {"preferred": 10 + longer, "other": 10}, "opposite_near_duplicates": []}
+    assert _reasons({**entry, "annotators": None, "strength": None, "label": 1.0}) == [f"the preferred reply is {said}"]
 
 
 def test_a_label_is_flagged_where_enough_witnesses_are_below_the_threshold():

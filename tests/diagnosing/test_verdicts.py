@@ -90,6 +90,13 @@ def test_a_shortcut_fails_the_control_that_is_about_it(changes, fails):
     assert exit_status(judge_all(HONEST, Limits())) == 0
 
 
+def test_what_prompt_only_measured_has_no_interval_over_conversations_on_test_data_either():
+    (found,) = [one for one in judge_all(HONEST, Limits(), test={"prompt_only": TIES}) if one.control == "prompt_only"]
+    assert [one.name for one in found.measured] == ["held out", "test data"]
+    assert all(math.isnan(one.conversations.low) for one in found.measured)
+    assert found.verdict == "pass"
+
+
 def test_what_is_allowed_decides():
     half = {**HONEST, "length_only": arm(0.64, seed=7)}
     by_limit = {

@@ -124,11 +124,7 @@ def _finding(name: str, arms: Arms, limits: Limits, full: Arm, test: Arms) -> Fi
         contrast = Contrast.of([(beside, 1.0), (arm, -1.0)])
         p_value, drop = contrast.p_above(), contrast.estimate()
         band = _band_of_drop(contrast, 0.05, 0.15, truth=0.10)
-    elif name == "prompt_only":
-        # Ties follow from the control, not from a sample: other conversations would tie too, so there is no interval.
-        tied = replace(measured[0].conversations, low=math.nan, high=math.nan, method="nothing is left to chance")
-        measured = [replace(measured[0], conversations=tied)]
-    else:
+    elif name != "prompt_only":
         limit = limit_of(name, limits)
         p_value = Contrast.of([(arm, 1.0), (full, -limit)], 0.5 * (1 - limit)).p_above()
         share = share_of(arm, full)
@@ -137,6 +133,8 @@ def _finding(name: str, arms: Arms, limits: Limits, full: Arm, test: Arms) -> Fi
             band = _band(arm, 0.50, 0.60, truth=0.55)
     if name in test:
         measured.append(_measured("test data", test[name]))
+    if name == "prompt_only":
+        measured = [_without_chance(one) for one in measured]
     return Finding(
         control=name,
         expects=EXPECTS[name],
@@ -158,6 +156,13 @@ def limit_of(name: str, limits: Limits) -> float:
 
 def _measured(name: str, arm: Arm) -> Measured:
     return Measured(name=name, seeds=arm.over_seeds(), conversations=arm.over_conversations())
+
+
+def _without_chance(one: Measured) -> Measured:
+    """Return what prompt only measured. Its ties follow from the control, not from a sample: other conversations would
+    tie too, so there is no interval over them."""
+    tied = replace(one.conversations, low=math.nan, high=math.nan, method="nothing is left to chance")
+    return replace(one, conversations=tied)
 
 
 def _decided(found: Finding, limits: Limits, arms: Arms) -> Finding:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rewardlab.core.terminal import number_of
 from rewardlab.curation.mislabels.lengths import characters
 from rewardlab.curation.mislabels.pairs import Pairs
 from rewardlab.curation.mislabels.ranking import Ranking
@@ -90,7 +91,7 @@ def _reasons(entry: Mapping[str, Any]) -> list[str]:
     reasons.append(
         "both replies are of one length"
         if not longer
-        else f"the preferred reply is {abs(longer):,} characters {'longer' if longer > 0 else 'shorter'}"
+        else f"the preferred reply is {number_of(abs(longer), 'character')} {'longer' if longer > 0 else 'shorter'}"
     )
     if entry["opposite_near_duplicates"]:
         reasons.append(
