@@ -165,6 +165,12 @@ def too_few(number: int, things: str = "prompts") -> str:
     return f"too few {things} ({number})" if number else "no data"
 
 
+def by_conversation(estimate: Estimate) -> Estimate:
+    """Return an estimate with a method that names its clusters conversations instead of prompts."""
+    method = estimate.method.replace("by prompt", "by conversation").replace("few prompts", "few conversations")
+    return replace(estimate, method=method)
+
+
 def cluster_totals(values_NS: FloatArray, clusters: Sequence[str]) -> FloatArray:
     """Return column sums within each cluster, [C, S], in the order of the sorted keys."""
     assert len(clusters) == len(values_NS), f"{len(clusters)} keys for {len(values_NS)} values"

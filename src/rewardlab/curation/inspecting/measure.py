@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,17 +17,12 @@ from rewardlab.analysis import ceiling, stats
 from rewardlab.analysis.annotators import Metric, in_both_orders, krippendorff_alpha
 from rewardlab.analysis.inspection import Judges, LabelBalance, Lengths, spread
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.stats import by_conversation
 from rewardlab.core.types import Estimate
 from rewardlab.curation.inspecting.columns import SYSTEM, Column, Columns
 
 NUM_BINS: Final = 5
 """Number of bins of length differences, with about equal counts."""
-
-
-def by_conversation(estimate: Estimate) -> Estimate:
-    """Return an estimate with a method that names its clusters conversations instead of prompts."""
-    method = estimate.method.replace("by prompt", "by conversation").replace("few prompts", "few conversations")
-    return replace(estimate, method=method)
 
 
 def names_of(roots: npt.NDArray[np.int64]) -> list[str]:

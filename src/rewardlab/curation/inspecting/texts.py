@@ -30,7 +30,7 @@ from rewardlab.core.optional import import_optional
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import Comparison, Conversation, Estimate, Preference
 from rewardlab.curation.inspecting.columns import num_words
-from rewardlab.curation.inspecting.measure import by_conversation, names_of
+from rewardlab.curation.inspecting.measure import names_of
 from rewardlab.data.chat import Renderer
 
 logger = logging.getLogger("rewardlab")
@@ -101,7 +101,7 @@ class Drawn:
         logits = held_out_logits(data, cross_validate(data, penalties=penalties, seed=seed))
         decided = data.labels != 0.5
         outcomes = np.heaviside(np.where(data.labels > 0.5, logits, -logits)[decided], 0.5)
-        return by_conversation(stats.proportion(outcomes, names_of(data.roots_C[decided])))
+        return stats.by_conversation(stats.proportion(outcomes, names_of(data.roots_C[decided])))
 
 
 def _said(turns: Conversation) -> str:

@@ -22,6 +22,7 @@ from scipy.special import log_expit
 from rewardlab.analysis import stats
 from rewardlab.analysis.linear import Comparisons, cross_validate, fold_of_prompts
 from rewardlab.analysis.scaling import fit_temperature
+from rewardlab.analysis.stats import by_conversation
 from rewardlab.core.types import Estimate
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
 from rewardlab.data.splits import Numbers
@@ -147,8 +148,8 @@ def _calibrated(name: str, margin_N: FloatArray, pairs: Pairs, fold_N: Numbers) 
         margin_N=margin_N,
         log_odds_N=log_odds_N,
         temperatures=tuple(temperatures),
-        accuracy=stats.proportion(np.heaviside(towards_N, 0.5), clusters),
-        loss=stats.mean_loss(-log_expit(towards_N), clusters),
+        accuracy=by_conversation(stats.proportion(np.heaviside(towards_N, 0.5), clusters)),
+        loss=by_conversation(stats.mean_loss(-log_expit(towards_N), clusters)),
         num_silent=int((~present_N).sum()),
     )
 

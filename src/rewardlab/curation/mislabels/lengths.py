@@ -56,7 +56,10 @@ def lengths_of(pairs: Pairs, flagged_N: BoolArray) -> Lengths | None:
         return None
     shorter_N = np.array([_shorter(pairs, number) for number in range(len(pairs))])
     clusters_N = np.array(pairs.clusters)
-    flagged, others = (stats.proportion(shorter_N[mask], clusters_N[mask].tolist()) for mask in (flagged_N, ~flagged_N))
+    flagged, others = (
+        stats.by_conversation(stats.proportion(shorter_N[mask], clusters_N[mask].tolist()))
+        for mask in (flagged_N, ~flagged_N)
+    )
     return Lengths(flagged=flagged, others=others)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.ceiling import Ceiling, of_preferences
+from rewardlab.analysis.stats import by_conversation
 from rewardlab.core.types import Estimate
 from rewardlab.curation.mislabels.crossfit import Testimony
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
@@ -68,10 +69,10 @@ def estimate_noise(testimony: Testimony, pairs: Pairs) -> Noise:
     surest = np.argsort(-np.abs(probability_N - 0.5), kind="stable")[:count]
     contradicted = np.where(probability_N == 0.5, 0.5, (probability_N < 0.5).astype(float))[surest]
     return Noise(
-        confident=stats.proportion(wrong_N[sure_N].astype(float), clusters_N[sure_N].tolist()),
+        confident=by_conversation(stats.proportion(wrong_N[sure_N].astype(float), clusters_N[sure_N].tolist())),
         num_confident=int(sure_N.sum()),
         threshold=threshold,
-        at_most=stats.proportion(contradicted, clusters_N[surest].tolist()),
+        at_most=by_conversation(stats.proportion(contradicted, clusters_N[surest].tolist())),
         num_labels=len(pairs),
         ceiling=of_preferences(pairs.preferences),
     )

@@ -19,6 +19,7 @@ import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.influence import auroc
+from rewardlab.analysis.stats import by_conversation
 from rewardlab.core.bars import bar
 from rewardlab.core.types import Estimate
 from rewardlab.curation.mislabels.crossfit import Witness
@@ -156,13 +157,13 @@ def _found(draws: Sequence[_Draw], tops: Sequence[BoolArray], clusters_N: np.nda
 
 def _share(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
     outcomes = np.concatenate([outcome for outcome, _ in parts]).astype(float)
-    return stats.proportion(outcomes, np.concatenate([clusters for _, clusters in parts]).tolist())
+    return by_conversation(stats.proportion(outcomes, np.concatenate([clusters for _, clusters in parts]).tolist()))
 
 
 def _area(draws: Sequence[_Draw], name: str, pairs: Pairs) -> Estimate:
     values = np.concatenate([draw.suspicion[name] for draw in draws])
     wrong = np.concatenate([draw.wrong_N for draw in draws])
-    return auroc(values, wrong, np.tile(pairs.roots_N, len(draws)))
+    return by_conversation(auroc(values, wrong, np.tile(pairs.roots_N, len(draws))))
 
 
 def _less(draws: Sequence[_Draw], name: str, depth: float, clusters_N: np.ndarray) -> Estimate:
@@ -174,4 +175,4 @@ def _less(draws: Sequence[_Draw], name: str, depth: float, clusters_N: np.ndarra
         scale = len(own_N) / max(1, round(depth * len(own_N)))
         values.append(scale * (own_N.astype(float) - all_N.astype(float)))
         clusters += clusters_N.tolist()
-    return stats.mean(np.concatenate(values), clusters)
+    return by_conversation(stats.mean(np.concatenate(values), clusters))

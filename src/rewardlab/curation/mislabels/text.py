@@ -136,7 +136,8 @@ def _planted(planted: Planted) -> str:
         ]
         for one in planted.rankings
     ]
-    estimates = [first.at_depth[depth].precision for depth in depths]
+    found = [*(first.at_depth[depth] for depth in depths), planted.flagged]
+    estimates = [one for top in found for one in (top.precision, top.recall)]
     return "\n".join(
         [
             _wrapped(
@@ -195,7 +196,7 @@ def _worth(worth: Worth) -> str:
                     "NLL": [effect.loss for effect in worth.effects],
                 }
             ),
-            _wrapped("p: sign flips by prompt of the change of accuracy, after Holm's correction for both lines"),
+            _wrapped("p: sign flips by conversation of the change of accuracy, after Holm's correction for both lines"),
             *map(_wrapped, worth.sentences()),
         ]
     )

@@ -25,6 +25,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.linear import cross_validate, fit
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.paired import change_of_shares, significance_of
+from rewardlab.analysis.stats import by_conversation
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate
@@ -152,8 +153,8 @@ def _judged(
     effects = [
         Effect(
             against=ARMS[other],
-            accuracy=change_of_shares(right_AN[1] - right_AN[other], clusters),
-            loss=stats.mean(loss_AN[1] - loss_AN[other], clusters),
+            accuracy=by_conversation(change_of_shares(right_AN[1] - right_AN[other], clusters)),
+            loss=by_conversation(stats.mean(loss_AN[1] - loss_AN[other], clusters)),
             p=p,
         )
         for other, p in zip((0, 2), holm(tests), strict=True)
@@ -161,7 +162,9 @@ def _judged(
     return Worth(
         removed=float(np.mean(removed)),
         trained_on=float(np.mean(trained)),
-        accuracy={arm: stats.mean_share(right_AN[number], clusters) for number, arm in enumerate(ARMS)},
+        accuracy={
+            arm: by_conversation(stats.mean_share(right_AN[number], clusters)) for number, arm in enumerate(ARMS)
+        },
         effects=effects,
         seeds=len(margins_SAN),
         folds=num_folds,
