@@ -298,3 +298,16 @@ def test_samples_count_replies_from_0_as_rows_do_and_a_column_says_what_it_count
     said = inspection_report(inspected(path), CAUSES)
     assert "reply 1 is better than 0" in said
     assert "share of decided comparisons  conversations\n" in said
+
+
+def test_agreement_and_ceiling_count_prompts_and_say_so(tmp_path: Path) -> None:
+    rows = [{**row, "prompt": f"q {n // 3}", "labels": [1, n % 2, 1]} for n, row in enumerate(pairs(60))]
+    found = inspected(write_rows(tmp_path / "a.jsonl", *rows))
+    assert (found.judges.repeated, {one.n for one in found.judges.alpha.values()}) == (60, {20})
+    assert "Krippendorff's α  prompts\n" in inspection_report(found, CAUSES)
+    page = inspection_page([found], CAUSES)
+    assert (
+        page.count(">prompts<")
+        - inspection_page([inspected(write_rows(tmp_path / "b.jsonl", *pairs(60)))], CAUSES).count(">prompts<")
+        >= 2
+    )

@@ -252,7 +252,7 @@ def judge_notes(judges: Judges) -> Iterator[str]:
 def _judges(judges: Judges) -> Iterator[str]:
     yield from map(_wrapped, judge_notes(judges))
     if judges.alpha:
-        yield _estimates(judges.alpha, "Krippendorff's α", "pairs")
+        yield _estimates(judges.alpha, "Krippendorff's α", "prompts")
     yield from (_wrapped(ceiling_line(one)) for one in judges.ceilings)
 
 

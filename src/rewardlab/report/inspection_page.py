@@ -151,10 +151,10 @@ def _judges(found: Inspection) -> Iterable[Block]:
     yield from (Paragraph(text=note) for note in judge_notes(found.judges))
     if found.judges.alpha:
         caption = "Krippendorff's α: 1 where all agree, 0 where judgements say nothing"
-        yield _estimates(found.judges.alpha, caption, "α", "pairs")
+        yield _estimates(found.judges.alpha, caption, "α", "prompts")
     if found.judges.ceilings:
         named = {f"from {one.source}": one.accuracy for one in found.judges.ceilings}
-        yield _estimates(named, "Noise ceiling: what a perfect model would reach", "ceiling", "pairs")
+        yield _estimates(named, "Noise ceiling: what a perfect model would reach", "ceiling", "prompts")
         yield from (Paragraph(text=ceiling_line(one), tone="note") for one in found.judges.ceilings)
 
 
