@@ -15,7 +15,11 @@ from resuming import config_for, stop_after
 from rewardlab.cli import main
 from rewardlab.core import signals as interrupt
 from rewardlab.core.errors import RunInterrupted
+from rewardlab.core.files import read_json
+from rewardlab.core.run_folder import ENDED
 from rewardlab.core.signals import StopRequests
+from rewardlab.report.folder import read_folder
+from rewardlab.report.sections import status as status_of
 from rewardlab.training.loop.reward_judge import RewardJudge
 from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.run import train
@@ -62,8 +66,13 @@ def test_signals_end_a_run_between_two_steps(how, status, base_model, pairs_file
     assert ended.value.code == status
     assert "after step 3 of 8. Start the same command again with --resume auto" in capsys.readouterr().err
     assert signal.getsignal(how) is before
+    kept = read_json(tmp_path / "run" / ENDED)
+    assert kept["error"] == "RunInterrupted"
+    assert "after step 3 of 8. Start the same command again with --resume auto" in kept["text"]
+    assert status_of(read_folder(tmp_path / "run")).startswith(f"Ended before its time, at step 3 of 8: {kept['text']}")
     main(["train", *words, "--resume", "auto"])
     assert (tmp_path / "run/step_8").exists()
+    assert not (tmp_path / "run" / ENDED).exists()
 
 
 def test_a_second_signal_ends_the_process_as_ever():

@@ -16,6 +16,10 @@ import runs
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError, DiskFullError, ModelError
+from rewardlab.core.files import read_json
+from rewardlab.core.run_folder import ENDED
+from rewardlab.report.folder import read_folder
+from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.run import train
 from runs import rows_of
 
@@ -65,6 +69,21 @@ def test_an_earlier_run_outlives_bad_input_to_the_run_that_would_replace_it(base
 
 
 @pytest.mark.slow
+def test_what_ends_a_run_is_kept_in_its_folder_until_it_goes_on(base_model, pairs_file, tmp_path, monkeypatch):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "fit", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(config)
+    assert read_json(tmp_path / "run" / ENDED) == {
+        "error": "ZeroDivisionError", "text": "ZeroDivisionError: division by zero",
+    }  # fmt: skip
+    (tmp_path / "run" / ENDED).write_text('{"text": 3')
+    assert any(f"{ENDED} cannot be read" in said for said in read_folder(tmp_path / "run").problems)
+    train(config.replace(overwrite=True))
+    assert not (tmp_path / "run" / ENDED).exists()
+
+
 def test_a_run_cannot_replace_the_model_it_starts_from(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     result = train(config)

@@ -28,12 +28,15 @@ logger = logging.getLogger("rewardlab")
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
 """Folder, inside the run's, that holds what resuming needs."""
+ENDED: Final = "ended.json"
+"""What ended a run before its last step; a run that goes on, or came to its end, has no such file."""
 RUN_FILES = (
     "config.json",
     "manifest.json",
     "metrics.csv",
     "metrics.jsonl",
     "warnings.jsonl",
+    ENDED,
     "memory.csv",
     "gpu.csv",
     "tensorboard",

@@ -20,7 +20,7 @@ from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import UTF8, is_number, parse_json, require_no_pipe, to_float
-from rewardlab.core.run_folder import EVALUATED, MANIFEST, saved_steps
+from rewardlab.core.run_folder import ENDED, EVALUATED, MANIFEST, saved_steps
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.report.evaluations import JUDGED, MOST_ROWS, Judged, read_judged, read_object
 
@@ -31,6 +31,7 @@ CONTROLS: Final = ("diagnose.json", "diagnose/diagnose.json")
 BARE: Final = ("test", "selection")
 """Evaluations that are read from their score rows alone, in the folder of another program."""
 MOST_SAID: Final = 300
+MOST_ENDED: Final = 1000
 """Most characters of an error in the report."""
 
 
@@ -64,6 +65,8 @@ class Record:
     steps_saved: Sequence[int]
     problems: Sequence[str]
     """What is missing or cannot be read, in words."""
+    ended: str = ""
+    """What ended a run before its last step, in words; empty if nothing did."""
 
     @property
     def name(self) -> str:
@@ -190,6 +193,7 @@ def read_folder(folder: Path) -> Record:
     if training and not config:
         problems.append("config.json is missing or empty, so the settings are unknown.")
     chosen = _model_folder(folder, config, evaluated=evaluated)
+    ended = tried(ENDED, lambda path: _sentence(read_object(path)["text"]), "") if training else ""
     return Record(
         folder=folder,
         kind=kind,
@@ -216,6 +220,7 @@ def read_folder(folder: Path) -> Record:
         model_folder=chosen,
         steps_saved=[step for step, _ in saved_steps(folder)],
         problems=tuple(dict.fromkeys(problems)),
+        ended=ended,
     )
 
 
@@ -278,6 +283,13 @@ def _said(error: Exception, folder: Path) -> str:
     """Return the message of an error, without the path of the folder, and with at most MOST_SAID characters."""
     text = str(error).replace(f"{folder}/", "") or type(error).__name__
     return text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 1]}…"
+
+
+def _sentence(text: object) -> str:
+    """Return a text as a sentence of at most MOST_ENDED characters, with its full stop."""
+    said = " ".join(str(text).split())
+    said = said if len(said) <= MOST_ENDED else f"{said[: MOST_ENDED - 1]}…"
+    return said if said.endswith((".", "!", "?", "…")) else f"{said}."
 
 
 def _rows(path: Path, problems: list[str]) -> list[Mapping[str, float]]:

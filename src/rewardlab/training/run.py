@@ -43,6 +43,7 @@ from rewardlab.training.checkpoints.resume import frozen_fingerprint
 from rewardlab.training.closing_card import card_of_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_flops_of
+from rewardlab.training.ended import kept_end
 from rewardlab.training.full_disk import told_when_full
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
@@ -193,6 +194,8 @@ def _train(
     fingerprint = frozen_fingerprint(model)
     ready = replace(ready, config=config, facts={**ready.facts, "parameters": parameter_counts(model)})
     ranks.by_first(lambda: write_run_start(ready, fingerprint, peak_flops))
+    # From here on the folder is this run's.
+    held.enter_context(kept_end(config.run.output_dir, writes=ranks.is_first))
     saver = Saver(config, ready.base, model, ranks, division)
 
     def save(folder: Path, step: int) -> None:
