@@ -177,6 +177,39 @@ def test_the_name_under_which_others_send_a_field_leads_to_ours(client, route, b
     assert error_of(client.post(route, json=body)).error.message.endswith(said)
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "said"),
+    [
+        ("/v1/score", [], "the body: wanted a JSON object."),
+        ("/v1/score", {"prompt": 5, "replies": ["y"]}, "prompt: wanted a text, or a list of messages."),
+        ("/v1/score", {"prompt": "x", "replies": "y"}, "replies: wanted a list of texts, also for one."),
+        (
+            "/v1/score",
+            {"groups": [{"prompt": "x", "replies": [TURNS[-1:]]}]},
+            "groups.0.replies.0: wanted a text; a reply of messages goes into conversations, behind the messages of its "
+            "prompt.",
+        ),
+        (
+            "/v1/score",
+            {"conversations": TURNS},
+            "conversations.0: wanted a list of messages: conversations is a list of such lists, also for one.",
+        ),
+        (
+            "/v1/score",
+            {"token_ids": [1, 2]},
+            "token_ids.0: wanted a list of token ids: token_ids is a list of such lists, also for one.",
+        ),
+        (
+            "/classify",
+            {"messages": [*TURNS[:-1], {"role": "assistant", "content": [{"type": "text", "text": "y"}]}]},
+            f"messages.{len(TURNS) - 1}.content: wanted a text; of a content in parts send their texts, joined.",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_told_what_was_wanted(client, route, body, said):
+    assert error_of(client.post(route, json=body)).error.message == said
+
+
 @pytest.mark.parametrize("query", [[[]], [], [[[]]], "x", [["x"]], [1, 2], TURNS, [[TURNS]], [None], {"a": 1}])
 def test_a_query_of_no_known_form_is_told_the_forms(client, query):
     error = error_of(client.post("/get_reward", json={"query": query})).error

@@ -16,7 +16,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import CUT_MIDDLE
 from rewardlab.core.types import Conversation, IntArray, Preference, TokenGroup
 from rewardlab.data.bulk import render_replies, render_uncut
-from rewardlab.data.chat import Overlong, Renderer, ReplyTooLong, to_messages
+from rewardlab.data.chat import EndsInPadding, Overlong, Renderer, ReplyTooLong, to_messages
 from rewardlab.data.layout import Rendered, common_prefix_length, lay_out
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.rows import UnusableRowError, require_few_turns
@@ -309,8 +309,14 @@ def _wrong_ids(ids: Sequence[int], param: str, renderer: Renderer, vocabulary: i
         return UnscorableError(f"token id {wrong[0]} is not one of the model's 0 to {vocabulary - 1}.", param=param)
     try:
         renderer.require_known_end(np.asarray(ids, dtype=np.int32))
-    except RenderError as error:
+    except EndsInPadding as error:
         return UnscorableError(str(error), param=param)
+    except RenderError:
+        return UnscorableError(
+            f"it ends in token {ids[-1]} where every other ends in {renderer.spec.final_token_id}: token ids, and texts "
+            f"in their place, are all that the chat template writes of a conversation. Send messages, or render them.",
+            param=param,
+        )
     return None
 
 

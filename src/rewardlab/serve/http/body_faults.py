@@ -22,6 +22,23 @@ SAME: Final = (
     ("role", "from"),
 )
 """Names under which different projects send the same thing."""
+WANTED: Final = {
+    "": "a JSON object",
+    "prompt": "a text, or a list of messages",
+    "replies": "a list of texts, also for one",
+    "replies.*": "a text; a reply of messages goes into conversations, behind the messages of its prompt",
+    "groups": "a list of objects with prompt and replies, also for one",
+    "groups.*": "an object with prompt and replies",
+    "conversations": "a list of conversations, also for one, each a list of messages",
+    "conversations.*": "a list of messages: conversations is a list of such lists, also for one",
+    "token_ids": "a list of lists of token ids, also for one",
+    "token_ids.*": "a list of token ids: token_ids is a list of such lists, also for one",
+    "messages": "a list of messages",
+    "content": "a text; of a content in parts send their texts, joined",
+}
+"""What stands in a field, or in an element of one, whose type may be mistaken."""
+TYPES: Final = ("string_type", "list_type", "dict_type", "model_type", "model_attributes_type")
+"""Faults that are told by what was wanted."""
 
 
 def refusal_of(kind: type[BaseModel], value: Any, error: ValidationError) -> InvalidError:
@@ -31,6 +48,8 @@ def refusal_of(kind: type[BaseModel], value: Any, error: ValidationError) -> Inv
     which = max(range(len(faults)), key=lambda number: (len(places[number]), -number))
     place, fault = places[which], faults[which]
     said = "no such field" if fault["type"] == "extra_forbidden" else fault["msg"]
+    if fault["type"] in TYPES and (wanted := WANTED.get(_kind_of(place))):
+        said = f"wanted {wanted}"
     hint = ""
     if fault["type"] in ("extra_forbidden", "missing"):
         hint = _meant(place, _fields_at(kind, place), _inside(value, place[:-1]), lacks=fault["type"] == "missing")
@@ -53,6 +72,13 @@ def _place_in(value: Any, loc: Sequence[int | str], *, missing: bool) -> list[in
             continue
         place.append(part)
     return place
+
+
+def _kind_of(place: Sequence[int | str]) -> str:
+    """Return the name of the field at a place; of an element of a field, its name and `.*`."""
+    if not place or isinstance(place[-1], str):
+        return str(place[-1]) if place else ""
+    return f"{place[-2]}.*"
 
 
 def _fields_at(kind: type[BaseModel], place: Sequence[int | str]) -> Iterable[str]:
