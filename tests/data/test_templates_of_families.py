@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from common import make_tokenizer
-from rewardlab.core.errors import DataError
+from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.spec import TRUNCATION_OF
 from rewardlab.core.types import Comparison, Conversation, Message, Preference, TokenGroup
 from rewardlab.data.bulk import render_all
@@ -377,3 +377,29 @@ def test_a_template_that_takes_thoughts_out_of_replies_says_so(caplog: pytest.Lo
     (told,) = caplog.messages
     assert "between <think> and </think>" in told
     assert "--no-chat-template" in told
+
+
+WITHOUT_SYSTEM = SMOLLM2.replace("turn['content']", "(turn['content'] if turn['role'] != 'system' else '')")
+
+
+def test_a_template_that_leaves_system_turns_out_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = make_tokenizer(WITHOUT_SYSTEM)
+    build_renderer(tokenizer, RenderingConfig(max_seq_len=LONG))
+    (told,) = caplog.messages
+    assert "system turns are left out by the chat template" in told
+    with pytest.raises(RenderError, match="--system-prompt: the chat template leaves system turns out"):
+        build_renderer(make_tokenizer(WITHOUT_SYSTEM), RenderingConfig(max_seq_len=LONG, system_prompt="Be kind."))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("{% for part in turn['content'] %}{{ part['text'] }}{% endfor %}", "writes nothing of a prompt. It may be one"),
+        ("{% if turn['role'] == 'user' %}{{ turn['content'] }}{% endif %}", "writes nothing of a reply"),
+        ("{{ turn['words'] + '.' }}", "refuses a conversation with roles"),
+    ],
+)
+def test_a_template_that_cannot_be_used_says_what_to_do(written: str, said: str) -> None:
+    template = f"{{% for turn in messages %}}{{{{ '<|im_start|>' }}}}{written}{{% endfor %}}"
+    with pytest.raises(RenderError, match=f"{said}.*\\. Give the tokenizer another chat template, or use --no-chat-"):
+        build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=LONG))

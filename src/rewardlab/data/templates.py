@@ -46,7 +46,8 @@ CONCAT_TEMPLATE: Final = (
 def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
     """Return the renderer for a tokenizer, with a frozen template and a known final token.
 
-    Raises RenderError if the requested template does not exist, writes more than one BOS, or renders nothing.
+    Raises RenderError if the requested template does not exist, fails, writes more than one BOS, or leaves out what is
+    said.
     """
     template, source = _choose_template(tokenizer, config.chat_template)
     arguments = _plain_arguments(tokenizer) if source != "tokenizer" else {}
@@ -71,6 +72,7 @@ def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
         )
     final = endings.pop() if len(endings) == 1 else None
     _tell_lost_thoughts(Renderer(tokenizer, draft))
+    _tell_lost_system(Renderer(tokenizer, draft))
     return Renderer(tokenizer, replace(draft, final_token_id=final, num_bos=num_bos))
 
 
@@ -146,17 +148,52 @@ def _bake(template: str, arguments: Mapping[str, str], system_prompt: str | None
 def _probe(renderer: Renderer) -> tuple[set[int], int]:
     """Return the last tokens of short conversations, and the number of BOS that they begin with.
 
-    Raises RenderError if one of them renders to no tokens.
+    Raises RenderError if one of them fails or renders to no tokens, or if prompt or reply is not written.
     """
     endings, num_bos = set(), 0
-    for probe in PROBES:
-        token_ids = renderer.token_ids(_probe_turns(probe))
-        if len(token_ids) == 0:
-            raise RenderError("the chat template renders a conversation to nothing; use --no-chat-template.")
+    try:
+        renderings = [renderer.token_ids(_probe_turns(probe)) for probe in PROBES]
+        if not all(map(len, renderings)):
+            raise RenderError("the chat template renders a conversation to nothing.")
+        _require_written(renderer)
+    except RenderError as error:
+        said = str(error).rstrip(".")
+        raise RenderError(f"{said}. Give the tokenizer another chat template, or use --no-chat-template.") from error
+    for token_ids in renderings:
         endings.add(int(token_ids[-1]))
         bos = renderer.spec.bos_token_id
         num_bos = max(num_bos, next((n for n, token in enumerate(token_ids) if token != bos), len(token_ids)))
     return endings, num_bos
+
+
+def _require_written(renderer: Renderer) -> None:
+    """Raise RenderError if the template leaves out what the user or the assistant says."""
+    turns = {"prompt": [_probe_turns("Yes.", prompt) for prompt in PROBES], "reply": list(map(_probe_turns, PROBES))}
+    for what, conversations in turns.items():
+        if len(set(renderer.texts(conversations))) == 1:
+            raise RenderError(
+                f"the chat template writes nothing of a {what}. It may be one for contents in parts, as models that "
+                f"read images have; here a content is a text."
+            )
+
+
+def _tell_lost_system(renderer: Renderer) -> None:
+    """Log a warning if the template leaves system turns out.
+
+    Raises RenderError if a system prompt was asked for, which would be left out too.
+    """
+    try:
+        one, other = (renderer.text((Message("system", said), *_probe_turns("Yes."))) for said in PROBES[:2])
+    except RenderError:
+        return  # a template that refuses system turns loses none silently: such rows are counted
+    if one != other:
+        return
+    if renderer.spec.system_prompt is not None:
+        raise RenderError("--system-prompt: the chat template leaves system turns out. Use --no-chat-template.")
+    logger.warning(
+        "template: system turns are left out by the chat template, so no score depends on them; --no-chat-template "
+        "keeps them, as does a template that writes them"
+    )
 
 
 def _tell_lost_thoughts(renderer: Renderer) -> None:
