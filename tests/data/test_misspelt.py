@@ -134,3 +134,25 @@ def test_comparisons_that_prefer_their_second_reply_are_counted_and_told(tmp_pat
     with caplog.at_level(logging.INFO, logger="rewardlab"):
         log_source(report)
     assert "2 of the comparisons have a label below 1/2, so that their second reply is preferred" in caplog.text
+
+
+def test_messages_that_are_written_into_a_text_are_counted_and_told(tmp_path: Path, caplog) -> None:
+    said = [{"role": "user", "content": "Why?"}]
+    rows = [pair(n) | {"prompt": text} for n, text in enumerate((json.dumps(said), str(said), '[{"name": "apple"}]'))]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (report,) = load(path).reports
+    assert report.json_texts == report.as_dict()["json_texts"] == 2
+    log_source(report)
+    assert "in 2 rows a text is messages written as JSON, and is read as a text" in caplog.text
+    whole = tmp_path / "b.jsonl"
+    texts = {side: json.dumps([*said, {"role": "assistant", "content": side}]) for side in ("chosen", "rejected")}
+    whole.write_text(json.dumps(texts))
+    with pytest.raises(DataError, match="if these are messages, store them as a list, not as text"):
+        load(whole)
+
+
+def test_several_replies_in_the_place_of_one_are_told_where_they_go(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair(0) | {"rejected": ["No.", "Never."]}])
+    with pytest.raises(DataError, match="got a list of texts.*wanted one reply; .* `replies` with `comparisons`"):
+        load(path)

@@ -93,6 +93,7 @@ class TestAccount:
             "labelled": 0,
             "swapped": 0,
             "second_preferred": 0,
+            "json_texts": 0,
             "unused_by_limit": 0,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }

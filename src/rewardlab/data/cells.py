@@ -9,9 +9,11 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.types import Preference
 from rewardlab.data.rows import SHAREGPT_ROLES, show
 
 CSV_LISTS: Final = ("responses", "scores", "ranking")
@@ -48,6 +50,12 @@ def read_cell(column: str, text: str | None) -> object:
     if isinstance(value, list) and (column in CSV_LISTS or (column in OBJECT_LISTS and _are_objects(value))):
         return value
     return value if holds_messages(value) else text
+
+
+def has_json_text(preference: Preference) -> bool:
+    """Return whether a turn is a text that would be read as messages in a CSV file."""
+    turns = chain(preference.prompt, *preference.replies)
+    return any(not isinstance(read_cell("", turn.content), str) for turn in turns)
 
 
 def holds_messages(value: object) -> bool:

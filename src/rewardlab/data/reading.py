@@ -127,6 +127,15 @@ def log_source(report: SourceReport) -> None:
             plural(report.labelled, "row"),
             f"; in {report.swapped} it is below 1/2, so that rejected is preferred" if report.swapped else "",
         )
+    if report.json_texts:
+        logger.warning(
+            "data: %s[%s]: in %d %s a text is messages written as JSON, and is read as a text; if messages are meant, "
+            "store them as lists, not as text",
+            report.name,
+            report.split,
+            report.json_texts,
+            plural(report.json_texts, "row"),
+        )
     if report.second_preferred:
         logger.info(
             "data: %s[%s]: %d of the comparisons %s a label below 1/2, so that their second reply is preferred",

@@ -119,7 +119,8 @@ def parse_transcript(text: str) -> Conversation:
     """
     before, *pieces = _TRANSCRIPT_TURN.split("\n\n" + text.lstrip())
     if not pieces:
-        raise UnusableRowError("no_prompt", f"a text without Human and Assistant turns: {show(text)}")
+        hint = " (if these are messages, store them as a list, not as text)" if text.lstrip().startswith("[{") else ""
+        raise UnusableRowError("no_prompt", f"a text without Human and Assistant turns: {show(text)}{hint}")
     speakers, texts = pieces[::2], pieces[1::2]
     require_few_turns(len(speakers))
     if before.strip() or speakers[0] != "Human" or speakers[-1] != "Assistant":
@@ -236,6 +237,12 @@ def read_conversation(value: object) -> Conversation:
         raise UnusableRowError("reply_not_text", f"got {show(value)}, wanted text or a list of messages")
     if not value:
         raise UnusableRowError("empty_reply", "a list without messages")
+    if all(isinstance(entry, str) for entry in value):
+        raise UnusableRowError(
+            "bad_roles",
+            f"got a list of texts, {show(value)}, wanted one reply; several to a prompt go into `responses` with "
+            f"`scores`, or into `replies` with `comparisons`",
+        )
     return _turns(value)
 
 

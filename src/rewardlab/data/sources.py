@@ -22,6 +22,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import parse_line
 from rewardlab.core.terminal import plural
 from rewardlab.core.types import Preference
+from rewardlab.data.cells import has_json_text
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.formats import Schema, read_rows, recognise_rows
 from rewardlab.data.formats.mapping import mapped
@@ -71,6 +72,8 @@ class SourceReport:
     """The format that was recognised, and the columns by which."""
     second_preferred: int = 0
     """Comparisons that rows of judged replies hold with a label below ½: `second` is preferred."""
+    json_texts: int = 0
+    """Kept rows in which a text is messages written as JSON, which are read as the text that they are."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Cause -> judgements of kept groups of rows that a flag left out."""
     hub: Mapping[str, object] | None = None
@@ -95,6 +98,7 @@ class SourceReport:
             "labelled": self.labelled,
             "swapped": self.swapped,
             "second_preferred": self.second_preferred,
+            "json_texts": self.json_texts,
             "unused_by_limit": self.unused_by_limit,
             "sha256": self.sha256,
             **({} if self.hub is None else {"hub": dict(self.hub)}),
@@ -152,6 +156,7 @@ class Tally:
     labelled: int = 0
     swapped: int = 0
     second_preferred: int = 0
+    json_texts: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     format: str = ""
     """The recognised format, once the dataset was opened."""
@@ -168,6 +173,7 @@ class Tally:
         self.labelled += parsed.label is not None
         self.swapped += parsed.label is not None and parsed.label < 0.5
         self.second_preferred += parsed.second_preferred
+        self.json_texts += has_json_text(parsed.preference)
 
     def drop(self, place: str, unusable: UnusableRowError) -> None:
         """Count a row that was dropped."""
@@ -187,6 +193,7 @@ class Tally:
         self.labelled += later.labelled
         self.swapped += later.swapped
         self.second_preferred += later.second_preferred
+        self.json_texts += later.json_texts
         self.skipped.update(later.skipped)
         self.format = self.format or later.format
         self.first = self.first or later.first
@@ -215,6 +222,7 @@ class Tally:
             labelled=self.labelled,
             swapped=self.swapped,
             second_preferred=self.second_preferred,
+            json_texts=self.json_texts,
             unused_by_limit=self.kept - used,
             sha256=sha256,
             format=self.format,
