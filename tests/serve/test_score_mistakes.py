@@ -47,6 +47,15 @@ def test_what_is_wrong_with_a_row_is_said(tmp_path, row, said):
         score_with(Stub(), write_jsonl(tmp_path / "rows.jsonl", [row]), tmp_path / "scored.jsonl")
 
 
+def test_an_empty_cell_of_replies_and_a_folder_in_place_of_a_file_are_said(tmp_path):
+    source = tmp_path / "rows.csv"
+    source.write_bytes(b"prompt,responses,note\r\na,,\r\n")
+    with pytest.raises(DataError, match=r"its columns are prompt, responses \(empty\), note\)"):
+        score_with(Stub(), source, tmp_path / "scored.jsonl")
+    with pytest.raises(DataError, match="a folder, wanted one file. Name a file in it, .jsonl"):
+        score_with(Stub(), tmp_path, tmp_path / "scored.jsonl")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "place"),
     [

@@ -169,6 +169,8 @@ def _too_long(path: Path, number: int) -> DataError:
 
 def require_rows(path: Path) -> None:
     """Raise DataError unless `path` is a file of a known format that has rows; they may be unusable."""
+    if path.is_dir():
+        raise DataError(f"{path}: a folder, wanted one file. Name a file in it, {', '.join(EXTENSIONS)}.")
     if not path.is_file():
         raise DataError(f"{path}: no such file.")
     if path.name.endswith(OTHER_FORMATS):

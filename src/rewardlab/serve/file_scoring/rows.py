@@ -129,8 +129,10 @@ def _prompt(value: Any, *, bare: bool | None) -> str | Conversation:
 
 
 def _columns(row: Mapping[str, Any]) -> str:
-    """Return the names of a row's columns for a message, and which of them are null."""
-    names = [name if value is not None else f"{name} (null)" for name, value in list(row.items())[:20]]
+    """Return the names of a row's columns for a message, and which are null, or empty where a list is wanted."""
+    empty = [name for name in ("messages", "responses") if row.get(name) is not None and not present(row, name)]
+    says = dict.fromkeys(empty, " (empty)") | {name: " (null)" for name, value in row.items() if value is None}
+    names = [f"{name}{says.get(name, '')}" for name in list(row)[:20]]
     return ", ".join(names) + (", …" if len(row) > 20 else "") or "none"
 
 
