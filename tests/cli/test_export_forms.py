@@ -161,7 +161,9 @@ def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_adapters_alone_give_the_merged_scores_through_peft(lora_run, tmp_path, capsys):
     source, out = lora_run / "run/step_2", tmp_path / "adapter"
     export(source, out, "--adapter")
-    assert f"{out}: the adapters and the head of {source} for {lora_run / 'base'}" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert f"{out}: the adapters and the head of {source} for {lora_run / 'base'}" in printed.out
+    assert "newly initialized" not in printed.err
     settings = json.loads((out / "adapter_config.json").read_text())
     assert settings["task_type"] == "SEQ_CLS"
     assert settings["modules_to_save"] == ["score"]

@@ -6,7 +6,8 @@ Anything missing, superfluous or unsuitable is an error or a line of the log; no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -235,7 +236,7 @@ def wrap(classifier: Any, *, layout: AttentionLayout, compute_dtype: torch.dtype
     """
     head = getattr(classifier, HEAD_ON_DISK, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
-        raise ModelError(f"{type(classifier).__name__} has no linear head `{HEAD_ON_DISK}` with one output.")
+        raise _not_causal(f"{type(classifier).__name__} has no linear head `{HEAD_ON_DISK}` with one output.")
     backbone = getattr(classifier, classifier.base_model_prefix)
     for module in backbone.modules():
         if isinstance(module, nn.Embedding):
@@ -377,6 +378,8 @@ def _read_weights(
         )
     head_keys = {key for key in missing if key.startswith(f"{HEAD_ON_DISK}.")}
     if other := sorted(missing - head_keys):
+        if not hasattr(classifier, HEAD_ON_DISK):
+            raise _not_causal(f"{name}: {disk_class.__name__} has no head called `{HEAD_ON_DISK}`.")
         raise ModelError(
             f"{name}: weights are missing from the files: {', '.join(other[:5])}"
             f"{' …' if len(other) > 5 else ''}. The folder is incomplete, or of another architecture."
@@ -387,6 +390,25 @@ def _read_weights(
             f"its rewards are lost. Restore the file, or draw a new head with --new-head."
         )
     return _Read(classifier=classifier, new_head=bool(head_keys) or config.new_head, outline=outline)
+
+
+def _not_causal(said: str) -> ModelError:
+    return ModelError(
+        f"{said} Encoders, and models with both an encoder and a decoder, are not supported: take a causal model, "
+        f"such as Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3 or GPT-NeoX."
+    )
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from listing weights that are missing: whoever loads a model here says it himself."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 def read_classifier(
@@ -403,23 +425,17 @@ def read_classifier(
     The classifier is in float32 unless `options` quantise it. Raises ModelError for files that are damaged or do not
     fit.
     """
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with told(name, f"cannot be loaded as {disk_class.__name__}"):
-            classifier, info = disk_class.from_pretrained(
-                name,
-                num_labels=1,
-                dtype=torch.float32,
-                attn_implementation=implementation,
-                output_loading_info=True,
-                trust_remote_code=trust_remote_code,
-                ignore_mismatched_sizes=new_head,
-                **(options or {}),
-            )
-    finally:
-        transformers_logging.set_verbosity(verbosity)
+    with quiet_transformers(), told(name, f"cannot be loaded as {disk_class.__name__}"):
+        classifier, info = disk_class.from_pretrained(
+            name,
+            num_labels=1,
+            dtype=torch.float32,
+            attn_implementation=implementation,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=new_head,
+            **(options or {}),
+        )
     missing = set(info["missing_keys"]) | {str(entry[0]) for entry in info.get("mismatched_keys", ())}
     return classifier, missing, set(info.get("unexpected_keys", ()))
 

@@ -23,7 +23,7 @@ from rewardlab.model.attention import padded_implementation
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.files import ADAPTER_CONFIG, told
 from rewardlab.model.hub import source_of
-from rewardlab.model.load import disk_class_of, read_config
+from rewardlab.model.load import disk_class_of, quiet_transformers, read_config
 from rewardlab.model.reward import HEAD_ON_DISK
 from rewardlab.serve.folders.export import require_apart
 
@@ -155,7 +155,8 @@ def _classifier(source: Path, base: str, *, final: int | None) -> Any:
         )
     config.num_labels = 1
     text_config.pad_token_id = pad
-    with told(base, "the adapters cannot be loaded on it"):
+    # It has no head yet, which transformers would tell at length; that of the adapters is put on it.
+    with quiet_transformers(), told(base, "the adapters cannot be loaded on it"):
         return disk_class_of(config).from_pretrained(
             base, config=config, dtype=torch.float32, attn_implementation=padded_implementation(text_config)
         )
