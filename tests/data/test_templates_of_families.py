@@ -394,7 +394,10 @@ def test_a_template_that_leaves_system_turns_out_says_so(caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("{% for part in turn['content'] %}{{ part['text'] }}{% endfor %}", "writes nothing of a prompt. It may be one"),
+        (
+            "{% for part in turn['content'] %}{{ part['text'] }}{% endfor %}",
+            "writes nothing of a prompt. It may be one",
+        ),
         ("{% if turn['role'] == 'user' %}{{ turn['content'] }}{% endif %}", "writes nothing of a reply"),
         ("{{ turn['words'] + '.' }}", "refuses a conversation with roles"),
     ],

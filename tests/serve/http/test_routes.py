@@ -186,8 +186,8 @@ def test_the_name_under_which_others_send_a_field_leads_to_ours(client, route, b
         (
             "/v1/score",
             {"groups": [{"prompt": "x", "replies": [TURNS[-1:]]}]},
-            "groups.0.replies.0: wanted a text; a reply of messages goes into conversations, behind the messages of its "
-            "prompt.",
+            "groups.0.replies.0: wanted a text; a reply of messages goes into conversations, behind the messages of "
+            "its prompt.",
         ),
         (
             "/v1/score",

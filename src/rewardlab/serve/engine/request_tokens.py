@@ -313,8 +313,9 @@ def _wrong_ids(ids: Sequence[int], param: str, renderer: Renderer, vocabulary: i
         return UnscorableError(str(error), param=param)
     except RenderError:
         return UnscorableError(
-            f"it ends in token {ids[-1]} where every other ends in {renderer.spec.final_token_id}: token ids, and texts "
-            f"in their place, are all that the chat template writes of a conversation. Send messages, or render them.",
+            f"it ends in token {ids[-1]} where every other ends in {renderer.spec.final_token_id}: token ids, and "
+            f"texts in their place, are all that the chat template writes of a conversation. Send messages, or render "
+            f"them.",
             param=param,
         )
     return None
