@@ -311,8 +311,8 @@ def _remedy(status: int) -> str:
     return {
         401: " Give token=….",
         403: " See whether the token may do this.",
-        413: " Nothing is truncated unasked: send shorter conversations, or fewer at a time (max_batch). The replies to "
-        "one prompt go together to a rewardlab server: score fewer of them in a call.",
+        413: " Nothing is truncated unasked: send shorter conversations, or fewer at a time (max_batch). The replies "
+        "to one prompt go together to a rewardlab server: score fewer of them in a call.",
     }.get(status, "")
 
 
