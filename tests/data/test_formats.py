@@ -138,6 +138,8 @@ class TestPairs:
         with pytest.raises(UnusableRowError, match='media: a turn with a part of type "image_url", and text alone'):
             read({**PAIR, "prompt": [{"role": "user", "content": [text, {"type": "image_url", "image_url": "x"}]}]})
         assert cause({**PAIR, "prompt": [{"role": "user", "content": [{**text, "image": "x"}]}]}) == "media"
+        assert cause({**PAIR, "images": ["x.png"]}) == "media"
+        assert read({**PAIR, "images": [], "video": None}) == read(PAIR)
 
     def test_a_prompt_that_is_neither_text_nor_turns_is_dropped(self) -> None:
         assert cause({**PAIR, "prompt": 5}) == "bad_roles"

@@ -38,7 +38,7 @@ CAUSES: Mapping[str, str] = {
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role, no text, or tool calls, reasoning or a refusal beside its text, or a "
     "reply does not begin and end with an assistant turn",
-    "media": "a turn has images, sound, video or other parts beside its text, which no model here reads",
+    "media": "a turn or a row has images, sound, video or other parts beside its text, which no model here reads",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
     "bad_comparison": "a comparison does not name two of the replies, or is not a mapping",
     "bad_scores": "the scores or the ranking do not fit the replies",
@@ -303,7 +303,7 @@ def beside_content(entry: Mapping[str, object]) -> str | None:
 
 
 def media_of(entry: Mapping[str, object]) -> str | None:
-    """Return the name under which a message holds images, sound or video; None if it holds none."""
+    """Return the name under which a message or a row holds images, sound or video; None if it holds none."""
     return next((name for name in MEDIA if entry.get(name)), None)
 
 

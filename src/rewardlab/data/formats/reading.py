@@ -8,7 +8,7 @@ from rewardlab.data.formats.known import nearest
 from rewardlab.data.formats.mapping import mapped
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules
-from rewardlab.data.rows import CappedRow, Row, UnusableRowError, require_bounded
+from rewardlab.data.rows import CappedRow, Row, UnusableRowError, media_of, require_bounded
 
 
 def read_rows(rows: Sequence[Row], *, schema: Schema, place: str, rules: Rules) -> ParsedRow:
@@ -19,6 +19,12 @@ def read_rows(rows: Sequence[Row], *, schema: Schema, place: str, rules: Rules) 
     known = []
     for row in rows:
         require_bounded(row)
+        if media := media_of(row):
+            raise UnusableRowError(
+                "media",
+                f"a row with {media}, of which the texts alone would be judged; if they "
+                "stand alone, take the column out or rename it",
+            )
         if isinstance(row, CappedRow):
             raise UnusableRowError("over_post_cap", f"more than {rules.reading.max_per_post} judgements of its post")
         known.append(mapped(row, rules.reading))
