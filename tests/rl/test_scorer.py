@@ -232,7 +232,7 @@ def test_a_rendered_text_of_too_many_characters_is_an_error_that_names_it(folder
         (Rollout(name="negative", rendered=(1, -1)), "wanted a text, or token ids from 0 up"),
         (Rollout(name="beyond", rendered=(1, 10**6)), "token id 1000000 is not one of the model's"),
         (Rollout(name="long", rendered=(5,) * 2000), "2000 tokens, above the model's limit"),
-        (Rollout(name="end", rendered=(1, 2, 3)), "a rendering ends in token 3"),
+        (Rollout(name="end", rendered=(1, 2, 3)), "it ends in token 3 where every other ends in"),
     ],
 )
 def test_a_rollout_that_no_model_can_read_is_an_error_that_names_it(
