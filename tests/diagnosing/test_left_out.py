@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.diagnosing.heads import Settings, Variants, run_controls, why_no_lengths
 from rewardlab.diagnosing.report import Diagnosis, markdown_report, text_report
 from rewardlab.diagnosing.run import _identity
-from rewardlab.diagnosing.verdicts import Limits, judge_all
+from rewardlab.diagnosing.verdicts import Finding, Limits, judge_all
 from rewardlab.evaluation.evaluate import judge
 from test_verdicts import HONEST
 
@@ -68,40 +69,33 @@ def test_nothing_but_ties_is_an_error_in_words():
         run_controls(of, SETTINGS)
 
 
-def test_a_control_without_what_it_is_shown_beside_is_left_out_and_the_report_says_why():
-    few = {name: one for name, one in HONEST.items() if name not in ("random_subset", "random_negatives_changed")}
-    found = judge_all(few, Limits())
-    assert {"length_matched", "random_negatives"}.isdisjoint(one.control for one in found)
+def reports_of(found: list[Finding], **facts: Any) -> tuple[str, str]:
+    """The report of these findings for a terminal, in one line, and in Markdown."""
     full = HONEST["full"]
-    facts = {"what": "m", "comparisons": 400, "conversations": 400, "num_seeds": 5}
-    facts["not_run"] = {"length_matched": "in only 3 comparisons"}
     diagnosis = Diagnosis(
         findings=found,
         full=full.over_seeds(),
         full_conversations=full.over_conversations(),
         full_test=None,
         ceiling=None,
-        facts=facts,
+        facts={"what": "m", "comparisons": 400, "conversations": 400, "num_seeds": 5, **facts},
     )
-    for report in (" ".join(text_report(diagnosis).split()), markdown_report(diagnosis)):
+    return " ".join(text_report(diagnosis).split()), markdown_report(diagnosis)
+
+
+def test_a_control_without_what_it_is_shown_beside_is_left_out_and_the_report_says_why():
+    few = {name: one for name, one in HONEST.items() if name not in ("random_subset", "random_negatives_changed")}
+    found = judge_all(few, Limits())
+    assert {"length_matched", "random_negatives"}.isdisjoint(one.control for one in found)
+    for report in reports_of(found, not_run={"length_matched": "in only 3 comparisons"}):
         assert "Length matched was not run: in only 3 comparisons." in report
         assert "Random negatives was not run: of some seed nothing was held out" in report
 
 
 def test_intervals_say_how_they_were_made_and_none_is_over_seeds_that_change_nothing():
-    full = HONEST["full"]
     found = judge_all(HONEST, Limits())
-    facts = {"what": "m", "comparisons": 400, "conversations": 400, "num_seeds": 5}
-    diagnosis = Diagnosis(
-        findings=found,
-        full=full.over_seeds(),
-        full_conversations=full.over_conversations(),
-        full_test=None,
-        ceiling=None,
-        facts=facts,
-    )
     assert any(one.seeds.low == one.seeds.high for control in found for one in control.measured)
-    for report in (" ".join(text_report(diagnosis).split()), markdown_report(diagnosis)):
+    for report in reports_of(found):
         assert "over seeds: 95% intervals: t interval over 5 seeds; the same with all 5 seeds" in report
         assert "over conversations: 95% intervals: score interval" in report
         assert "0.500 [0.500, 0.500]" not in report
