@@ -11,13 +11,13 @@ from helpers.study_folders import do_all, finished_study, frozen_study, write_pl
 from rewardlab.core.errors import RewardlabError
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.one_run import do
+from rewardlab.experiments.part_verdict import brief
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.reporting import tables
 from rewardlab.experiments.reporting.page import page
 from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.reporting.text import text_report
 from rewardlab.experiments.study import Study, freeze, open_study
-from rewardlab.experiments.verdicts import brief
 from rewardlab.experiments.words import check_report
 from rewardlab.report.markdown import markdown_page
 

@@ -17,8 +17,8 @@ from rewardlab.analysis import json_form
 from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, pooled_over, with_pooled
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.stats import MIN_CLUSTERS
-from rewardlab.core.types import Estimate
 from rewardlab.experiments.expressions import Claim, Comparison, Term
+from rewardlab.experiments.part_verdict import PartVerdict, in_full
 from rewardlab.experiments.power import ALPHA, MOST_TIMES, POWER, Needed, needed, noise_of
 from rewardlab.experiments.quantities import range_of
 
@@ -30,33 +30,7 @@ ONE_VALUE: Final = "an arm has one seed and no prompts, so nothing tells how muc
 EQUAL: Final = "every seed has the same value; how likely another one is to differ is told by their number alone"
 CHOSEN: Final = "the interval is that of the extreme arm as if it had been named before; p accounts for the choice"
 NOT_APART: Final = "the choice by min or max after the fact is neither in the interval nor in p"
-_ROUNDING: Final = 1e-12
-"""Sides that differ by less are equal: the difference of 0.7 and 0.6 is not exactly 0.1."""
 ROWS: Final = "how much other validation rows would change it is not known, and in no interval"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartVerdict:
-    """One comparison of a claim."""
-
-    text: str
-    estimate: Estimate
-    """By how much the comparison holds (above 0 it does), with the interval of two one-sided tests at α: 90 % for
-    5 %, not adjusted for the other hypotheses."""
-    terms: Mapping[str, float]
-    """Term -> its mean over seeds."""
-    p_supported: float
-    """One-sided p-value, unadjusted, of the comparison not holding; NaN where the noise is not known."""
-    p_refuted: float
-    error_seeds: float
-    """Standard error from what seeds do not share; NaN where it is not known."""
-    error_prompts: float
-    """Standard error from prompts that all seeds share."""
-    num_seeds: int
-    """Seeds of the arm with the fewest."""
-    num_prompts: int
-    not_covered: str
-    """What the interval leaves out; empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +293,7 @@ def _sentence(
 ) -> str:
     over = f" after Holm over {count} hypotheses" if count > 1 else ""
     p = {"supported": adjusted[0], "refuted": adjusted[1]}.get(verdict)
-    said = "; ".join(_of_part(part) for part in parts)
+    said = "; ".join(in_full(part) for part in parts)
     left_out = "".join(f" But {why}." for why in dict.fromkeys(part.not_covered for part in parts) if why)
     if p is not None:
         return f"{verdict.capitalize()} ({_p(p)}{over}): {said}.{left_out}"
@@ -331,43 +305,6 @@ def _sentence(
     )
     nearest = min(_or_one(q) for q in adjusted)
     return f"Undecided (smallest {_p(nearest)}{over}): {said}.{left_out}{alone}"
-
-
-def _of_part(part: PartVerdict) -> str:
-    """Return what one comparison came to, such as ``a > b holds by 0.02 (90% interval 0.01 to 0.03, t interval)``."""
-    estimate = part.estimate
-    size = _size_of(part)
-    if math.isnan(estimate.value):
-        return size
-    if math.isnan(estimate.low):
-        return f"{size} ({estimate.method})"
-    if estimate.low == estimate.high:
-        return f"{size} (exact)"
-    low, high = _limits_of(part)
-    return f"{size} ({estimate.level:.0%} interval {low:.3g} to {high:.3g}, {estimate.method})"
-
-
-def brief(part: PartVerdict) -> str:
-    """Return the same without level and method, such as ``a > b fails by 0.02 [0.01, 0.03]``."""
-    if math.isnan(part.estimate.low):
-        return _size_of(part)
-    low, high = _limits_of(part)
-    return f"{_size_of(part)} [{low:.3g}, {high:.3g}]"
-
-
-def _size_of(part: PartVerdict) -> str:
-    value = part.estimate.value
-    if math.isnan(value):
-        return f"{part.text} is not defined at the values seen (a division by 0)"
-    if abs(value) < _ROUNDING:
-        return f"the sides of {part.text} are equal"
-    return f"{part.text} {'holds' if value > 0 else 'fails'} by {abs(value):.3g}"
-
-
-def _limits_of(part: PartVerdict) -> tuple[float, float]:
-    """Return the limits of the size: turned around where the comparison fails."""
-    estimate = part.estimate
-    return (estimate.low, estimate.high) if estimate.value >= 0 else (-estimate.high, -estimate.low)
 
 
 def _p(value: float) -> str:

@@ -14,13 +14,13 @@ from rewardlab.analysis.health import ADVICE
 from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.experiments.gates import GateVerdict
+from rewardlab.experiments.part_verdict import brief
 from rewardlab.experiments.reporting.arms import ArmRow, Arms
 from rewardlab.experiments.reporting.history import Progress, by_arm
 from rewardlab.experiments.reporting.hypotheses import Judged
 from rewardlab.experiments.reporting.numbers import Cell, interval
 from rewardlab.experiments.reporting.sensitivity import Sensitivity
 from rewardlab.experiments.reporting.tried import Settings, advised, controls, named
-from rewardlab.experiments.verdicts import brief
 
 LARGE_GAP: Final = 0.10
 """Accuracy on training minus validation rows from which on a model learns by heart."""

@@ -10,6 +10,7 @@ from typing import Final
 from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.experiments.bands import told
+from rewardlab.experiments.part_verdict import PartVerdict
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.reporting.arms import ArmRow, Arms
 from rewardlab.experiments.reporting.choices import BandFound, Selection
@@ -24,7 +25,6 @@ from rewardlab.experiments.reporting.numbers import (
 )
 from rewardlab.experiments.reporting.sensitivity import Effect, Sensitivity
 from rewardlab.experiments.reporting.summary import Summary
-from rewardlab.experiments.verdicts import PartVerdict
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.charts import Axis
 from rewardlab.report.tables import interval_note
