@@ -103,9 +103,15 @@ def test_an_undecided_claim_that_fails_is_not_said_to_hold_and_no_size_is_rounde
     assert verdict.verdict == "undecided"
     assert part.estimate.value < 0 < part.estimate.high
     (said,) = [one.because for one in found.advice if one.do.startswith("To decide better")]
-    assert said.startswith(f"ece(b) > ece(a) fails by {-part.estimate.value:.3g} [{-part.estimate.high:.3g}, ")
+    assert said.startswith(f"ece(b) > ece(a) fails by {-part.estimate.value:.4f} [{-part.estimate.high:.4f}, ")
     assert "fails by " in verdict.sentence
     equal = replace(part, estimate=replace(part.estimate, value=-1e-17))
     assert brief(equal).startswith("the sides of ece(b) > ece(a) are equal [")
+    small = replace(part, estimate=replace(part.estimate, value=0.055, low=-0.000687, high=0.111))
+    assert brief(small) == "ece(b) > ece(a) holds by 0.055 [-0.001, 0.111]"
+    small = replace(small, estimate=replace(small.estimate, value=0.0002, low=-0.00012))
+    assert brief(small) == "ece(b) > ece(a) holds by 0.0002 [-0.0001, 0.111]", "the sign is kept"
+    large = replace(part, estimate=replace(part.estimate, value=-51234.4, low=-61000.0, high=-4.2))
+    assert brief(large) == "ece(b) > ece(a) fails by 51,234 [4, 61,000]"
     assert "at the default rate of the model." in found.methods
     assert "adjusted" not in " ".join(tables.against_baseline(found).notes), "only one difference has a p-value"

@@ -11,6 +11,9 @@ from rewardlab.core.types import Estimate
 
 _ROUNDING: Final = 1e-12
 """Sides that differ by less are equal: the difference of 0.7 and 0.6 is not exactly 0.1."""
+LEAST: Final = 1e-4
+MOST: Final = 1e6
+"""Outside of these, numbers are written with powers of ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ def in_full(part: PartVerdict) -> str:
     if estimate.low == estimate.high:
         return f"{size} (exact)"
     low, high = _limits_of(part)
-    return f"{size} ({estimate.level:.0%} interval {low:.3g} to {high:.3g}, {estimate.method})"
+    return f"{size} ({estimate.level:.0%} interval {low} to {high}, {estimate.method})"
 
 
 def brief(part: PartVerdict) -> str:
@@ -56,7 +59,7 @@ def brief(part: PartVerdict) -> str:
     if math.isnan(part.estimate.low):
         return _size_of(part)
     low, high = _limits_of(part)
-    return f"{_size_of(part)} [{low:.3g}, {high:.3g}]"
+    return f"{_size_of(part)} [{low}, {high}]"
 
 
 def _size_of(part: PartVerdict) -> str:
@@ -65,10 +68,23 @@ def _size_of(part: PartVerdict) -> str:
         return f"{part.text} is not defined at the values seen (a division by 0)"
     if abs(value) < _ROUNDING:
         return f"the sides of {part.text} are equal"
-    return f"{part.text} {'holds' if value > 0 else 'fails'} by {abs(value):.3g}"
+    return f"{part.text} {'holds' if value > 0 else 'fails'} by {_number(abs(value), part.estimate)}"
 
 
-def _limits_of(part: PartVerdict) -> tuple[float, float]:
+def _limits_of(part: PartVerdict) -> tuple[str, str]:
     """Return the limits of the size: turned around where the comparison fails."""
     estimate = part.estimate
-    return (estimate.low, estimate.high) if estimate.value >= 0 else (-estimate.high, -estimate.low)
+    low, high = (estimate.low, estimate.high) if estimate.value >= 0 else (-estimate.high, -estimate.low)
+    return _number(low, estimate), _number(high, estimate)
+
+
+def _number(value: float, estimate: Estimate) -> str:
+    """Return a number with the decimals of its estimate: three digits of the largest of value and limits.
+
+    One that this would round to 0 keeps a digit of its own, since its sign counts.
+    """
+    largest = max(abs(one) for one in (estimate.value, estimate.low, estimate.high) if math.isfinite(one))
+    if not (math.isfinite(value) and LEAST <= largest < MOST):
+        return f"{value:.3g}"
+    text = f"{value:,.{max(2 - math.floor(math.log10(largest)), 0)}f}"
+    return text if value == 0 or text.strip("-0.,") else f"{value:.1g}"
