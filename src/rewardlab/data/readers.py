@@ -209,7 +209,7 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _is_task(value: dict[str, Any]) -> bool:
-    """Return whether a value is a task of BIG-bench: examples, and facts on them that are no columns."""
+    """Return whether a value is a task of BIG-bench: examples, and facts on them that are not columns."""
     return isinstance(value.get("examples"), list) and not all(isinstance(other, list) for other in value.values())
 
 
