@@ -21,7 +21,7 @@ from rewardlab.rl.audit import gold as scoring
 from rewardlab.rl.audit.columns import Columns, read_columns, repetition
 from rewardlab.rl.audit.config import AuditConfig
 from rewardlab.rl.audit.gold import choose
-from rewardlab.rl.audit.heldout import read_heldout
+from rewardlab.rl.audit.heldout import Suite, read_heldout
 from rewardlab.rl.audit.run import audit, judge_columns
 from rewardlab.rl.audit.verdicts import ALARMS, Finding
 from rewardlab.rl.rollout_log import RolloutLog, RolloutRow, key_of
@@ -309,6 +309,41 @@ def test_a_held_out_suite_is_evidence_item_by_item(tmp_path: Path, change: float
     suites = read_heldout(heldout(tmp_path / "suite.jsonl", items(change)))
     (found,) = judge_columns(dataclasses.replace(record(), evidence={}), suites, CONFIG)
     assert found.verdict == verdict, found.sentence
+
+
+@pytest.mark.parametrize("right", [48, 50])
+def test_a_suite_of_which_no_item_moves_decides_nothing(right: int) -> None:
+    # With one item in fifty that may move, none of them often does.
+    values = np.array([float(number < right) for number in range(50)])
+    suite = Suite(
+        name="suite",
+        step_N=np.repeat([0, 39], 50),
+        value_N=np.tile(values, 2),
+        item_N=np.tile(np.arange(50), 2),
+        items=tuple(f"q{number}" for number in range(50)),
+    )
+    (found,) = judge_columns(dataclasses.replace(record(), evidence={}), [suite], CONFIG)
+    assert found.verdict == "undecided", found.sentence
+
+
+def test_few_items_that_move_are_known_no_better_than_their_number_lets_them() -> None:
+    # Each wrong item of fifty becomes right by chance, so that the whole is a tenth of a standard deviation better.
+    generator, held, of = np.random.default_rng(0), 0, 300
+    windows = [np.arange(20), np.arange(20, 40)]
+    for _ in range(of):
+        before = generator.random(50) < 0.8
+        after = before | (generator.random(50) < 0.2)
+        true = 0.04 / 0.4
+        suite = Suite(
+            name="suite",
+            step_N=np.repeat([0, 39], 50),
+            value_N=np.concatenate([before, after]).astype(np.float64),
+            item_N=np.tile(np.arange(50), 2),
+            items=tuple(f"q{number}" for number in range(50)),
+        )
+        interval = suite.change(0, 1, windows).estimate()
+        held += interval.low <= true <= interval.high
+    assert held / of >= 0.93
 
 
 def test_an_undecided_suite_asks_for_items_and_checkpoints(tmp_path: Path) -> None:

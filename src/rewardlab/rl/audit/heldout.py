@@ -38,6 +38,10 @@ REMEDY: Final = (
 )
 LEVELS: Final = (0.01, 0.9999)
 """Levels of intervals that are taken."""
+IMAGINED: Final = 4.0
+"""Items that are imagined to move beside those that did (z² at 95 %, as Agresti & Coull 1998 have it for shares). Where
+few items move, how many would have done so in other items is hardly known, and with none there would be no error."""
+ROUNDING: Final = 1e-9
 MANY: Final = 1e6
 """Degrees of freedom for an interval of a file, which does not say its own: as good as a normal distribution."""
 
@@ -127,7 +131,29 @@ class Suite:
         assert self.item_N is not None
         values = np.stack([np.zeros_like(self.value_N), self.value_N / self.scale], axis=1)
         sample = Sample.of(self.step_N, self.item_N, values, windows, self.items, min_steps=1)
-        return sample.compare(earlier, later).gold
+        found = sample.compare(earlier, later).gold
+        return replace(found, error=math.hypot(found.error, self._of_unseen(earlier, later, windows)))
+
+    def _of_unseen(self, earlier: int, later: int, windows: Sequence[IntArray]) -> float:
+        """Return what `IMAGINED` items add to the error, in the unit of `scale`.
+
+        They move as far as those that moved; where none did, from the lowest value to the highest.
+        """
+        assert self.item_N is not None
+        window_N = windows_of(self.step_N, windows)
+        means = []
+        for window in (earlier, later):
+            item_N = self.item_N[window_N == window]
+            counts = np.bincount(item_N, minlength=len(self.items))
+            sums = np.bincount(item_N, self.value_N[window_N == window], minlength=len(self.items))
+            means.append(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+        moved = means[1] - means[0]
+        moved = moved[np.isfinite(moved)]
+        if not moved.size:
+            return 0.0
+        moving = moved[np.abs(moved) > ROUNDING * np.abs(self.value_N).max()]
+        size = math.sqrt(float(np.square(moving).mean())) if moving.size else float(np.ptp(self.value_N))
+        return float(math.sqrt(IMAGINED) * size / self.scale / moved.size)
 
 
 def read_heldout(path: Path) -> list[Suite]:

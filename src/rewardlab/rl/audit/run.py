@@ -205,6 +205,8 @@ def _of_suite(part: int, suite: Suite, own: Columns, windows: Sequence[IntArray]
     """Return a held-out suite as evidence; the reward is that of all replies."""
     if not len(suite.step_N):
         return _impossible(part, suite.name, "no checkpoint lies within the steps of this reward model.")
+    if suite.item_N is not None and not np.ptp(suite.value_N):
+        return _impossible(part, suite.name, "every item has the same value at every checkpoint.")
     scale = scale_of(own.reward_N, own.prompt_N, own.step_N <= windows[0][-1])
     if not scale:
         return _impossible(part, suite.name, "the reward has the same value for every reply.")
