@@ -260,6 +260,28 @@ def test_the_sign_flip_test_is_the_paired_permutation_test(count: int) -> None:
     assert p == pytest.approx(expected.pvalue, abs=1e-9 if exact else 0.015)
 
 
+@pytest.mark.parametrize("strength", [1.5, 0.0])
+def test_the_test_against_length_accounts_for_the_choice_of_the_better_rule(strength: float) -> None:
+    """Above all rules it is the least clear difference; below one, three times the clearest (Bonferroni)."""
+    draw = np.random.default_rng(3)
+    items = []
+    for n in range(60):
+        # The longer reply is the better one in two of three rows.
+        lengths = (9, 5) if n % 3 else (5, 9)
+        items.append(item(f"q{n}", "harmless", all_pairs(1, 1), lengths, f"q{n}"))
+    scores = [draw.normal(size=2) + np.array([strength, 0.0]) for _ in items]
+    result = judge_suite("hhh", items, scores, num_draws=20)
+    rule = SUITES["hhh"].rule
+    found = {"own": rule(items, scores, False)}
+    found |= {name: rule(items, own, False) for name, own in length_scores(items, seed=0).items()}
+    judged = judge(found, Resampled.of(items, found["own"], seed=0), num_draws=2)
+    for row, of in zip(result.rows, found["own"].rows, strict=True):
+        single = {name: significance(judged["own"], judged[name], of, seed=0) for name in BASELINES}
+        above = [p for name, p in single.items() if row.baselines[name].value > row.score.value]
+        assert bool(above) == (strength == 0.0)
+        assert row.p_value == pytest.approx(min(1.0, 3 * min(above)) if above else max(single.values()))
+
+
 def test_holm_is_over_subsets_alone() -> None:
     items, scores = suite_2(30)
     result = judge_suite("rewardbench2", items, scores["own"])

@@ -17,8 +17,9 @@ MOST_SHOWN = 6
 MARK = {"subset": "", "section": "– ", "total": "= "}
 """Kind of a row -> the mark before its name."""
 P_MEANS = (
-    "p: sign-flip test by prompt of the difference to the better of three length rules, two-sided; after Holm's "
-    "correction over the subsets, plain for – and =."
+    "p: sign-flip tests by prompt against the three length rules, two-sided: the largest where the model is above all, "
+    "else three times the smallest of those above it; after Holm's correction over the subsets, plain for – and =. "
+    "The better rule was chosen on the same rows, which favours it."
 )
 
 
