@@ -18,6 +18,7 @@ from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.curation.files.forms import as_own_row
 from rewardlab.gold.checking.config import CheckConfig
 from rewardlab.gold.checking.report import claim, json_report, page, text_report, write
+from rewardlab.gold.checking.rows import row_findings
 from rewardlab.gold.checking.run import Checked, check
 from rewardlab.gold.files.layouts import write_responses, write_rewards, write_rows
 from rewardlab.gold.files.rows import GoldRow, with_system
@@ -268,6 +269,22 @@ def test_compressed_gold_is_named(
     rows = drawn()
     write_rows(tmp_path / "labels.jsonl", (row.as_json() for row in with_gold(rows, change(gold_of(rows)))))
     assert told in fault(CheckConfig(labels=tmp_path / "labels.jsonl"), name)
+
+
+def test_scores_at_the_end_are_counted_by_prompt() -> None:
+    """All replies to an easy prompt may have the highest score: three such prompts of 25 are no clip."""
+    generator = np.random.default_rng(0)
+    rows = [
+        GoldRow(
+            id=str(number),
+            prompt=(Message("user", f"question {number}"),),
+            responses=tuple(f"reply {number} {place}" for place in range(8)),
+            gold=tuple((np.full(8, 5.0) if number < 3 else generator.normal(size=8)).tolist()),
+        )
+        for number in range(25)
+    ]
+    found = {one.name: one for one in row_findings(rows)}
+    assert found["range of gold scores"].status == "pass", found["range of gold scores"].evidence
 
 
 def test_gold_after_a_sigmoid_is_looked_at(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ def _spread(rows: Sequence[GoldRow]) -> float:
 
 def _gold(rows: Sequence[GoldRow]) -> Iterator[Finding]:
     scores = np.array([score for row in rows for score in row.gold or () if score is not None])
+    prompts = [row.key for row in rows for score in row.gold or () if score is not None]
     if not scores.size:
         yield Finding(
             name="gold scores", status="fail", evidence="Not one reply has a gold score.", advice="Run `gold label`."
@@ -150,7 +151,7 @@ def _gold(rows: Sequence[GoldRow]) -> Iterator[Finding]:
     is_judge = any("judgements" in row.extra for row in rows)
     if tied:
         yield _ties(stats.mean_share(tied, keys), int(sum(tied)), is_judge, scores)
-    yield _narrow(scores, is_judge)
+    yield _narrow(scores, prompts, is_judge)
 
 
 def _ties(share: Estimate, count: int, is_judge: bool, scores: FloatArray) -> Finding:
@@ -176,10 +177,10 @@ def is_bfloat16(scores: FloatArray) -> bool:
     return bool((as_float.astype(np.float64) == scores).all() and not (bits & 0xFFFF).any())
 
 
-def _narrow(scores: FloatArray, is_judge: bool) -> Finding:
+def _narrow(scores: FloatArray, prompts: Sequence[str], is_judge: bool) -> Finding:
     """Judge whether gold's scores look like those of a reward model: not clipped, not squashed, not a few numbers."""
     low, high = float(scores.min()), float(scores.max())
-    at_end = max(float(np.mean(scores == low)), float(np.mean(scores == high)))
+    at_end = max((scores == low, scores == high), key=np.mean).astype(np.float64)
     different = len(np.unique(scores))
     told = (
         f"{scores.size:,} scores from {low:.4g} to {high:.4g}, standard deviation {float(np.std(scores)):.3g}, "
@@ -191,7 +192,8 @@ def _narrow(scores: FloatArray, is_judge: bool) -> Finding:
     enough = scores.size >= FEWEST * 5
     if is_judge:
         return Finding(name=name, status="pass", evidence=f"{told} They are shares of a judge.")
-    share = stats.wilson(round(at_end * scores.size), scores.size)
+    # All replies to an easy prompt may have the highest score, so they are no independent ones.
+    share = stats.mean_share(at_end, prompts)
     if enough and is_above(share, MOST_AT_AN_END):
         return Finding(
             name=name,
