@@ -74,6 +74,25 @@ def test_baselines_are_beaten_or_not_by_intervals(record, own, length, words, wa
 
 
 @pytest.mark.parametrize(
+    ("low", "evaluations", "wanted"),
+    [(0.51, 1, "yes"), (0.51, 20, "look"), (0.54, 20, "yes"), (float("nan"), 20, "look")],
+)
+def test_a_checkpoint_that_the_same_data_chose_must_be_clear_for_all_their_evaluations(
+    record: Record, low: float, evaluations: int, wanted: str
+) -> None:
+    """Of twenty models that know nothing, the best is beyond a 95 % interval in one run of five."""
+    chosen = replace(record, evaluations={"selection": replace(record.evaluations["test"], name="selection")})
+    own = with_accuracies(chosen, selection=estimate(0.6, low, 1.2 - low))
+    rows = [{"step": 10.0 * number, "eval_accuracy": 0.5} for number in range(evaluations)]
+    judged = replace(own, rows=rows)
+    assert answer("better than a coin", judged) == wanted
+    assert answer("mean the same reply", judged) == wanted
+    # Test data chose nothing, however often the evaluation data were looked at.
+    tested = with_accuracies(replace(record, rows=rows), test=estimate(0.6, low, 1.2 - low))
+    assert answer("better than a coin", tested) == ("yes" if low > 0.5 else "look")
+
+
+@pytest.mark.parametrize(
     ("shared", "wanted"),
     [
         (None, "not known"),

@@ -3,13 +3,16 @@
 The questions are those of the guidelines for reward models on human preferences: are there a model and a record, is the
 model better than the baselines, did it overfit, can its probabilities be trusted, does it depend on length, were
 prompts cut, are sides swapped, and were the controls run. An answer is `yes` or `no` only if intervals decide it.
-Otherwise it is `look`, or `not known` if the folder does not say.
+Otherwise it is `look`, or `not known` if the folder does not say. Where the data that judge a run chose its checkpoint,
+the limits are those for all evaluations of which it is one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import NormalDist
 from typing import Final, Literal
 
 from rewardlab.analysis.judgement import Judgement
@@ -97,8 +100,8 @@ def _above_chance(record: Record) -> Check:
     assert record.judged is not None
     return Check(
         question=question,
-        answer=_decided(accuracy, above=0.5),
-        numbers=f"Accuracy {shown(accuracy)} on {what(record.judged)}.",
+        answer=_decided(_after_looks(accuracy, record), above=0.5),
+        numbers=f"Accuracy {shown(accuracy)} on {what(record.judged)}{_of_looks(record)}.",
     )
 
 
@@ -118,14 +121,16 @@ def _above_baselines(record: Record, against: AgainstBaselines | None) -> Check:
         )
     said = ", ".join(f"{name} {shown(estimate)}" for name, estimate in rivals.items())
     if against is not None and against.pairs.keys() == rivals.keys():
+        # The model must be better than every baseline: so no correction for their number is needed.
+        is_better = all(_after_looks(one, record).low > 0 for one in against.differences.values())
         return Check(
             question=question,
-            answer="yes" if against.is_better else "no" if against.is_worse else "look",
-            numbers=f"{shown(accuracy)} against {said}. {said_of(against)}",
+            answer="yes" if is_better else "no" if against.is_worse else "look",
+            numbers=f"{shown(accuracy)}{_of_looks(record)} against {said}. {said_of(against)}",
         )
     # Without rows that can be paired, the intervals decide only where they are apart.
     answer: Answer = "look"
-    if all(accuracy.low > rival.high for rival in rivals.values()):
+    if all(_after_looks(accuracy, record).low > rival.high for rival in rivals.values()):
         answer = "yes"
     elif any(accuracy.high < rival.low for rival in rivals.values()):
         answer = "no"
@@ -172,10 +177,11 @@ def _swapped(record: Record) -> Check:
     accuracy = _metric(record, "eval_accuracy")
     if accuracy is None:
         return Check(question=question, answer="not known", numbers=NOTHING)
-    below = math.isfinite(accuracy.high) and accuracy.high < 0.5
+    decided = _after_looks(accuracy, record)
+    below = math.isfinite(decided.high) and decided.high < 0.5
     return Check(
         question=question,
-        answer="no" if below else "yes" if accuracy.low > 0.5 else "look",
+        answer="no" if below else "yes" if decided.low > 0.5 else "look",
         numbers=f"Accuracy {shown(accuracy)}; swapped sides would put it below one half.",
     )
 
@@ -336,6 +342,25 @@ def _controls(record: Record) -> Check:
 
 def _metric(record: Record, metric: str) -> Estimate | None:
     return None if record.judged is None else record.judged.estimates["all"].get(metric)
+
+
+def _looks(record: Record) -> int:
+    """Return how many checkpoints the data that judge a run have judged, if they chose one; else 1."""
+    if record.kind != "train" or record.judged is None or record.judged.name == "test":
+        return 1
+    return max(1, sum("eval_accuracy" in row for row in record.rows))
+
+
+def _of_looks(record: Record) -> str:
+    return f" (one of {looks:,} evaluations, for which the answer allows)" if (looks := _looks(record)) > 1 else ""
+
+
+def _after_looks(estimate: Estimate, record: Record) -> Estimate:
+    """Return an estimate with limits that hold for all evaluations of which the run chose one (Bonferroni)."""
+    normal, outside = NormalDist(), (1 - estimate.level) / 2
+    stretch = normal.inv_cdf(1 - outside / _looks(record)) / normal.inv_cdf(1 - outside)
+    low, high = (estimate.value + stretch * (limit - estimate.value) for limit in (estimate.low, estimate.high))
+    return replace(estimate, low=low, high=high)
 
 
 def _decided(estimate: Estimate, *, above: float) -> Answer:

@@ -44,11 +44,6 @@ class AgainstBaselines:
         return {name: pair.metrics["accuracy"].difference for name, pair in self.pairs.items()}
 
     @property
-    def is_better(self) -> bool:
-        """Whether the model is better than every baseline: then no correction for their number is needed."""
-        return bool(self.pairs) and all(difference.low > 0 for difference in self.differences.values())
-
-    @property
     def is_worse(self) -> bool:
         """Whether it is worse than some baseline, corrected for their number."""
         p = self.p
