@@ -84,6 +84,7 @@ def test_what_ends_a_run_is_kept_in_its_folder_until_it_goes_on(base_model, pair
     assert not (tmp_path / "run" / ENDED).exists()
 
 
+@pytest.mark.slow
 def test_a_run_cannot_replace_the_model_it_starts_from(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     result = train(config)
@@ -144,6 +145,7 @@ def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
         f"{folder}: No space left on device while writing {folder / 'step_4'}. Make room there, or move the folder to "
         f"another disk; then --resume auto goes on from step 4. What was saved before is still there."
     )
+    assert read_json(folder / ENDED) == {"error": "DiskFullError", "text": str(full.value)}
     assert isinstance(full.value, OSError), "as what the system refuses is everywhere else"
     assert not (folder / "step_4").exists()
     assert [path.name for path in folder.glob(".*")] == [".lock"]

@@ -31,8 +31,9 @@ CONTROLS: Final = ("diagnose.json", "diagnose/diagnose.json")
 BARE: Final = ("test", "selection")
 """Evaluations that are read from their score rows alone, in the folder of another program."""
 MOST_SAID: Final = 300
-MOST_ENDED: Final = 1000
 """Most characters of an error in the report."""
+MOST_ENDED: Final = 1000
+"""The same for what ended the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

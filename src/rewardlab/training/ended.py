@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
-from rewardlab.core.errors import RewardlabError
+from rewardlab.core.errors import RankError, RewardlabError, RunInterrupted
 from rewardlab.core.files import write_json
 from rewardlab.core.run_folder import ENDED
 
 
-@contextmanager
-def kept_end(run: Path, *, writes: bool) -> Iterator[None]:
-    """Write what ends a run early into its folder, and raise it on; what an earlier attempt left there is removed.
+class KeptEnd:
+    """Writes what ends a run early into its folder, from `begin` to `finish`.
 
-    `writes` is True for one process of the run.
+    It surrounds all that says an error in other words, such as for a full disk, so that it keeps what is printed.
     """
-    if writes:
-        (run / ENDED).unlink(missing_ok=True)
-    try:
-        yield
-    except BaseException as error:
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._begun = self._is_first = False
+
+    def begin(self, *, is_first: bool) -> None:
+        """Say that the folder is this run's. The first process of the run removes what an earlier attempt left."""
+        if is_first:
+            (self._run / ENDED).unlink(missing_ok=True)
+        self._begun, self._is_first = True, is_first
+
+    def finish(self) -> None:
+        """Say that the run came to its end."""
+        self._begun = False
+
+    def __enter__(self) -> KeptEnd:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or not self._begun:
+            return
+        # A request to stop ends all processes alike. After an error the one that failed first has its own, and others
+        # a RankError; the first process may not even hear of it before it is ended.
+        if isinstance(error, RankError) or (isinstance(error, RunInterrupted) and not self._is_first):
+            return
         # A fault of the program, or Ctrl-C twice, has a name that says more than its text.
-        kind = type(error).__name__
-        said = str(error) if isinstance(error, RewardlabError) else f"{kind}: {error}".removesuffix(": ")
-        if writes:
-            with suppress(OSError):  # such as on a full disk, of which the error itself tells
-                write_json(run / ENDED, {"error": kind, "text": said})
-        raise
+        name = type(error).__name__
+        said = str(error) if isinstance(error, RewardlabError) else f"{name}: {error}".removesuffix(": ")
+        with suppress(OSError):  # such as on a full disk, of which the error itself tells
+            write_json(self._run / ENDED, {"error": name, "text": said})

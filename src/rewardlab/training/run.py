@@ -43,7 +43,7 @@ from rewardlab.training.checkpoints.resume import frozen_fingerprint
 from rewardlab.training.closing_card import card_of_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_flops_of
-from rewardlab.training.ended import kept_end
+from rewardlab.training.ended import KeptEnd
 from rewardlab.training.full_disk import told_when_full
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
@@ -149,8 +149,10 @@ def train(
     publish = publisher_of(config.publish) if publish is None else publish
     stops = StopRequests(max_hours=config.run.max_hours)
     given = given_rows(preferences=preferences, eval_preferences=eval_preferences, test_preferences=test_preferences)
-    with told_when_full(config.run.output_dir), joined_ranks() as ranks, ExitStack() as held:
-        result = _train(config, ranks, stops, held, given, publish if ranks.is_first else None)
+    run = config.run.output_dir
+    with KeptEnd(run) as end, told_when_full(run), joined_ranks() as ranks, ExitStack() as held:
+        result = _train(config, ranks, stops, held, end, given, publish if ranks.is_first else None)
+        end.finish()
         if publish is not None and ranks.is_first:
             publish.finish(result.model, result.step)
         return result
@@ -161,6 +163,7 @@ def _train(
     ranks: Ranks,
     stops: StopRequests,
     held: ExitStack,
+    end: KeptEnd,
     given: Given,
     publish: Publish | None,
 ) -> TrainResult:
@@ -195,7 +198,7 @@ def _train(
     ready = replace(ready, config=config, facts={**ready.facts, "parameters": parameter_counts(model)})
     ranks.by_first(lambda: write_run_start(ready, fingerprint, peak_flops))
     # From here on the folder is this run's.
-    held.enter_context(kept_end(config.run.output_dir, writes=ranks.is_first))
+    end.begin(is_first=ranks.is_first)
     saver = Saver(config, ready.base, model, ranks, division)
 
     def save(folder: Path, step: int) -> None:

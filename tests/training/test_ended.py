@@ -1,0 +1,41 @@
+"""What ended a run is kept once, by the process that knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from rewardlab.core.errors import RankError, RewardlabError, RunInterrupted
+from rewardlab.core.files import read_json
+from rewardlab.core.run_folder import ENDED
+from rewardlab.training.ended import KeptEnd
+
+
+def kept(folder, error, *, is_first, begun=True, finished=False):
+    """What is in the folder after a process of the run met an error there."""
+    with pytest.raises(type(error)), KeptEnd(folder) as end:
+        if begun:
+            end.begin(is_first=is_first)
+        if finished:
+            end.finish()
+        raise error
+    path = folder / ENDED
+    return read_json(path)["text"] if path.exists() else None
+
+
+def test_the_process_that_failed_first_keeps_its_error_and_the_others_nothing(tmp_path):
+    assert kept(tmp_path, RankError("rank 0 ended, because rank 1 failed: a bad row"), is_first=True) is None
+    assert kept(tmp_path, RewardlabError("a bad row"), is_first=False) == "a bad row"
+
+
+def test_a_request_to_stop_that_all_processes_heed_is_kept_by_the_first(tmp_path):
+    stopped = RunInterrupted("stopped by SIGTERM after step 3 of 8", exit_status=143)
+    assert kept(tmp_path, stopped, is_first=False) is None
+    assert kept(tmp_path, stopped, is_first=True) == str(stopped)
+
+
+def test_nothing_is_kept_before_the_folder_is_the_runs_or_after_the_run_came_to_its_end(tmp_path):
+    (tmp_path / ENDED).write_text('{"text": "of an earlier attempt"}')
+    error = RewardlabError("a bad row")
+    assert kept(tmp_path, error, is_first=True, begun=False) == "of an earlier attempt"
+    assert kept(tmp_path, error, is_first=False, finished=True) == "of an earlier attempt"
+    assert kept(tmp_path, error, is_first=True, finished=True) is None
