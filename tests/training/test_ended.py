@@ -12,12 +12,17 @@ from rewardlab.training.ended import KeptEnd
 
 def kept(folder, error, *, is_first, begun=True, finished=False):
     """What is in the folder after a process of the run met an error there."""
-    with pytest.raises(type(error)), KeptEnd(folder) as end:
-        if begun:
-            end.begin(is_first=is_first)
-        if finished:
-            end.finish()
-        raise error
+
+    def run():
+        with KeptEnd(folder) as end:
+            if begun:
+                end.begin(is_first=is_first)
+            if finished:
+                end.finish()
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
     path = folder / ENDED
     return read_json(path)["text"] if path.exists() else None
 
