@@ -81,8 +81,9 @@ def test_the_configuration_of_a_run_can_be_named(tmp_path):
     first = settings(tmp_path, "steps: 3\n")
     from rewardlab.core.config import to_mapping
 
-    made = settings(tmp_path, json.dumps(to_mapping(first)))
-    assert made == first
+    for given in (first, first.replace(resume=None, overwrite=True)):
+        made = settings(tmp_path, json.dumps(to_mapping(given)))
+        assert made == first
 
 
 @pytest.mark.parametrize("own", [{"layers": ("1", "2")}, {"folds": 3}, {"kwise_weight": "comparison"}])

@@ -156,7 +156,7 @@ def _settings(config: DiagnoseConfig, name: str, seed: int, folder: Path, kept: 
         named = to_mapping(section)
         given = (setting for setting in named if setting in own)
         values |= {name: own[name] for name in given if name == "model" or own[name] != _default(name)}
-    values |= {"output_dir": str(folder), "seed": seed, "diagnostic_seed": seed, "resume": "auto"}
+    values |= {"output_dir": str(folder), "seed": seed, "diagnostic_seed": seed, "resume": "auto", "overwrite": False}
     values |= MODES.get(name, {})
     if name == "random_subset":
         if kept >= 1:
