@@ -40,6 +40,7 @@ def test_an_empty_prompt_is_scored_as_everywhere_else(tmp_path):
         ({"prompt": 5, "response": "b"}, "the prompt is of type int, neither text nor a list of messages"),
         ({"prompt": "a", "responses": []}, "responses is an empty list"),
         ({"prompt": "a", "responses": {"b": 1}}, "responses is of type dict, not a list"),
+        ({"prompt": "a", "response": "b", "images": ["c.png"]}, "it has images, of which the texts alone would be"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said(tmp_path, row, said):

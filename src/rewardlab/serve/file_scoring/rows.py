@@ -13,7 +13,7 @@ from rewardlab.core.types import Conversation
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import prompt_turns
 from rewardlab.data.readers import holds_lines, read_each_row
-from rewardlab.data.rows import UnusableRowError, is_absent, show
+from rewardlab.data.rows import UnusableRowError, is_absent, media_of, show
 
 ROWS_AT_A_TIME: Final = 256
 """Most rows that are scored and kept together: few, so that little is lost in an interruption, but enough to fill
@@ -96,6 +96,11 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
     given = [name for name in ("messages", "responses", "response") if present(row, name)]
     if not given or (given[0] != "messages" and not present(row, "prompt")):
         raise DataError(f"{where}: cannot be scored (its columns are {_columns(row)}). {WANTED}")
+    if media := media_of(row):
+        raise DataError(
+            f"{where}: cannot be scored (it has {media}, of which the texts alone would be judged). If they stand "
+            f"alone, take the column out or rename it."
+        )
     try:
         if given[0] == "messages":
             turns = to_messages(row["messages"])
