@@ -38,7 +38,8 @@ Conversation = tuple[Message, ...]
 
 def folded(text: str) -> str:
     """Return a text in one case and one spelling of its accented letters (Unicode's composed form, NFC)."""
-    return unicodedata.normalize("NFC", text).casefold()
+    # Folding may take a letter apart again: that of "ΐ" has three characters, that of its capital two.
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
 
 
 def prompt_key(prompt: Sequence[Message]) -> str:
