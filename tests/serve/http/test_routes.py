@@ -185,6 +185,16 @@ def test_the_name_under_which_others_send_a_field_leads_to_ours(client, route, b
         ("/v1/score", {"prompt": "x", "replies": "y"}, "replies: wanted a list of texts, also for one."),
         (
             "/v1/score",
+            {"prompt": ["x"], "replies": ["y"]},
+            "prompt.0: wanted a message, an object with role and content.",
+        ),
+        (
+            "/v1/score",
+            {"conversations": [["x", "y"]]},
+            "conversations.0.0: wanted a message, an object with role and content.",
+        ),
+        (
+            "/v1/score",
             {"groups": [{"prompt": "x", "replies": [TURNS[-1:]]}]},
             "groups.0.replies.0: wanted a text; a reply of messages goes into conversations, behind the messages of "
             "its prompt.",

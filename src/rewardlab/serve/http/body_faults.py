@@ -22,15 +22,18 @@ SAME: Final = (
     ("role", "from"),
 )
 """Names under which different projects send the same thing."""
+_MESSAGE: Final = "a message, an object with role and content"
 WANTED: Final = {
     "": "a JSON object",
     "prompt": "a text, or a list of messages",
+    "prompt.*": _MESSAGE,
     "replies": "a list of texts, also for one",
     "replies.*": "a text; a reply of messages goes into conversations, behind the messages of its prompt",
     "groups": "a list of objects with prompt and replies, also for one",
     "groups.*": "an object with prompt and replies",
     "conversations": "a list of conversations, also for one, each a list of messages",
     "conversations.*": "a list of messages: conversations is a list of such lists, also for one",
+    "conversations.*.*": _MESSAGE,
     "token_ids": "a list of lists of token ids, also for one",
     "token_ids.*": "a list of token ids: token_ids is a list of such lists, also for one",
     "messages": "a list of messages",
@@ -75,10 +78,9 @@ def _place_in(value: Any, loc: Sequence[int | str], *, missing: bool) -> list[in
 
 
 def _kind_of(place: Sequence[int | str]) -> str:
-    """Return the name of the field at a place; of an element of a field, its name and `.*`."""
-    if not place or isinstance(place[-1], str):
-        return str(place[-1]) if place else ""
-    return f"{place[-2]}.*"
+    """Return the name of the field at a place; of an element of a field, its name and `.*`, of one of that `.*.*`."""
+    end = max((number for number, part in enumerate(place) if isinstance(part, str)), default=0)
+    return ".".join(str(part) if isinstance(part, str) else "*" for part in place[end:])
 
 
 def _fields_at(kind: type[BaseModel], place: Sequence[int | str]) -> Iterable[str]:
