@@ -192,7 +192,7 @@ def _narrow(scores: FloatArray, prompts: Sequence[str], is_judge: bool) -> Findi
     enough = scores.size >= FEWEST * 5
     if is_judge:
         return Finding(name=name, status="pass", evidence=f"{told} They are shares of a judge.")
-    # All replies to an easy prompt may have the highest score, so they are no independent ones.
+    # All replies to an easy prompt may have the highest score, so they are not independent.
     share = stats.mean_share(at_end, prompts)
     if enough and is_above(share, MOST_AT_AN_END):
         return Finding(

@@ -40,7 +40,7 @@ LEVELS: Final = (0.01, 0.9999)
 """Levels of intervals that are taken."""
 IMAGINED: Final = 4.0
 """Items that are imagined to move beside those that did (z² at 95 %, as Agresti & Coull 1998 have it for shares). Where
-few items move, how many would have done so in other items is hardly known, and with none there would be no error."""
+few items move, how many would have done so in other items is hardly known, and with none the error would be 0."""
 ROUNDING: Final = 1e-9
 MANY: Final = 1e6
 """Degrees of freedom for an interval of a file, which does not say its own: as good as a normal distribution."""
