@@ -15,10 +15,11 @@ from common import make_tokenizer
 from harness.in_memory import load_preferences, split_by_root
 from rewardlab.core.errors import ConfigError, DataError, RenderError
 from rewardlab.core.types import Preference, TokenGroup
-from rewardlab.data import bulk, pipeline, reading
+from rewardlab.data import bulk, pipeline, prepare, reading
 from rewardlab.data.chat import Renderer
 from rewardlab.data.dataset_names import require_sources
 from rewardlab.data.prepare import load_data
+from rewardlab.data.splits import HeldOut
 from rewardlab.data.templates import build_renderer
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.start import to_groups
@@ -228,6 +229,25 @@ def test_too_many_dropped_rows_are_an_error_also_from_the_cache(
     for _ in range(2):
         with pytest.raises(DataError, match=r"a.jsonl: 7 of 90 rows cannot be used(.*\n)*.*--max-drop-fraction 0.08"):
             load_data(config.data, renderer_of(config), seed=0)
+
+
+def test_one_long_reply_among_few_held_out_rows_is_no_error(
+    config: RewardTrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": f"{n} basil", "chosen": f"light {n}", "rejected": f"dry {n}"} for n in range(60)]
+    rows[7]["chosen"] = "light " * 200
+    path = tmp_path / "one_long.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    few = config.replace(dataset=(str(path),), eval_fraction=0.05, max_drop_fraction=0.05)
+    mask_P = np.isin(np.arange(60), [3, 7, 20])
+    held_out = HeldOut(mask_P=mask_P, rule="reply", wanted=3, prompts=3, roots=3, largest=1, digest="")
+    monkeypatch.setattr(prepare, "hold_out", lambda *_, **__: held_out)
+    renderer = renderer_of(few)
+    _, _, reports = to_groups(few, load_data(few.data, renderer, seed=0), renderer)
+    assert (reports["evaluation"].preferences, reports["evaluation"].kept) == (3, 2)
+    named = few.replace(eval_dataset=(str(path),), max_drop_fraction=0.01)
+    with pytest.raises(DataError, match="training data: 1 of 60 preferences cannot be used"):
+        to_groups(named, load_data(named.data, renderer, seed=0), renderer)
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(

@@ -234,14 +234,19 @@ def to_groups(
 ) -> tuple[Datasets, Groups, dict[str, TokenReport]]:
     """Return (training and evaluation data, test data, report of what tokenising did to each).
 
+    Rows held out of the training data are some of its rows, whose share is judged on those that stay: of a few, a
+    single one would be too many.
+
     Raises DataError if too many rows are unusable.
     """
     groups: dict[str, Groups] = {}
     reports: dict[str, TokenReport] = {}
+    most = config.data.reading.max_drop_fraction
+    allowed = {"evaluation": 1.0} if "held_out" in prepared.reports else {}
     parts = {"training": prepared.train, "evaluation": prepared.eval, "test": prepared.test}
     for name, part in parts.items():
         if len(part):
-            groups[name], reports[name] = token_groups(part, renderer, config.data.reading.max_drop_fraction, name)
+            groups[name], reports[name] = token_groups(part, renderer, allowed.get(name, most), name)
     train = groups["training"]
     if config.loss.kwise_weight == "prompt":
         train = train.weighed()
