@@ -75,11 +75,13 @@ def test_signals_end_a_run_between_two_steps(how, status, base_model, pairs_file
     assert not (tmp_path / "run" / ENDED).exists()
 
 
-def test_a_second_signal_ends_the_process_as_ever():
+def test_a_second_signal_ends_the_process_as_ever(capfd):
     with StopRequests() as stops:
         assert stops.reason == ""
         signal.raise_signal(signal.SIGTERM)
         assert stops.reason == "SIGTERM"
+        said = "SIGTERM: the run ends after its present step or evaluation; a second one ends it at once\n"
+        assert capfd.readouterr().err.endswith(said)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -121,6 +123,7 @@ def signal_oneself(*_, **__):
     [
         (run_module, "load_reward_model"),
         (run_module, "write_run_start"),
+        (run_module, "_judge_untrained"),
         (run_module, "verify_in_clean_process"),
         (report_module, "train_report"),
     ],

@@ -221,15 +221,17 @@ def _train(
         observers=watch.observers,
     )
     started = time.perf_counter()
-    with watch.observers, stops:
-        # Both baselines are of the untrained model, so they are taken before a checkpoint is loaded.
+    with watch.observers:
+        # Both baselines are of the untrained model, so they are taken before a checkpoint is loaded. A signal ends this
+        # one at once: it may take minutes, and there is nothing yet to keep.
         test_baseline = _judge_untrained(config, model, ready, ranks)
-        if ready.interrupted is not None:
-            trainer.judge.take_up_baseline(config.run.token_budget)
-            trainer.restore(ready.interrupted.checkpoint)
-            watch.resume(trainer.records.rows)
-        trainer.fit()
-        trainer.heed_late_signal()
+        with stops:
+            if ready.interrupted is not None:
+                trainer.judge.take_up_baseline(config.run.token_budget)
+                trainer.restore(ready.interrupted.checkpoint)
+                watch.resume(trainer.records.rows)
+            trainer.fit()
+            trainer.heed_late_signal()
     trained = _Trained(
         trainer=trainer, test_baseline=test_baseline, seconds=time.perf_counter() - started, speed=trainer.speed()
     )
