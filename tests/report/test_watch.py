@@ -15,6 +15,8 @@ from rich.console import Console
 
 from rewardlab.analysis.judgement import judge_rows
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import write_json
+from rewardlab.core.run_folder import ENDED
 from rewardlab.report.live import LivePage, server_of
 from rewardlab.report.watch import watch
 from run_folders import HOSTILE, write_run
@@ -56,6 +58,14 @@ def test_the_view_of_a_finished_run_ends_by_itself(tmp_path: Path) -> None:
     screen = io.StringIO()
     watch(write_run(tmp_path / "run"), every_s=0.2, console=Console(file=screen, width=100))
     assert "Finished at step 40 of 40." in screen.getvalue()
+
+
+def test_the_view_of_a_run_that_something_else_ended_ends_too(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", reached=20)
+    write_json(run / ENDED, {"error": "RunInterrupted", "text": "stopped by SIGTERM after step 20 of 40."})
+    screen = io.StringIO()
+    watch(run, every_s=0.2, console=Console(file=screen, width=100))
+    assert "Ended before its time, at step 20 of 40: stopped by SIGTERM" in " ".join(screen.getvalue().split())
 
 
 def test_the_view_waits_for_a_run_and_follows_it_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

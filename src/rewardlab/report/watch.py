@@ -39,7 +39,7 @@ TRAINED: Final = {
 
 
 def watch(folder: Path, *, every_s: float, once: bool = False, console: Console | None = None) -> None:
-    """Show the run in a folder until it is finished, or one frame of it with `once`.
+    """Show the run in a folder until it is finished or something else ended it, or one frame of it with `once`.
 
     Raises ConfigError if there is no such folder, and with `once` if it holds no run.
     """
@@ -54,7 +54,7 @@ def watch(folder: Path, *, every_s: float, once: bool = False, console: Console 
             record = _read(folder)
             shown = _waiting(folder) if record is None else frame(record, age_s=_age_s(folder), width=console.width)
             live.update(shown, refresh=True)
-            if record is not None and record.finished:
+            if record is not None and (record.finished or record.ended):
                 return
             sleep(every_s)
 
