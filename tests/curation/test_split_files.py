@@ -199,7 +199,7 @@ class TestOutputs:
         path = write(tmp_path / "in.jsonl", rows(60))
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "notes.txt").write_text("mine")
-        with pytest.raises(ConfigError, match="holds files that `rewardlab data split` did not write"):
+        with pytest.raises(ConfigError, match=r"holds files that `rewardlab data split` did not write \(notes.txt\)"):
             run(tmp_path, path, output="mine", overwrite=True)
         run(tmp_path, path)
         with pytest.raises(ConfigError, match=r"holds splits\..*--overwrite"):

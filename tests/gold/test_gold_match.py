@@ -15,6 +15,7 @@ from scipy.stats import kendalltau, pearsonr, spearmanr
 from gold_matched import drawn, judged, part, scored
 from harness.gold_rows import SCORE_FAULTS, SPREAD, gold_of, proxy, with_gold
 from rewardlab.analysis.matching import Replies, match_of, outcomes_of, slice_matches
+from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.gold.files.layouts import write_rows
 from rewardlab.gold.files.rows import GoldRow
@@ -260,6 +261,15 @@ def test_the_report_says_what_was_found_and_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_rows_that_are_not_there_leave_no_folder_beside_them(tmp_path: Path) -> None:
+    missing = tmp_path / "pairs/labels.test.jsonl"
+    for command in (["match"], ["curve"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["gold", *command, "--input", str(missing), "--proxies", "scores.json"])
+        assert ended.value.code == 2
+        assert not missing.parent.exists()
+
+
 def test_prompts_of_both_parts_are_told(tmp_path: Path) -> None:
     rows = drawn()
     write_rows(tmp_path / "train.jsonl", (row.as_json() for row in rows[:50] + drawn(rows=150, seed=8, tag="t")))

@@ -12,6 +12,7 @@ from typing import Any, Final
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, sha256_file
 from rewardlab.core.optional import import_optional
+from rewardlab.core.terminal import visible
 from rewardlab.curation.rewriting import ENDINGS as LINES
 from rewardlab.curation.rewriting import ending_of, replacing, replacing_lines, require_package
 
@@ -93,8 +94,12 @@ def require_output_folder(folder: Path, inputs: Iterable[Path], *, tool: str, wh
         return
     if any(folder.resolve() in path.resolve().parents for path in inputs):
         raise ConfigError(f"--output-dir {folder}: holds a dataset that is read. Name another folder.")
-    if not there <= _own_files(folder, tool):
-        raise ConfigError(f"--output-dir {folder}: holds files that `{tool}` did not write. Name another folder.")
+    if foreign := sorted(there - _own_files(folder, tool)):
+        named = f"{foreign[0]}{f' and {len(foreign) - 1} more' if foreign[1:] else ''}"
+        raise ConfigError(
+            f"--output-dir {folder}: holds files that `{tool}` did not write ({visible(named)}). Move them away, or "
+            f"name another folder."
+        )
     if not overwrite:
         raise ConfigError(
             f"--output-dir {folder}: holds {what}. Name another folder, or replace them with --overwrite."

@@ -17,7 +17,11 @@ FILES: Final = (*outputs.files_of(NAME), TABLE)
 
 
 def claim(config: CurveConfig) -> None:
-    """Make the folder ready, before anything is computed. Raises as `outputs.claim`."""
+    """Make the folder ready, before anything is computed.
+
+    Raises DataError for rows that are not there, before a folder is made beside them, and as `outputs.claim`.
+    """
+    config.rows.files()
     outputs.claim(config.output_dir, NAME, MADE_BY, overwrite=config.curving.overwrite, also=(TABLE,))
 
 

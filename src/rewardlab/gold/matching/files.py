@@ -11,7 +11,12 @@ from rewardlab.report import outputs
 
 
 def claim(config: MatchConfig) -> None:
-    """Make the folder ready, before anything is scored. Raises as `outputs.claim`."""
+    """Make the folder ready, before anything is scored.
+
+    Raises DataError for rows that are not there, before a folder is made beside them, and as `outputs.claim`.
+    """
+    config.rows.files()
+    config.train.files()
     outputs.claim(config.output_dir, NAME, MADE_BY, overwrite=config.matching.overwrite)
 
 
