@@ -65,7 +65,9 @@ def test_the_view_of_a_run_that_something_else_ended_ends_too(tmp_path: Path) ->
     write_json(run / ENDED, {"error": "RunInterrupted", "text": "stopped by SIGTERM after step 20 of 40."})
     screen = io.StringIO()
     watch(run, every_s=0.2, console=Console(file=screen, width=100))
-    assert "Ended before its time, at step 20 of 40: stopped by SIGTERM" in " ".join(screen.getvalue().split())
+    assert "Ended before its time (last record: step 20 of 40): stopped by SIGTERM" in " ".join(
+        screen.getvalue().split()
+    )
 
 
 def test_the_view_waits_for_a_run_and_follows_it_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,8 @@ def test_signals_end_a_run_between_two_steps(how, status, base_model, pairs_file
     kept = read_json(tmp_path / "run" / ENDED)
     assert kept["error"] == "RunInterrupted"
     assert "after step 3 of 8. Start the same command again with --resume auto" in kept["text"]
-    assert status_of(read_folder(tmp_path / "run")).startswith(f"Ended before its time, at step 3 of 8: {kept['text']}")
+    said = f"Ended before its time (last record: step 3 of 8): {kept['text']}"
+    assert status_of(read_folder(tmp_path / "run")).startswith(said)
     main(["train", *words, "--resume", "auto"])
     assert (tmp_path / "run/step_8").exists()
     assert not (tmp_path / "run" / ENDED).exists()

@@ -49,7 +49,7 @@ def status(record: Record) -> str:
     if not record.finished:
         numbers = "Numbers are those of the last evaluation on the way." if record.judged else "No evaluation so far."
         if record.ended:
-            return f"Ended before its time, at step {record.step:,}{planned}: {record.ended} {numbers}"
+            return f"Ended before its time (last record: step {record.step:,}{planned}): {record.ended} {numbers}"
         return f"Not finished: step {record.step:,}{planned} so far. {numbers}"
     early = record.num_steps is not None and record.step < record.num_steps
     return f"Finished at step {record.step:,}{planned}{', ended early' if early else ''}."

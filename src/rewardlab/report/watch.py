@@ -92,7 +92,7 @@ def _progress(record: Record, age_s: float | None) -> list[RenderableType]:
         return []
     done = round(40 * min(record.step / record.num_steps, 1.0))
     said = f"step {record.step:,} of {record.num_steps:,}"
-    if not record.finished:
+    if not (record.finished or record.ended):
         left = _seconds_left(record)
         said += "" if left is None else f", about {duration(left)} of training left"
         said += "" if age_s is None else f"; last row {duration(age_s)} ago"
