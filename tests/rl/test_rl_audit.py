@@ -311,18 +311,23 @@ def test_a_held_out_suite_is_evidence_item_by_item(tmp_path: Path, change: float
     assert found.verdict == verdict, found.sentence
 
 
+def suite_of(before: np.ndarray, after: np.ndarray) -> Suite:
+    """A suite of items, at the first and at the last of forty steps."""
+    return Suite(
+        name="suite",
+        step_N=np.repeat([0, 39], len(before)),
+        value_N=np.concatenate([before, after]).astype(np.float64),
+        item_N=np.tile(np.arange(len(before)), 2),
+        items=tuple(f"q{number}" for number in range(len(before))),
+    )
+
+
 @pytest.mark.parametrize("right", [48, 50])
 def test_a_suite_of_which_no_item_moves_decides_nothing(right: int) -> None:
     # With one item in fifty that may move, none of them often does.
     values = np.array([float(number < right) for number in range(50)])
-    suite = Suite(
-        name="suite",
-        step_N=np.repeat([0, 39], 50),
-        value_N=np.tile(values, 2),
-        item_N=np.tile(np.arange(50), 2),
-        items=tuple(f"q{number}" for number in range(50)),
-    )
-    (found,) = judge_columns(dataclasses.replace(record(), evidence={}), [suite], CONFIG)
+    suites = [suite_of(values, values)]
+    (found,) = judge_columns(dataclasses.replace(record(), evidence={}), suites, CONFIG)
     assert found.verdict == "undecided", found.sentence
 
 
@@ -334,14 +339,7 @@ def test_few_items_that_move_are_known_no_better_than_their_number_lets_them() -
         before = generator.random(50) < 0.8
         after = before | (generator.random(50) < 0.2)
         true = 0.04 / 0.4
-        suite = Suite(
-            name="suite",
-            step_N=np.repeat([0, 39], 50),
-            value_N=np.concatenate([before, after]).astype(np.float64),
-            item_N=np.tile(np.arange(50), 2),
-            items=tuple(f"q{number}" for number in range(50)),
-        )
-        interval = suite.change(0, 1, windows).estimate()
+        interval = suite_of(before, after).change(0, 1, windows).estimate()
         held += interval.low <= true <= interval.high
     assert held / of >= 0.93
 
