@@ -88,6 +88,11 @@ class Shift:
         return replace(self, value=self.value * factor, error=self.error * abs(factor))
 
 
+def room_of(values_N: FloatArray, before_N: np.ndarray) -> float:
+    """Return how far values lie below the highest of all, where `before_N` says, on average."""
+    return float(values_N.max() - values_N[before_N].mean())
+
+
 def missing(num_prompts: int, num_steps: int, why: str) -> Shift:
     """Return a change that cannot be measured; its method says `why`."""
     return Shift(
@@ -110,6 +115,9 @@ class Pair:
     """Whether `wanted` is a share of what the first window predicts."""
     shortfall: Shift | None = None
     """Change of the evidence minus what is wanted for the change of the reward."""
+    room: float | None = None
+    """How far the evidence can rise: from its mean in the earlier window to its highest value of the run; None if that
+    is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +216,7 @@ class Sample:
             wanted=wanted,
             predicted=predicted,
             shortfall=change.shortfall(slope if predicted else None, share, wanted),
+            room=room_of(self.values_N2[:, 1], self.window_N == earlier),
         )
 
 

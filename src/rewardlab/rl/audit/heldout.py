@@ -25,7 +25,7 @@ from rewardlab.analysis.intervals import FloatArray
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import UTF8, read_jsonl
 from rewardlab.core.terminal import brief
-from rewardlab.rl.audit.changes import Sample, Shift, missing
+from rewardlab.rl.audit.changes import Sample, Shift, missing, room_of
 from rewardlab.rl.audit.columns import LARGEST, IntArray
 from rewardlab.rl.audit.windows import windows_of
 from rewardlab.rl.rollout_log import MOST
@@ -111,6 +111,13 @@ class Suite:
             num_steps=num_steps,
             method="from the intervals in the file, as if of different items",
         ).scaled(1 / self.scale)
+
+    def room(self, earlier: int, windows: Sequence[IntArray]) -> float | None:
+        """Return how far the suite can rise from a window on, in the unit of `scale`; None if its end is not known."""
+        before_N = windows_of(self.step_N, windows) == earlier
+        if self.item_N is None or not before_N.any():
+            return None
+        return room_of(self.value_N, before_N) / self.scale
 
     def _mean(self, kept: np.ndarray) -> tuple[float, float, int]:
         """Return the mean, its error and the number of checkpoints.

@@ -216,7 +216,8 @@ def _of_suite(part: int, suite: Suite, own: Columns, windows: Sequence[IntArray]
     for earlier, later in _all_pairs(len(windows)):
         reward = sample.compare(earlier, later).reward
         gold = suite.change(earlier, later, windows)
-        pairs.append(Pair(earlier=earlier, later=later, reward=reward, gold=gold))
+        room = suite.room(earlier, windows)
+        pairs.append(Pair(earlier=earlier, later=later, reward=reward, gold=gold, room=room))
     notes = [] if suite.has_scale else [f"{suite.name} is given in its own unit, since the file has no n."]
     if any(np.sum(np.unique(suite.step_N) >= window[0]) == 0 for window in windows):
         notes.append(f"{suite.name} has no checkpoint in some windows.")
