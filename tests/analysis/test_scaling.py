@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
+from rewardlab.analysis.judgement import judge_rows
 from rewardlab.analysis.scaling import HOTTEST, fit_affine, fit_scaling, fit_temperature, judge_scaling, sides
 from rewardlab.analysis.score_table import score_table
 from rewardlab.core.errors import DataError
@@ -91,6 +92,25 @@ def test_a_model_that_is_too_sure_gets_its_true_temperature_and_better_probabili
     assert judged.pairs["after − before"]["NLL"].high < 0
     assert judged.pairs["after"]["ECE"].low == 0, "calibrated"
     assert judged.replies["after"]["NLL"].high < judged.replies["before"]["NLL"].low
+
+
+def test_fitted_numbers_have_intervals_that_hold_them_and_that_of_the_temperature_is_its_slopes():
+    held = 0
+    for seed in range(60):
+        scaling = fit_scaling(drawn(300, true_temperature=2.0, seed=seed), beta=1.0)
+        known = scaling.estimates["temperature"]
+        assert known.low < scaling.temperature == known.value < known.high
+        held += known.low <= 2.0 <= known.high
+    assert held >= 53, "of 60, by an interval of 95 %"
+    slope = judge_rows(drawn(300, true_temperature=2.0, seed=59), beta=1.0).estimates["eval_calibration_slope"]
+    assert [1 / known.high, 1 / known.low] == pytest.approx([slope.low, slope.high])
+    assert scaling.estimates["reward_mean"].value == pytest.approx(scaling.reward_mean)
+    assert scaling.estimates["reward_std"].value == pytest.approx(scaling.reward_std)
+
+
+def test_a_slope_that_may_be_nothing_leaves_the_temperature_without_an_end():
+    known = fit_scaling(drawn(60, true_temperature=40.0, seed=3), beta=1.0).estimates["temperature"]
+    assert 0 < known.low < known.value < known.high == np.inf
 
 
 def test_beta_and_temperature_make_one_scale():

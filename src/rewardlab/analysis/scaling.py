@@ -12,8 +12,9 @@ Legend: N comparisons, M = 2N sides of comparisons.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -23,7 +24,9 @@ from scipy.special import expit
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.calibration import ece_estimate
+from rewardlab.analysis.distributions import standard_deviation
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.reliability import calibration_slope
 from rewardlab.analysis.score_table import Pairs, ScoreTable, score_table
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate, ScoreRow
@@ -60,6 +63,8 @@ class Scaling:
     at_edge: bool
     """Whether the temperature is only the lowest that is tried, because no lower one would fit worse: every pair is
     ranked as labelled."""
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    """`temperature`, `reward_mean` and `reward_std` with their intervals, clustered by prompt."""
 
 
 def fit_scaling(rows: Sequence[ScoreRow], *, beta: float, advice: str = "Name more data.") -> Scaling:
@@ -95,7 +100,19 @@ def fit_scaling(rows: Sequence[ScoreRow], *, beta: float, advice: str = "Name mo
         num_replies=scores.size,
         num_comparisons=pairs.label.size,
         at_edge=temperature <= lowest * HOTTEST ** (1 - EDGE),
+        estimates={
+            "temperature": _temperature(temperature, logits, pairs),
+            "reward_mean": stats.mean(scores, table.keys(table.replies.finite)),
+            "reward_std": standard_deviation(scores, table.replies.finite.prompt),
+        },
     )
+
+
+def _temperature(temperature: float, logits: FloatArray, pairs: Pairs) -> Estimate:
+    """Return T with the interval of its inverse, the calibration slope; without an end above where that reaches 0."""
+    slope = calibration_slope(logits, pairs.label, pairs.prompt)
+    low, high = 1 / slope.high, 1 / slope.low if slope.low > 0 else math.inf
+    return replace(slope, value=temperature, low=low, high=math.nan if math.isnan(slope.low) else high)
 
 
 def temperatures(logits: FloatArray) -> tuple[float, float]:

@@ -119,7 +119,14 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
         write_evaluation(run.output_dir, name, judge(own, beta=model.spec.beta))
     model.release()
     judged = {"shared_roots": shared_roots, **judgement_as_dict(judgement)}
-    write_json(run.output_dir / CALIBRATION_FILE, {**asdict(scaling), "judged": judged})
+    write_json(
+        run.output_dir / CALIBRATION_FILE,
+        {
+            **asdict(scaling),
+            "estimates": {name: jsonable(asdict(estimate)) for name, estimate in scaling.estimates.items()},
+            "judged": judged,
+        },
+    )
     if run.store:
         if scaling.at_edge:
             raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
 
@@ -16,6 +17,8 @@ SHARES = {
     "prompt": "no prompt, but some first turns and replies",
 }
 """Rule by which prompts were divided -> what the judging data then share with the fitted data."""
+FITTED = {"temperature": "temperature", "reward_mean": "mean", "reward_std": "standard deviation"}
+"""Fitted number -> its name in the text."""
 
 
 def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: str | None, shared_roots: int) -> str:
@@ -23,11 +26,13 @@ def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: s
     scale, shift = scaling.affine
     fitted = (
         f"Fitted on {scaling.num_comparisons:,} {plural(scaling.num_comparisons, 'comparison')}: "
-        f"temperature {scaling.temperature:.4g}; affine "
-        f"{scale:.4g} · score {'+' if shift >= 0 else '−'} {abs(shift):.4g}. Raw scores there: mean "
-        f"{scaling.reward_mean:.4g}, standard deviation {scaling.reward_std:.4g}."
+        f"temperature {scaling.temperature:.4g}{_interval(scaling, 'temperature')}; affine "
+        f"{scale:.4g} · score {'+' if shift >= 0 else '−'} {abs(shift):.4g} (scale and shift go "
+        f"together, and are judged below). Raw scores there: mean "
+        f"{scaling.reward_mean:.4g}{_interval(scaling, 'reward_mean')}, standard deviation "
+        f"{scaling.reward_std:.4g}{_interval(scaling, 'reward_std')}."
     )
-    lines = [fitted]
+    lines = [fitted, *column_notes({FITTED[name]: [one] for name, one in scaling.estimates.items()})]
     if scaling.at_edge:
         lines.append(
             "Every pair there is ranked as labelled, so the temperature is only the lowest that is tried, and is not "
@@ -52,6 +57,12 @@ def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: s
             ),
         ]
     )
+
+
+def _interval(scaling: Scaling, name: str) -> str:
+    """Return the interval of a fitted number, with a space before it; empty without one."""
+    known = scaling.estimates.get(name)
+    return "" if known is None or math.isnan(known.low) else f" [{known.low:.4g}, {known.high:.4g}]"
 
 
 def _table(first: str, found: Mapping[str, Mapping[str, Estimate]]) -> str:
