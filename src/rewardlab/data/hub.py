@@ -60,17 +60,10 @@ def load_hub(name: str, split: str, *, streaming: bool = False) -> Any:
     options |= {"streaming": True} if streaming else {}
     wanted = (hub_name.repository, hub_name.configuration)
     try:
-        try:
-            return datasets.load_dataset(*wanted, split=split, **options)
-        except RuntimeError as error:
-            if hub_name.revision or "scripts are no longer supported" not in str(error):
-                raise
-            dataset = _converted(datasets, name, wanted, error, split=split, **options)
-            logger.warning("dataset %s: read from %s, since a script makes its main branch", name, CONVERTED)
-            return dataset
-    except DataError:
-        raise
+        return datasets.load_dataset(*wanted, split=split, **options)
     except Exception as error:
+        if not hub_name.revision and "scripts are no longer supported" in str(error):
+            return _converted(datasets, name, wanted, error, split=split, **options)
         # The library raises its own errors, those of the hub and those of the network, which have no common base.
         raise DataError(
             f"dataset {name!r}, split {split!r}: no local file or folder, and the hub did not give it "
@@ -81,13 +74,15 @@ def load_hub(name: str, split: str, *, streaming: bool = False) -> Any:
 def _converted(datasets: Any, name: str, wanted: tuple[str, str | None], script: Exception, **options: object) -> Any:
     """Return what the hub made of a dataset with a script. Raises DataError where the hub made nothing of it."""
     try:
-        return datasets.load_dataset(*wanted, revision=CONVERTED, **options)
+        dataset = datasets.load_dataset(*wanted, revision=CONVERTED, **options)
     except Exception as error:
         raise DataError(
             f"dataset {name!r}: {one_line(script)}, and the hub gives no rows of its branch {CONVERTED} "
             f"({type(error).__name__}: {one_line(error)}). Get its files with: hf download {wanted[0]} "
             f"--repo-type dataset --local-dir FOLDER, and name them in place of the dataset."
         ) from error
+    logger.warning("dataset %s: read from %s, since a script makes its main branch", name, CONVERTED)
+    return dataset
 
 
 def read_hub(name: str, split: str, *, streaming: bool = False) -> Iterator[tuple[int, Row]]:
