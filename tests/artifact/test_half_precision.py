@@ -21,7 +21,7 @@ from rewardlab.artifact.save import live_scores, save_reward_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
-from rewardlab.model.compute import apply_compute
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.half import HalfLinear
 from rewardlab.model.reward import RewardModel

@@ -16,14 +16,9 @@ from cuda_waits import no_waiting
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.data.groups import Datasets
+from rewardlab.model.applying import checkpoint_activations, compile_layers, read_last_layer_only_where_scored
 from rewardlab.model.attention_backends import unavailable
-from rewardlab.model.compute import (
-    checkpoint_activations,
-    choose_compute,
-    compile_layers,
-    read_last_layer_only_where_scored,
-    trial,
-)
+from rewardlab.model.compute import choose_compute, trial
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.lora_sums import product_and

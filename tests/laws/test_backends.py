@@ -18,15 +18,15 @@ from torch.nn.attention.flex_attention import flex_attention
 from common import arithmetic, make_groups, make_model, set_layout
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
-from rewardlab.model import attention_backends, compute
-from rewardlab.model.attention_backends import BACKENDS
-from rewardlab.model.compute import (
+from rewardlab.model import applying, attention_backends, compute
+from rewardlab.model.applying import (
     apply_compute,
     checkpoint_activations,
-    choose_compute,
     compile_layers,
     read_last_layer_only_where_scored,
 )
+from rewardlab.model.attention_backends import BACKENDS
+from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import use_onednn
 from rewardlab.model.prompt_layout import PromptLayout, Ragged
@@ -248,8 +248,8 @@ def test_experts_are_left_as_they_are():
     mixture = torch.nn.Module()
     mixture.gate = torch.nn.Linear(4, 2)
     mixture.experts = torch.nn.Parameter(torch.zeros(2, 4, 4))
-    assert not compute._is_plain(mixture)
-    assert compute._is_plain(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.SiLU(), torch.nn.Linear(8, 4)))
+    assert not applying._is_plain(mixture)
+    assert applying._is_plain(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.SiLU(), torch.nn.Linear(8, 4)))
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
@@ -394,11 +394,11 @@ def test_liger_takes_the_layers_and_leaves_the_loss_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", patches)
     model = make_model("llama")
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    compute._use_liger(model)
+    applying._use_liger(model)
     assert told == {"model": model.backbone, "fused_linear_cross_entropy": False, "cross_entropy": False}
     patches.MODEL_TYPE_TO_APPLY_LIGER_FN.clear()
     with pytest.raises(ConfigError, match="--liger: Liger has no kernels for model type 'llama'"):
-        compute._use_liger(model)
+        applying._use_liger(model)
 
 
 @pytest.mark.parametrize("fault", ["raises", "wrong"])

@@ -23,7 +23,8 @@ from rewardlab.batch import PackedBatch, pack
 from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import plan_replies
 from rewardlab.model import attention_backends, compute
-from rewardlab.model.compute import apply_compute, unavailable
+from rewardlab.model.applying import apply_compute
+from rewardlab.model.compute import unavailable
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.prompt_layout import PromptLayout, Ragged
 from rewardlab.model.trainable import choose_trainable, half_frozen

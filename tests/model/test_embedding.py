@@ -10,7 +10,7 @@ from torch import nn
 
 from common import make_groups, make_model
 from rewardlab.batch import pack
-from rewardlab.model.compute import apply_compute
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.embedding import RowEmbedding, add_gradients_by_row
 from rewardlab.training.loop.losses import preference_loss

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.model import half, linear
-from rewardlab.model.compute import apply_compute
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.half import AS_SAVED, Cast, HalfConv1D, HalfLinear, HalfWeights, line_about_others
 from rewardlab.model.layers import cut_off, decoder_layers

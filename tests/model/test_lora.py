@@ -20,7 +20,7 @@ from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.types import TokenGroup
-from rewardlab.model.compute import checkpoint_activations
+from rewardlab.model.applying import checkpoint_activations
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.lora import adapted_layers, merge_update, require_adapter_gradients
 from rewardlab.model.reward import RewardModel

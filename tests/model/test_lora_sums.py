@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from common import make_model
 from rewardlab.model import linear, lora
-from rewardlab.model.compute import apply_compute
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.lora_sums import SummedLora, sum_before_rounding

@@ -15,7 +15,7 @@ from harness.gpu_runs import MODELS
 from harness.memory_formula import predict
 from harness.workload import random_group
 from rewardlab.batch import pack
-from rewardlab.model.compute import apply_compute
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.trainable import choose_trainable, half_frozen
 from rewardlab.training.cost.activations import layer_bytes_a_token

@@ -13,7 +13,8 @@ from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.model import compute, norm
-from rewardlab.model.compute import apply_compute, choose_compute
+from rewardlab.model.applying import apply_compute
+from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.norm import BlockwiseNorm, norm_speed, use_blockwise_norms
 from rewardlab.training.loop.losses import preference_loss

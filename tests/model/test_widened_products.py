@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rewardlab.model import half as half_module
 from rewardlab.model import linear
-from rewardlab.model.compute import _keep_matmuls
+from rewardlab.model.applying import _keep_matmuls
 from rewardlab.model.half import HalfWeights
 
 

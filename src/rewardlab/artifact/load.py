@@ -25,8 +25,9 @@ from rewardlab.core.types import Log
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.data.cut_canaries import faults_of_cuts
 from rewardlab.model import attention
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.attention_backends import HALF
-from rewardlab.model.compute import apply_compute, choose_compute
+from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
 from rewardlab.model.files import INDEX, ONE_FILE, read_headers, require_same_sizes, told, weight_files
 from rewardlab.model.half import hold_half, line_about_others

@@ -22,8 +22,9 @@ from rewardlab.core.errors import ModelError
 from rewardlab.core.schema import read_object
 from rewardlab.core.types import Log
 from rewardlab.model import attention
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.attention_backends import HALF
-from rewardlab.model.compute import apply_compute, choose_compute
+from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import (
     DEFAULT_COMPUTE,
     BackboneConfig,

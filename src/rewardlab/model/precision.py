@@ -10,8 +10,9 @@ import torch
 
 from rewardlab.batch import pack
 from rewardlab.core.types import Log
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.attention import NAME, padded_implementation
-from rewardlab.model.compute import apply_compute, choose_compute
+from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.load import PRECISION, resolve_precision, wrap
 from rewardlab.model.reward import AttentionLayout, RewardModel

@@ -12,7 +12,7 @@ from transformers import MixtralConfig
 
 from common import CONFIGS, GROUPED, SIZES, make_groups, make_model
 from rewardlab.batch import pack
-from rewardlab.model.compute import read_last_layer_only_where_scored
+from rewardlab.model.applying import read_last_layer_only_where_scored
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.linear import widened_product
 from rewardlab.model.lora import add_adapters

@@ -91,7 +91,7 @@ import torch
 from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.data.groups import Datasets
-from rewardlab.model.compute import apply_compute
+from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.lora import add_adapters
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer

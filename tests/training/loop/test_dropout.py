@@ -10,7 +10,7 @@ from many_ranks import trainer_for
 from rewardlab.batch import pack
 from rewardlab.core.errors import ModelError
 from rewardlab.distributed.ranks import Parallel
-from rewardlab.model.compute import apply_compute, read_last_layer_only_where_scored
+from rewardlab.model.applying import apply_compute, read_last_layer_only_where_scored
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.dropout import ConversationDropout, Draws, _mixed, draw
 from rewardlab.model.lora import add_adapters

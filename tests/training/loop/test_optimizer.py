@@ -14,7 +14,7 @@ from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.data.groups import Datasets
-from rewardlab.model.compute import checkpoint_activations
+from rewardlab.model.applying import checkpoint_activations
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import choose_trainable, half_frozen, require_layers
