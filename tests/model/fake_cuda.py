@@ -31,6 +31,12 @@ DEVICE = torch.device("cuda", 0)
 PRODUCTS = {"mm": 0, "addmm": 1, "rewardlab::summed_product": 0}
 """What F.linear becomes, with what an adapter adds too, and which of its arguments is the left factor."""
 INDEXED = ("index", "index_put", "index_put_", "_unsafe_index")
+WITHOUT_WORK = {
+    *("_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "expand", "lift_fresh", "permute", "reshape"),
+    *("select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
+    *("empty", "empty_like", "empty_strided", "new_empty", "prim::device"),
+}
+"""Operations that start nothing on a device: views, and memory that is not filled."""
 PINNED = "pinned_here"
 REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 CUDA_SLOT, META_SLOT = 1, 14
@@ -105,6 +111,10 @@ class FakeCuda(TorchDispatchMode):
         elif name in INDEXED and any(tensor.ndim for tensor in on_host):
             self.note("an index on the host")
         return func(*args, **kwargs)
+
+    def started(self) -> int:
+        """How many operations have started work on the device so far."""
+        return sum(count for name, count in self.calls.items() if name not in WITHOUT_WORK)
 
     def put(self, module: nn.Module) -> None:
         """Move a module to DEVICE, in place, and forget what that took."""
@@ -203,8 +213,12 @@ def _apply(node: Any, given: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     if not given:
         return (None,) * len(node.next_functions)
     if isinstance(node, BackwardCFunction):  # written in Python: it does not expect that nothing is handed to it
-        zeros = (torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in node._input_metadata)
-        found = node.apply(*(zero if one is None else one for one, zero in zip(inputs, zeros, strict=True)))
+        found = node.apply(
+            *(
+                torch.zeros(of.shape, dtype=of.dtype, device=of.device) if one is None else one
+                for one, of in zip(inputs, node._input_metadata, strict=True)
+            )
+        )
         found = found if isinstance(found, tuple) else (found,)
         # It returns something for every argument, while the followers are of those that are tensors.
         wanted = iter([one for one, needed in zip(found, node.needs_input_grad, strict=False) if needed])

@@ -45,7 +45,8 @@ def test_products_that_a_processor_has_no_instructions_for_are_those_of_float32_
         assert ((input.grad - wanted).abs() <= 1.01 * rounding * wanted.abs() + 1e-6).all()
         wanted = input.double().flatten(0, 1).t() @ gradient.double().flatten(0, 1)
         found = layer[0].weight.grad if layer_class is Conv1D else layer[0].weight.grad.t()
-        assert ((found - wanted).abs() <= 1.01 * rounding * wanted.abs() + 1e-6).all()
+        assert found.dtype is torch.float32
+        assert ((found - wanted).abs() <= 1e-5).all(), "the gradient of a float32 weight is not rounded on its way"
         layer.zero_grad()
         input.grad = None
     assert torch.equal(update.grad, gradient)
@@ -103,7 +104,7 @@ def test_selective_checkpointing_keeps_widened_products(monkeypatch):
     whole, again = gradient()
     kept, fewer = gradient(context_fn=_keep_matmuls)
     assert torch.equal(whole, kept)
-    assert (again, fewer) == (6, 4), "two forward again, or none; each layer has two in its backward pass"
+    assert (again, fewer) == (2, 0), "two forward again, or none"
 
 
 COMPILED = """

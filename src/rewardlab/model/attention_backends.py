@@ -279,7 +279,8 @@ def _ragged_inputs(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) ->
     """
     device = value.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
-    q, k, v = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
+    # Not `tensor[0]`, whose backward pass would fill a tensor of zeros and copy the gradient into it.
+    q, k, v = (tensor.squeeze(0).transpose(0, 1).to(dtype) for tensor in (query, key, value))
     if ragged.gather_U is not None:
         gather: Any = _Gather
         k, v = gather.apply(k, ragged.gather_U), gather.apply(v, ragged.gather_U)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -85,10 +86,16 @@ def half_product(
     return output
 
 
-def matrix_product(*, widened: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what multiplies two half-precision matrices in a backward pass."""
-    found: Callable[[Tensor, Tensor], Tensor] = widened_product if widened else torch.mm
-    return found
+def gradient_product(left: Tensor, right: Tensor, dtype: torch.dtype, *, widened: bool) -> Float[Tensor, "N M"]:
+    """Multiply two half-precision matrices in a backward pass, in `dtype`: float32 is not rounded on the way where the
+    product can be had in it. `widened` says that the CPU computes it in float32 anyway.
+    """
+    if widened:
+        with torch.autocast("cpu", enabled=False):
+            return (left.float() @ right.float()).to(dtype)
+    if left.is_cuda and dtype is torch.float32:
+        return torch.mm(left, right, out_dtype=dtype)
+    return torch.mm(left, right).to(dtype)
 
 
 class _Product(torch.autograd.Function):
@@ -120,10 +127,10 @@ class _Product(torch.autograd.Function):
         input_dtype, weight_dtype, bias_dtype = ctx.dtypes
         needs_input, needs_weight, _, needs_bias, needs_update, _ = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
-        product = matrix_product(widened=ctx.widened)
+        multiply = partial(gradient_product, widened=ctx.widened)
         return (
-            product(flat, half).view(*gradient.shape[:-1], half.shape[1]).to(input_dtype) if needs_input else None,
-            product(flat.t(), input).to(weight_dtype) if needs_weight else None,
+            multiply(flat, half, input_dtype).view(*gradient.shape[:-1], half.shape[1]) if needs_input else None,
+            multiply(flat.t(), input, weight_dtype) if needs_weight else None,
             None,
             flat.sum(0).to(bias_dtype) if needs_bias else None,
             gradient if needs_update else None,

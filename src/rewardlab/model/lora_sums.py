@@ -9,6 +9,7 @@ product is given out in float32 and rounded after the addition.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final, TypeGuard
 
 import torch
@@ -24,8 +25,8 @@ from rewardlab.model.half import (
     Cast,
     HalfConv1D,
     HalfLinear,
+    gradient_product,
     half_product,
-    matrix_product,
     product,
 )
 from rewardlab.model.linear import is_widened
@@ -95,14 +96,14 @@ class _AdaptedProduct(torch.autograd.Function):
         dtype, dtype_a, dtype_b = ctx.dtypes
         flat = gradient.reshape(-1, gradient.shape[-1])
         scaled = flat * ctx.scaling
-        by_a, by_b = (matrix_product(widened=is_widened(copy)) for copy in (half_a, half_b))
-        to_inner = by_b(scaled, half_b)
+        by_a, by_b = (partial(gradient_product, widened=is_widened(copy)) for copy in (half_a, half_b))
+        to_inner = by_b(scaled, half_b, half_b.dtype)
         to_input = None
         if half is not None:
-            to_input = matrix_product(widened=is_widened(half))(flat, half).to(dtype)
-            to_input += by_a(to_inner, half_a)  # in the dtype of the input, as autograd adds up
+            to_input = gradient_product(flat, half, dtype, widened=is_widened(half))
+            to_input += by_a(to_inner, half_a, dtype)  # in the dtype of the input, as autograd adds up
             to_input = to_input.view(*gradient.shape[:-1], half.shape[1])
-        gradient_a, gradient_b = by_a(to_inner.t(), narrow).to(dtype_a), by_b(scaled.t(), inner).to(dtype_b)
+        gradient_a, gradient_b = by_a(to_inner.t(), narrow, dtype_a), by_b(scaled.t(), inner, dtype_b)
         return to_input, gradient_a, gradient_b, *[None] * 4
 
 
