@@ -15,15 +15,14 @@ def predict(
     multiplied: int,
     tokens: int,
     keys: float,
-    lora_rank: int,
-    checkpointing: str,
+    **kept_by: Any,
 ) -> dict[str, float]:
     """Bytes by what they are for, of a step in bf16 on one device, one micro-batch at a time.
 
-    `trained` and `frozen` are numbers of weights, `multiplied` those of the layers' matrices that train. Not for
-    selective checkpointing.
+    `trained` and `frozen` are numbers of weights, `multiplied` those of the layers' matrices that train; `kept_by` are
+    the arguments of `bytes_a_token` that say what is kept. Not for selective checkpointing.
     """
-    kept = bytes_a_token(config, lora_rank=lora_rank, checkpointing=checkpointing, keys=keys)
+    kept = bytes_a_token(config, keys=keys, **kept_by)
     return {
         "weights": 4.0 * trained + 2.0 * frozen,
         "gradients": 4.0 * trained,

@@ -17,7 +17,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.nn.attention.flex_attention import flex_attention
 
-from common import make_groups, make_model
+from common import CONFIGS, make_groups, make_model
 from fake_cuda import DEVICE, fake_cuda, run_backward
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.data.groups import Datasets
@@ -102,9 +102,11 @@ def device():
         yield device
 
 
-def model_on(device, backend="varlen", dtype=torch.bfloat16, *, family="qwen2", kind="full", checkpointing="none"):
+def model_on(
+    device, backend="varlen", dtype=torch.bfloat16, *, family="qwen2", kind="full", checkpointing="none", config=None
+):
     """As `load_reward_model` prepares it, without what compares numbers."""
-    model = make_model(family).train()
+    model = make_model(family, config=config).train()
     model.compute_dtype = dtype
     choose_trainable(model, ModelConfig(model="x", **KINDS[kind]), seed=0)
     half_frozen(model.backbone, dtype)
@@ -196,6 +198,32 @@ def test_copies_of_all_layers_are_rounded_by_as_many_kernels_as_those_of_one(dev
     assert layers >= 14
     assert 5 <= rounded < 25
     assert device.waits == []
+
+
+def operations(device, layers, kind):
+    """Those that start work in the forward and in the backward pass of a model of so many layers."""
+    config = CONFIGS["qwen2"]()
+    config.num_hidden_layers, config.layer_types = layers, ["full_attention"] * layers
+    model = model_on(device, kind=kind, config=config)
+    batch = pack(GROUPS).to(DEVICE)
+    model(batch)  # rounds the copies
+    before = device.started()
+    loss = preference_loss(model(batch), batch, LossConfig())
+    forward = device.started()
+    run_backward(loss)
+    return forward - before, device.started() - forward
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "most"), [("full", (41, 82)), ("lora", (62, 107))])
+def test_a_layer_starts_few_operations(device, kind, most):
+    """On a GPU a small model's step takes the time that starting them takes. By the difference of three layers and two;
+    with transformers' norms, which take 12 and 24 of them, since the kernel for CUDA is not in every build.
+    """
+    three, two = (operations(device, layers, kind) for layers in (3, 2))
+    forward, backward = (more - fewer for more, fewer in zip(three, two, strict=True))
+    assert 0.8 * most[0] <= forward <= most[0]
+    assert 0.8 * most[1] <= backward <= most[1]
 
 
 @pytest.mark.quick_cases(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ from harness.gpu_runs import MODELS
 from harness.memory_formula import predict
 from harness.workload import random_group
 from rewardlab.batch import pack
+from rewardlab.model import norm
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.trainable import choose_trainable, half_frozen
 from rewardlab.training.cost.activations import layer_bytes_a_token
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.settings.config import LossConfig
+from storages import Storages
 
 SCALING = " ".join((Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8").split())
 RANK = 4
@@ -49,20 +52,22 @@ class Kept:
     keys: float
 
 
-def kept(layers: int, pairs: int, *, lora: bool, checkpointing: str) -> Kept:
+class FusedNorm(torch.autograd.Function):
+    """What PyTorch's kernel for CUDA makes and keeps; a build without CUDA has only its operations."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows, weight, rows.new_empty(*rows.shape[:-1], 1))
+        return torch.empty_like(rows)
+
+
+def kept(layers: int, pairs: int, *, lora: bool, checkpointing: str, norms: str = "torch") -> Kept:
     """Bytes that the forward pass of a step keeps for its backward pass, parameters left out."""
     model = make_model(config=shape(layers)).train()
     model.compute_dtype = torch.bfloat16
     choose_trainable(model, ModelConfig(model="x", lora=lora, lora_rank=RANK), seed=0)
     half_frozen(model.backbone, torch.bfloat16)
     groups = [random_group(114, (40, 46), vocabulary=500, seed=number) for number in range(pairs)]
-    found: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        found[storage._cdata] = storage
-        return tensor
-
     with fake_cuda() as device:
         device.put(model)
         compute = TrainComputeConfig(
@@ -70,26 +75,41 @@ def kept(layers: int, pairs: int, *, lora: bool, checkpointing: str) -> Kept:
             linear_backend="torch",
             allocator="system",
             activation_checkpointing=checkpointing,
+            norm_backend=norms,
         )
         apply_compute(model, compute)
+        batch = pack(groups).to(DEVICE)
+        made = Storages()
+        with made:
+            loss = preference_loss(model(batch), batch, LossConfig())
         own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            batch = pack(groups).to(DEVICE)
-            preference_loss(model(batch), batch, LossConfig())
+        left = sum(size for number, size in made.alive().items() if number not in own)
+        assert loss.requires_grad
     return Kept(
-        bytes=sum(storage.nbytes() for name, storage in found.items() if name not in own),
+        bytes=left,
         tokens=batch.num_tokens,
         keys=sum(sum(group.lengths) for group in groups) / batch.num_tokens,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_a_layer_keeps_what_the_formula_says(lora, checkpointing):
+@pytest.mark.parametrize(
+    ("lora", "checkpointing", "norms"),
+    [
+        *((lora, checkpointing, "torch") for lora in (False, True) for checkpointing in ("none", "full")),
+        *((lora, "none", "fused") for lora in (False, True)),
+    ],
+)
+def test_a_layer_keeps_what_the_formula_says(lora, checkpointing, norms, monkeypatch):
     """By the differences of three and four layers, and of few and many tokens."""
+    fused = norms == "fused"
+    if fused:
+        function: Any = FusedNorm
+        compute = staticmethod(lambda rows, weight, epsilon: function.apply(rows, weight))
+        monkeypatch.setattr(norm.KINDS["fused"], "compute", compute)
+        monkeypatch.setattr(norm, "_agrees", lambda layer, name: True)
     found = {
-        (layers, pairs): kept(layers, pairs, lora=lora, checkpointing=checkpointing)
+        (layers, pairs): kept(layers, pairs, lora=lora, checkpointing=checkpointing, norms=norms)
         for layers in (3, 4)
         for pairs in (FEW, MANY)
     }
@@ -107,8 +127,16 @@ def test_a_layer_keeps_what_the_formula_says(lora, checkpointing):
         keys=found[4, FEW].keys,
         lora_rank=RANK if lora else 0,
         checkpointing=checkpointing,
+        fused_norms=fused,
     )
-    layer = layer_bytes_a_token(config, lora=lora, lora_rank=RANK, keys=found[4, FEW].keys)
+    layer = layer_bytes_a_token(
+        config,
+        lora=lora,
+        lora_rank=RANK,
+        keys=found[4, FEW].keys,
+        checkpointed=checkpointing == "full",
+        fused_norms=fused,
+    )
     if checkpointing == "none":
         assert a_token == pytest.approx(layer, rel=1e-6)
         assert terms["activations"] == pytest.approx(4 * layer)
@@ -120,8 +148,8 @@ def test_a_layer_keeps_what_the_formula_says(lora, checkpointing):
 
 def test_the_numbers_of_the_page_are_those_of_the_formula():
     config = Qwen2Config(**{name: value for name, value in MODELS["3b"].items() if name != "model_type"})
-    for lora, text in ((False, "5.1 MB"), (True, "4.6 MB")):
-        layer = layer_bytes_a_token(config, lora=lora, lora_rank=4 if lora else 0, keys=1.57)
+    for lora, fused, text in ((False, False, "3.6 MB"), (True, False, "3.0 MB"), (False, True, "3.0 MB")):
+        layer = layer_bytes_a_token(config, lora=lora, lora_rank=4 if lora else 0, keys=1.57, fused_norms=fused)
         assert f"{36 * layer / 1e6:.1f} MB" == text
         assert text in SCALING
         assert f"{8192 * 36 * layer / 1e9:.0f} GB" in SCALING

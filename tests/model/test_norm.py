@@ -12,11 +12,11 @@ from torch import nn
 from common import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
-from rewardlab.model import compute, norm
+from rewardlab.model import autograd, compute, norm
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
-from rewardlab.model.norm import BlockwiseNorm, norm_speed, use_blockwise_norms
+from rewardlab.model.norm import BlockwiseNorm, norm_speed, use_norms
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.settings.config import LossConfig
 
@@ -27,7 +27,7 @@ PLAIN = {"attention_backend": "segments", "linear_backend": "torch", "allocator"
 @pytest.fixture(autouse=True)
 def _few_rows_at_a_time(monkeypatch):
     """Four rows of width 32 for the one thread of tests, so that every tensor here is cut."""
-    monkeypatch.setattr(norm, "PLACES", 4 * 32)
+    monkeypatch.setattr(autograd, "PLACES", 4 * 32)
 
 
 @pytest.mark.slow
@@ -72,11 +72,11 @@ def test_a_model_keeps_the_bits_of_its_scores_and_errs_no_more_in_its_gradients(
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "gpt_neox"])
 def test_norms_of_another_formula_are_left_alone(family):
-    assert use_blockwise_norms(make_model(family).backbone) == 0
+    assert use_norms(make_model(family).backbone, "blockwise") == 0
 
 
 def test_norms_are_known_before_their_weights_are_read():
-    assert use_blockwise_norms(make_model().to("meta").backbone) == 5
+    assert use_norms(make_model().to("meta").backbone, "blockwise") == 5
 
 
 def test_a_norm_that_only_looks_like_it_is_left_alone():
@@ -88,12 +88,12 @@ def test_a_norm_that_only_looks_like_it_is_left_alone():
         def forward(self, rows):
             return self.weight.abs() * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
-    assert use_blockwise_norms(OddRMSNorm()) == 0
+    assert use_norms(OddRMSNorm(), "blockwise") == 0
 
 
 def test_without_gradients_the_layers_own_class_computes(monkeypatch):
     model = make_model()
-    assert use_blockwise_norms(model.backbone) == 5
+    assert use_norms(model.backbone, "blockwise") == 5
     monkeypatch.setattr(norm, "BlockwiseNorm", None)
     with torch.no_grad():
         model(pack(make_groups(2)))
@@ -101,7 +101,7 @@ def test_without_gradients_the_layers_own_class_computes(monkeypatch):
 
 @pytest.mark.parametrize(("speed", "expected"), [(2.0, "blockwise"), (1.1, "torch")])
 def test_the_faster_norm_is_taken_and_said(monkeypatch, speed, expected):
-    monkeypatch.setattr(norm, "norm_speed", lambda width: speed)
+    monkeypatch.setattr(norm, "norm_speed", lambda name, width, device: speed)
     monkeypatch.setattr(norm, "MIN_WIDTH", 32)
     config, lines = make_model().config, []
     chosen = choose_compute(TrainComputeConfig(), config, device=CPU, dtype=torch.float32, log=lines.append)
@@ -126,4 +126,67 @@ def test_narrow_models_measure_nothing_and_other_devices_refuse_it(monkeypatch):
 
 def test_both_norms_are_timed_on_the_same_rows(monkeypatch):
     monkeypatch.setattr(norm, "SPEED_ROWS", 8)
-    assert norm_speed.__wrapped__(32, repeats=1) > 0
+    assert norm_speed.__wrapped__("blockwise", 32, CPU, repeats=1) > 0
+
+
+# One kernel for each pass, on a GPU; on the CPU PyTorch computes the same function by operations.
+
+
+def test_a_model_with_fused_norms_has_its_scores_and_gradients(monkeypatch):
+    batch = pack(make_groups(8, replies=3))
+    plain, fused = make_model("qwen3").train(), make_model("qwen3").train()
+    for model in (plain, fused):
+        with torch.no_grad():
+            for number, (name, weight) in enumerate(model.named_parameters()):
+                if "norm" in name:
+                    weight.copy_(1 + 0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
+    assert use_norms(fused.backbone, "fused") == 9
+    found = []
+    kernel = norm.F.rms_norm
+    monkeypatch.setattr(norm.F, "rms_norm", lambda *given: found.append(given[0].shape) or kernel(*given))
+    torch.testing.assert_close(fused(batch), plain(batch), rtol=1e-5, atol=1e-6)
+    assert len(found) == 9
+    torch.testing.assert_close(gradient_of(fused, batch), gradient_of(plain, batch), rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        fused(batch)
+    assert len(found) == 3 * 9, "evaluation in a run computes as its training"
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neox"])
+def test_norms_of_another_formula_are_not_fused(family):
+    assert use_norms(make_model(family).backbone, "fused") == 0
+
+
+def test_a_fused_norm_that_is_right_passes_its_trial():
+    assert norm.trial("fused", 32, CPU) == ""
+
+
+def failing(*given):
+    raise RuntimeError("no kernel image is available\nfor this device")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (lambda rows, shape, weight, epsilon: 1.001 * rows * weight, "its output is off by"),
+        (lambda rows, shape, weight, epsilon: float("nan") * rows * weight, "its output is off by nan"),
+        (
+            lambda rows, shape, weight, epsilon: norm._by_operations(rows, weight.detach(), epsilon) + 0 * weight,
+            "its dw is off by",
+        ),
+        (failing, "it failed here, RuntimeError: no kernel image is available"),
+    ],
+    ids=["output", "nan", "gradient", "error"],
+)
+def test_a_fused_norm_that_is_wrong_is_passed_over_and_told(monkeypatch, kernel, reason):
+    monkeypatch.setattr(norm.F, "rms_norm", kernel)
+    monkeypatch.setattr(norm, "BESIDE_TORCH", {"cpu": "fused"})
+    monkeypatch.setattr(norm, "MIN_WIDTH", 32)
+    name, said = compute._choose_norm(TrainComputeConfig(), make_model().config, CPU)
+    assert name == "torch"
+    assert f"; norms torch (not fused: {reason}" in said
+
+
+def test_fused_norms_are_for_cuda_alone():
+    with pytest.raises(ConfigError, match="--norm-backend fused: they are for CUDA"):
+        compute._choose_norm(TrainComputeConfig(norm_backend="fused"), make_model().config, CPU)

@@ -16,13 +16,15 @@ from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.config import ComputeConfig, HalfRounding, TrainComputeConfig
 from rewardlab.model.embedding import add_gradients_by_row
+from rewardlab.model.gated import use_gated_products
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.linear import use_onednn
 from rewardlab.model.lora_sums import sum_before_rounding
-from rewardlab.model.norm import use_blockwise_norms
+from rewardlab.model.norm import BESIDE_TORCH, use_norms
 from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.rotary import use_rotations
 
 
 def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: HalfRounding = "stochastic") -> None:
@@ -40,18 +42,27 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
     if model.compute_dtype in HALF:
         _compute_in_half(model, half_rounding)
     if isinstance(config, TrainComputeConfig):
-        # FSDP reduces gradients in hooks of its own, which would not see a gradient that is written to `grad` directly.
-        if model.device.type == "cpu" and not dist.is_initialized():
-            add_gradients_by_row(model.backbone)
-        if model.device.type == "cpu" and config.norm_backend == "blockwise":
-            use_blockwise_norms(model.backbone)
-        if config.liger:
-            _use_liger(model)
+        _replace_parts(model, config)
         checkpoint_activations(model, config.activation_checkpointing)
     if model.layout != "padded":
         read_last_layer_only_where_scored(model)
     if config.compile:
         compile_layers(model)
+    elif not (isinstance(config, TrainComputeConfig) and config.liger):
+        use_rotations(model.backbone)
+
+
+def _replace_parts(model: RewardModel, config: TrainComputeConfig) -> None:
+    """Make embeddings, norms and feed-forward parts train by what is faster, or keeps less, to the same numbers."""
+    # FSDP reduces gradients in hooks of its own, which would not see a gradient that is written to `grad` directly.
+    if model.device.type == "cpu" and not dist.is_initialized():
+        add_gradients_by_row(model.backbone)
+    if config.norm_backend == BESIDE_TORCH.get(model.device.type):
+        use_norms(model.backbone, config.norm_backend)
+    if config.liger:
+        _use_liger(model)
+    elif not config.compile:
+        use_gated_products(model.backbone, keep_product=config.activation_checkpointing != "none")
 
 
 def _compute_in_half(model: RewardModel, rounding: HalfRounding) -> None:

@@ -233,20 +233,23 @@ def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: t
 def _choose_norm(config: TrainComputeConfig, text_config: Any, device: torch.device) -> tuple[str, str]:
     """Return (backend of norms in training, remark for the log).
 
-    Raises ConfigError if blockwise norms are asked for and cannot be used here.
+    Raises ConfigError if the norms that are asked for cannot be used here.
     """
-    if config.norm_backend == "blockwise" and (device.type != "cpu" or config.compile):
-        where = "they are for the CPU" if device.type != "cpu" else "--compile makes norms of its own"
-        raise ConfigError(f"--norm-backend blockwise: {where}. Use auto or torch.")
-    if config.norm_backend != "auto":
-        return config.norm_backend, f"; norms {config.norm_backend}"
+    wanted, name = config.norm_backend, norm.BESIDE_TORCH.get(device.type)
+    if wanted in norm.KINDS and (wanted != name or config.compile):
+        place = "the CPU" if wanted == "blockwise" else "CUDA"
+        where = f"they are for {place}" if wanted != name else "--compile makes norms of its own"
+        raise ConfigError(f"--norm-backend {wanted}: {where}. Use auto or torch.")
+    if wanted != "auto":
+        return wanted, f"; norms {wanted}"
     width = text_config.hidden_size
-    possible = device.type == "cpu" and not config.compile and hasattr(text_config, "rms_norm_eps")
-    if not possible or width < norm.MIN_WIDTH:
+    if name is None or config.compile or width < norm.MIN_WIDTH or not hasattr(text_config, "rms_norm_eps"):
         return "torch", ""
-    ratio = norm.norm_speed(width)
-    name = "blockwise" if ratio >= WORTH_IT else "torch"
-    return name, f"; norms {name} (blockwise is {ratio:.2f} times as fast)"
+    if name == "fused" and (reason := norm.trial(name, width, device)):
+        return "torch", f"; norms torch (not {name}: {reason})"
+    ratio = norm.norm_speed(name, width, device)
+    chosen = name if ratio >= WORTH_IT else "torch"
+    return chosen, f"; norms {chosen} ({name} is {ratio:.2f} times as fast)"
 
 
 @cache  # a process that loads many models measures each shape once

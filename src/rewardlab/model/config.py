@@ -39,8 +39,9 @@ class ComputeConfig:
 class TrainComputeConfig(ComputeConfig):
     """The kernels of a run that trains, and settings that save memory at the cost of time."""
 
-    norm_backend: Literal["auto", "torch", "blockwise"] = "auto"
-    """RMSNorm in float32 on the CPU: PyTorch's operations, or a few rows at a time; `auto` measures both."""
+    norm_backend: Literal["auto", "torch", "blockwise", "fused"] = "auto"
+    """RMSNorm in float32: one operation after the other, on the CPU a few rows at a time (`blockwise`), on CUDA one
+    kernel (`fused`); `auto` measures both."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Compute activations again in the backward pass, to save memory: of every layer, or all but its matmuls."""
     liger: bool = False

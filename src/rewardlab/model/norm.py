@@ -1,8 +1,9 @@
-"""RMSNorm in training on the CPU, a few rows at a time.
+"""RMSNorm in training: on the CPU a few rows at a time, on a GPU by PyTorch's one kernel.
 
-PyTorch computes an RMSNorm as half a dozen operations, each of which reads and writes the whole tensor, and twice as
-many in the backward pass. Here the operations run on as many rows as fit the processor's cache, and only the input is
-kept for the backward pass, where PyTorch also keeps the normalised rows.
+transformers computes an RMSNorm as half a dozen operations, each of which reads and writes the whole tensor, and twice
+as many in the backward pass. On the CPU they run here on as many rows as fit the processor's cache (`blockwise`); on a
+GPU PyTorch has one kernel for each pass (`fused`). Both keep only the input for the backward pass, where transformers
+also keeps the normalised rows.
 
 Legend: T tokens, W width.
 """
@@ -11,25 +12,32 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rewardlab.model.autograd import first_order
+from rewardlab.model.autograd import first_order, in_parts, trial_on_cpu
 
-PLACES: Final = 1 << 17
-"""Values computed at a time by each thread, half a megabyte of float32: they stay in the cache of a core, and there are
-enough of them that a call costs little beside its work."""
 MIN_WIDTH: Final = 256
 """Narrower norms stay with PyTorch: they are a small part of a step."""
 SPEED_ROWS: Final = 3000
 """Rows with which the two are timed: about those of a micro-batch."""
 BARELY: Final = 1e-6
-"""Largest relative difference of a gradient (L2) at which a layer counts as this norm."""
+"""Largest relative difference of a gradient (L2) at which a layer counts as this norm; of an output too, where it need
+not have the same bits."""
+BESIDE_TORCH: Final = {"cpu": "blockwise", "cuda": "fused"}
+"""Type of device -> what there is beside transformers' own operations."""
+
+ROUNDING: Final = 2.0
+"""How many times as large as that of transformers' operations the error of another norm may be."""
+Compute = Callable[[Tensor, Tensor, float], Tensor]
+"""(rows, weight, epsilon) -> the norm"""
 
 
 class BlockwiseNorm(torch.autograd.Function):
@@ -39,15 +47,14 @@ class BlockwiseNorm(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         rows = input.reshape(-1, input.shape[-1])
         output, scale = torch.empty_like(rows), rows.new_empty(len(rows), 1)
-        count = _rows_at_a_time(rows)
-        squares = rows.new_empty(min(count, len(rows)), rows.shape[1])
-        for start in range(0, len(rows), count):
-            part, own = rows[start : start + count], scale[start : start + count]
-            torch.mul(part, part, out=squares[: len(part)])
-            torch.mean(squares[: len(part)], -1, keepdim=True, out=own)
+        squares: Tensor | None = None
+        for part, own, target in in_parts(rows, scale, output):
+            squares = torch.empty_like(part) if squares is None else squares[: len(part)]
+            torch.mul(part, part, out=squares)
+            torch.mean(squares, -1, keepdim=True, out=own)
             own.add_(epsilon).rsqrt_()
             # In the order in which PyTorch's RMSNorm multiplies, so that every bit of the output is the same.
-            torch.mul(part, own, out=output[start : start + count]).mul_(weight)
+            torch.mul(part, own, out=target).mul_(weight)
         ctx.save_for_backward(rows, weight, scale)
         return output.view_as(input)
 
@@ -59,102 +66,175 @@ class BlockwiseNorm(torch.autograd.Function):
         needs_input, needs_weight, _ = ctx.needs_input_grad
         d_input = torch.empty_like(rows) if needs_input else None
         d_weight = torch.zeros_like(weight) if needs_weight else None
-        count = _rows_at_a_time(rows)
-        products = rows.new_empty(min(count, len(rows)), rows.shape[1])
-        for start in range(0, len(rows), count):
-            part, own = rows[start : start + count], scale[start : start + count]
-            incoming, product = gradient[start : start + count], products[: len(part)]
+        product: Tensor | None = None
+        for part, own, incoming, target in in_parts(rows, scale, gradient, gradient if d_input is None else d_input):
+            product = torch.empty_like(part) if product is None else product[: len(part)]
             torch.mul(part, incoming, out=product)
             if d_weight is not None:
                 d_weight.addmv_(product.t(), own[:, 0])
             if d_input is not None:
                 # What the scale of a row, which depends on all of its values, adds to each: − x · s³ · mean(g · w · x).
                 shared = torch.mv(product, weight)[:, None] * own.pow(3) / rows.shape[1]
-                target = d_input[start : start + count]
                 torch.mul(incoming, weight, out=target).mul_(own).addcmul_(part, shared, value=-1)
         return None if d_input is None else d_input.view_as(gradients[0]), d_weight, None
 
 
-def _rows_at_a_time(rows: Tensor) -> int:
-    return max(1, PLACES * torch.get_num_threads() // rows.shape[1])
-
-
-class _Blockwise(nn.Module):
-    """An RMSNorm of transformers that trains by BlockwiseNorm; the layer's own class follows in the inheritance."""
+class _Replaced(nn.Module):
+    """An RMSNorm of transformers that computes in another way; the layer's own class follows in the inheritance."""
 
     weight: nn.Parameter
     variance_epsilon: float
 
     def forward(self, hidden_states: Float[Tensor, "... W"]) -> Float[Tensor, "... W"]:
-        """Compute as the layer's own class does; without gradients, compiled or not in float32, by that class."""
+        """Compute as the layer's own class does; by that class when compiled, sharded or not in float32."""
         weight = self.weight
-        trains = torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad)
         known = hidden_states.dtype is weight.dtype is torch.float32 and not isinstance(weight, DTensor)
-        if not (trains and known) or torch.compiler.is_compiling():
+        if not known or torch.compiler.is_compiling() or not self.is_wanted(hidden_states):
             base: Any = super()
             plain: Tensor = base.forward(hidden_states)
             return plain
+        return self.compute(hidden_states, weight, self.variance_epsilon)
+
+    def is_wanted(self, hidden_states: Tensor) -> bool:
+        """Return whether these rows are computed here."""
+        return True
+
+    @staticmethod
+    def compute(rows: Float[Tensor, "... W"], weight: Float[Tensor, " W"], epsilon: float) -> Float[Tensor, "... W"]:
+        """Return the norm of rows in float32."""
+        raise NotImplementedError
+
+
+class _Blockwise(_Replaced):
+    def is_wanted(self, hidden_states: Tensor) -> bool:
+        """Return whether there is a gradient to compute; without one, the bits are the same."""
+        return torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad)
+
+    @staticmethod
+    def compute(rows: Float[Tensor, "... W"], weight: Float[Tensor, " W"], epsilon: float) -> Float[Tensor, "... W"]:
+        """Compute by BlockwiseNorm."""
         norm: Any = BlockwiseNorm
-        output: Tensor = norm.apply(hidden_states, weight, self.variance_epsilon)
+        output: Tensor = norm.apply(rows, weight, epsilon)
         return output
 
 
+class _Fused(_Replaced):
+    @staticmethod
+    def compute(rows: Float[Tensor, "... W"], weight: Float[Tensor, " W"], epsilon: float) -> Float[Tensor, "... W"]:
+        """Compute by PyTorch's own kernel."""
+        return F.rms_norm(rows, weight.shape, weight, epsilon)
+
+
+KINDS: Final[dict[str, type[_Replaced]]] = {"blockwise": _Blockwise, "fused": _Fused}
+
+
 @cache
-def _blockwise(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of an RMSNorm of this kind that trains by BlockwiseNorm."""
-    return type(f"Blockwise{kind.__name__}", (_Blockwise, kind), {})
+def _replaced(name: str, kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of an RMSNorm of this kind that computes as `name` says."""
+    return type(f"{name.capitalize()}{kind.__name__}", (KINDS[name], kind), {})
 
 
-def use_blockwise_norms(module: nn.Module) -> int:
-    """Make every RMSNorm inside whose numbers are those of BlockwiseNorm train by it, in place; return how many do."""
+def use_norms(module: nn.Module, name: str) -> int:
+    """Make every RMSNorm inside that has the numbers of `name` ("blockwise", "fused") compute by it, in place; return
+    how many do.
+    """
     layers = [child for child in module.modules() if _is_plain_rms_norm(child)]
-    found = {kind: _agrees(next(one for one in layers if type(one) is kind)) for kind in set(map(type, layers))}
+    found = {kind: _agrees(next(one for one in layers if type(one) is kind), name) for kind in set(map(type, layers))}
     agreeing = [child for child in layers if found[type(child)]]
     # The class is swapped and the module kept, so that parameter names and references to the module stay valid.
     for child in agreeing:
         kind: Any = type(child)
-        child.__class__ = _blockwise(kind)
+        child.__class__ = _replaced(name, kind)
     return len(agreeing)
 
 
 def _is_plain_rms_norm(layer: nn.Module) -> bool:
     """Return whether a layer has the name and the parts of an RMSNorm as LLaMA's and Qwen's are."""
-    named = type(layer).__name__.endswith("RMSNorm") and not isinstance(layer, _Blockwise)
+    named = type(layer).__name__.endswith("RMSNorm") and not isinstance(layer, _Replaced)
     return named and hasattr(layer, "variance_epsilon") and [name for name, _ in layer.named_parameters()] == ["weight"]
 
 
-def _agrees(layer: nn.Module) -> bool:
-    """Return whether a layer of random weights gives the outputs of BlockwiseNorm bit for bit, and its gradients
-    nearly."""
+def _agrees(layer: nn.Module, name: str) -> bool:
+    """Return whether a layer of random weights gives the outputs of `name`, of BlockwiseNorm bit for bit, and its
+    gradients nearly."""
     draw = torch.Generator().manual_seed(0)
     own: Any = copy.deepcopy(layer)
-    # A new weight, because one of ones would hide what the layer does with it, and one not read yet holds no numbers.
-    own.weight = nn.Parameter(torch.randn(own.weight.shape, generator=draw))
-    rows, gradient = (torch.randn(1, 5, own.weight.shape[0], generator=draw) for _ in range(2))
-    rows.requires_grad_()
-    norm: Any = BlockwiseNorm
-    outputs = own(rows), norm.apply(rows, own.weight, own.variance_epsilon)
-    plain, blockwise = (torch.autograd.grad(output, (rows, own.weight), gradient) for output in outputs)
-    near = all((a - b).norm() <= BARELY * a.norm() for a, b in zip(plain, blockwise, strict=True))
-    return torch.equal(*outputs) and near
+    with trial_on_cpu():
+        # A new weight, because one of ones would hide what the layer does with it, and one not read yet holds no
+        # numbers.
+        own.weight = nn.Parameter(torch.randn(own.weight.shape, generator=draw))
+        rows, gradient = (torch.randn(1, 5, own.weight.shape[0], generator=draw) for _ in range(2))
+        rows.requires_grad_()
+        outputs = own(rows), KINDS[name].compute(rows, own.weight, own.variance_epsilon)
+        plain, other = (torch.autograd.grad(output, (rows, own.weight), gradient) for output in outputs)
+    same = torch.equal(*outputs) if name == "blockwise" else _is_near(*outputs)
+    return same and all(map(_is_near, plain, other))
+
+
+def _is_near(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).norm() <= BARELY * a.norm())
+
+
+def trial(name: str, width: int, device: torch.device) -> str:
+    """Return why norms computed by `name` on this device are off by more than rounding, or "".
+
+    They are compared in float64 with transformers' operations in float32, and may err ROUNDING times as much.
+    """
+    try:
+        exact, plain, tried = (
+            _computed(compute, width, device, dtype)
+            for compute, dtype in (
+                (_by_operations, torch.float64),
+                (_by_operations, torch.float32),
+                (KINDS[name].compute, torch.float32),
+            )
+        )
+    except Exception as error:  # as in the trial of a kernel of attention
+        return f"it failed here, {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    for part, truth, reference, found in zip(("output", "dx", "dw"), exact, plain, tried, strict=True):
+        distance, allowed = _distance(found, truth), ROUNDING * _distance(reference, truth) + BARELY
+        if not distance <= allowed:  # also true of a NaN, which `distance > allowed` would let pass
+            return f"its {part} is off by {distance:.1e}, where {allowed:.1e} would be rounding"
+    return ""
+
+
+def _computed(compute: Compute, width: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Return a norm of random rows and its gradients."""
+    rows, weight, gradient = _drawn(width, device, dtype)
+    output = compute(rows, weight, 1e-6)
+    return [output.detach(), *torch.autograd.grad(output, (rows, weight), gradient)]
+
+
+def _drawn(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    rows, gradient = (torch.randn(1, SPEED_ROWS, width, generator=draw).to(device, dtype) for _ in range(2))
+    weight = (1 + torch.randn(width, generator=draw)).to(device, dtype)
+    return rows.requires_grad_(), weight.requires_grad_(), gradient
+
+
+def _distance(tensor: Tensor, truth: Tensor) -> float:
+    return float((tensor.double() - truth).norm() / truth.norm())
 
 
 @cache  # a process that loads many models measures each width once
-def norm_speed(width: int, *, repeats: int = 5) -> float:
-    """Measure how many times as fast as PyTorch's operations BlockwiseNorm is, forward and backward."""
-    draw = torch.Generator().manual_seed(0)
-    rows, gradient = (torch.randn(1, SPEED_ROWS, width, generator=draw) for _ in range(2))
-    weight = torch.ones(width).requires_grad_()
-    rows.requires_grad_()
-    norm: Any = BlockwiseNorm
+def norm_speed(name: str, width: int, device: torch.device, *, repeats: int = 5) -> float:
+    """Measure how many times as fast as transformers' operations norms by `name` are, forward and backward."""
+    rows, weight, gradient = _drawn(width, device, torch.float32)
     best = [float("inf"), float("inf")]
     # Taking turns and keeping the shortest times, for the reasons given in `attention_speed`.
     for _ in range(repeats + 1):
-        for number, compute in enumerate((_by_operations, norm.apply)):
+        for number, compute in enumerate((_by_operations, KINDS[name].compute)):
+            _wait_for(device)
             started = time.perf_counter()
             torch.autograd.grad(compute(rows, weight, 1e-6), (rows, weight), gradient)
+            _wait_for(device)
             best[number] = min(best[number], time.perf_counter() - started)
     return best[0] / best[1]
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _by_operations(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:

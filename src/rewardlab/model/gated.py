@@ -1,0 +1,203 @@
+"""The product of a gated feed-forward part, act(gate) · up, in training: the same numbers with half the memory.
+
+PyTorch keeps gate, up and act(gate) for the backward pass, and the layer that follows keeps the product. Here gate and
+up alone are kept; the other two, which are cheap, are computed again. On the CPU it runs on as many rows as fit the
+processor's cache.
+
+Legend: T tokens, F width of the feed-forward part.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
+
+from rewardlab.model.autograd import first_order, in_parts, trial_on_cpu
+
+PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+"""What a gated feed-forward part has, under the names of transformers, if it is computed here."""
+STAND_IN: Final = (8, 64)
+"""Widths of the small part with which a class is tried."""
+FAR: Final = 30.0
+"""Factor of the inputs of that trial. A class that clamps what it multiplies is seen by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """An activation function and its gradient, each of which writes into a tensor that it is given."""
+
+    forward: Callable[..., Tensor]
+    """(input, out=)"""
+    backward: Callable[..., Tensor]
+    """(gradient, input, grad_input=)"""
+
+
+ATEN: Final[Any] = torch.ops.aten
+SILU: Final = Activation(ATEN.silu.out, ATEN.silu_backward.grad_input)
+GELU: Final = Activation(ATEN.gelu.out, ATEN.gelu_backward.grad_input)
+GELU_TANH: Final = Activation(
+    partial(ATEN.gelu.out, approximate="tanh"), partial(ATEN.gelu_backward.grad_input, approximate="tanh")
+)
+ACTIVATIONS: Final[dict[type[nn.Module], Activation]] = {
+    nn.SiLU: SILU,
+    SiLUActivation: SILU,
+    GELUActivation: GELU,
+    GELUTanh: GELU_TANH,
+}
+
+
+class GatedProduct(torch.autograd.Function):
+    """act(gate) · up of tensors [..., F] of one dtype and its gradients, to the bit as PyTorch computes them if F is a
+    multiple of 64: of other widths PyTorch computes the end of a tensor, or of a part, by other instructions."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.activation = activation
+        return multiply(gate, up, activation)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate, up = (_rows(kept) for kept in ctx.saved_tensors)
+        gradient = _rows(gradients[0])
+        d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
+        through: Tensor | None = None
+        for own_gate, own_up, incoming, to_gate, to_up in in_parts(gate, up, gradient, d_gate, d_up):
+            through = torch.empty_like(own_up) if through is None else through[: len(own_up)]
+            ctx.activation.forward(own_gate, out=to_up).mul_(incoming)
+            torch.mul(incoming, own_up, out=through)
+            ctx.activation.backward(through, own_gate, grad_input=to_gate)
+        shape = gradients[0].shape
+        return d_gate.view(shape), d_up.view(shape), None
+
+
+def multiply(gate: Float[Tensor, "... F"], up: Float[Tensor, "... F"], activation: Activation) -> Tensor:
+    """Return act(gate) · up [..., F] of tensors of one dtype, without a gradient."""
+    rows_up = _rows(up)
+    output = torch.empty_like(rows_up)
+    for own_gate, own_up, target in in_parts(_rows(gate), rows_up, output):
+        activation.forward(own_gate, out=target).mul_(own_up)
+    return output.view_as(up)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Takes the place of a tensor that is kept for the backward pass, and computes it again."""
+
+    compute: Callable[[], Tensor]
+    shape: torch.Size
+
+    @torch.no_grad()
+    def tensor(self) -> Tensor:
+        return self.compute().view(self.shape)
+
+
+def computed_again(tensor: Tensor, compute: Callable[[], Tensor]) -> AbstractContextManager[None]:
+    """Return a context in which nothing keeps `tensor` for its backward pass: there it is what `compute` returns."""
+    storage, numel = tensor.untyped_storage()._cdata, tensor.numel()
+
+    def keep(kept: Tensor) -> Tensor | _Again:
+        is_it = kept.untyped_storage()._cdata == storage and kept.numel() == numel and kept.is_contiguous()
+        return _Again(compute, kept.shape) if is_it else kept
+
+    def give(kept: Tensor | _Again) -> Tensor:
+        return kept.tensor() if isinstance(kept, _Again) else kept
+
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    context: AbstractContextManager[None] = hooks(keep, give)
+    return context
+
+
+class _Gated(nn.Module):
+    """A feed-forward part that trains by GatedProduct; the part's own class follows in the inheritance."""
+
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+    act_fn: nn.Module
+    keeps_product: bool = False
+    """Whether the product is kept for the backward pass. Checkpoints of activations keep track of what is."""
+
+    def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... in"]:
+        """Compute as the part's own class does; without gradients and when compiled, by that class."""
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            base: Any = super()
+            plain: Tensor = base.forward(x)
+            return plain
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        # In half precision a processor takes longer to compute act(gate) again than it saves.
+        slow = gate.device.type == "cpu" and gate.dtype is not torch.float32
+        if slow or gate.dtype is not up.dtype or gate.shape != up.shape:
+            plainly: Tensor = self.down_proj(self.act_fn(gate) * up)
+            return plainly
+        activation = ACTIVATIONS[type(self.act_fn)]
+        product: Any = GatedProduct
+        inner: Tensor = product.apply(gate, up, activation)
+        again = nullcontext() if self.keeps_product else computed_again(inner, partial(multiply, gate, up, activation))
+        with again:
+            output: Tensor = self.down_proj(inner)
+        return output
+
+
+@cache
+def _gated(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of a feed-forward part of this kind that trains by GatedProduct."""
+    return type(f"Gated{kind.__name__}", (_Gated, kind), {})
+
+
+def use_gated_products(module: nn.Module, *, keep_product: bool = False) -> int:
+    """Make every gated feed-forward part inside train by GatedProduct, in place, if its numbers are the same; return
+    how many do. With `keep_product` the product is kept for the backward pass, as checkpoints of activations need it.
+    """
+    parts = [child for child in module.modules() if _is_gated(child)]
+    kinds = {(type(child), type(child.act_fn)): child for child in parts}
+    agreeing = {kind for kind, child in kinds.items() if _agrees(child)}
+    changed = [child for child in parts if (type(child), type(child.act_fn)) in agreeing]
+    # The class is swapped and the module kept, so that parameter names and references to the module stay valid.
+    for child in changed:
+        kind: Any = type(child)
+        child.__class__ = _gated(kind)
+        made: Any = child
+        made.keeps_product = keep_product
+    return len(changed)
+
+
+def _is_gated(part: nn.Module) -> bool:
+    """Return whether a feed-forward part has the names of a gated one, and an activation function that is known."""
+    named = {name for name, _ in part.named_children()} == PARTS and not isinstance(part, _Gated)
+    return named and type(part.act_fn) in ACTIVATIONS and not list(part.parameters(recurse=False))
+
+
+def _agrees(part: nn.Module) -> bool:
+    """Return whether a part with small layers of random weights gives the same bits by GatedProduct, forward and
+    backward.
+    """
+    width, inner = STAND_IN
+    own: Any = copy.copy(part)
+    found = []
+    with trial_on_cpu():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layers = [nn.Linear(*shape, bias=False) for shape in ((width, inner), (width, inner), (inner, width))]
+            x = (FAR * torch.randn(1, 16, width)).requires_grad_()
+        own.keeps_product = False
+        own._modules = dict(zip(("gate_proj", "up_proj", "down_proj"), layers, strict=True), act_fn=own.act_fn)
+        trained = (x, *(layer.weight for layer in layers))
+        for forward in (type(part).forward, _Gated.forward):
+            output = forward(own, x)
+            found.append([output, *torch.autograd.grad(output.sum(), trained)])
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -1,0 +1,139 @@
+"""Rotary position embeddings in three operations a tensor and direction, where transformers takes five forward and ten
+backward.
+
+Half of a small model's step on a GPU is the time that it takes to start operations; on a CPU these wait for memory, so
+there they run on as many tokens as fit the processor's cache. In float32 every bit is that of transformers on a CPU; in
+half precision the gradient is summed in float32 and rounded once.
+
+Legend: B rows of a batch, H heads, T tokens, D width of a head.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache, partial
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rewardlab.model.autograd import first_order, in_parts, trial_on_cpu
+
+NAME: Final = "apply_rotary_pos_emb"
+"""The function of transformers that attention layers call, one in each module of a model."""
+HARMLESS_WRAPPERS: Final = "transformers.utils.deprecation"
+"""Module whose decorators only rename arguments; a layer whose `forward` has others is left as it is."""
+
+
+class Rotation(torch.autograd.Function):
+    """x · cos + (−x₂, x₁) · sin of x = (x₁, x₂) [B, H, T, D], with cos and sin [B or 1, T, D], in the dtype of the
+    product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.dtype = x.dtype
+        output = x.new_empty(x.transpose(1, 2).shape, dtype=torch.promote_types(x.dtype, cos.dtype))
+        _turn(x.transpose(1, 2), cos, sin, output, forward=True)
+        return output.transpose(1, 2)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        gradient = gradients[0].transpose(1, 2)
+        cos, sin = ctx.saved_tensors
+        output = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+        _turn(gradient, cos, sin, output, forward=False)
+        return output.to(ctx.dtype).transpose(1, 2), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, output: Tensor, *, forward: bool) -> None:
+    """Write the rotation of x [B, T, H, D] into `output`, or that of a gradient, which turns it back."""
+    sign = -1 if forward else 1
+    for x_, cos_, sin_, out in in_parts(x, cos.unsqueeze(2), sin.unsqueeze(2), output, dim=1):
+        torch.mul(x_, cos_, out=out)
+        first, second = x_.chunk(2, -1)
+        by_first, by_second = sin_.chunk(2, -1) if forward else reversed(sin_.chunk(2, -1))
+        to_first, to_second = out.chunk(2, -1)
+        _add_product(to_first, second, by_first, sign)
+        _add_product(to_second, first, by_second, -sign)
+
+
+def _add_product(output: Tensor, left: Tensor, right: Tensor, sign: int) -> None:
+    if output.is_cuda:
+        output.addcmul_(left, right, value=sign)
+    else:
+        # In one operation the processor would not round the product, and so give other bits than transformers.
+        output.add_(left * right, alpha=sign)
+
+
+def rotate(
+    original: Callable[..., tuple[Tensor, Tensor]],
+    q: Float[Tensor, "B _ T D"],
+    k: Float[Tensor, "B _ T D"],
+    cos: Float[Tensor, "_ T _"],
+    sin: Float[Tensor, "_ T _"],
+    unsqueeze_dim: int = 1,
+) -> tuple[Float[Tensor, "B _ T D"], Float[Tensor, "B _ T D"]]:
+    """Rotate queries and keys as `original` does; compiled, or for other shapes, by `original`."""
+    if torch.compiler.is_compiling() or unsqueeze_dim != 1 or cos.ndim != 3 or q.shape[-1] != cos.shape[-1]:
+        return original(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+    function: Any = Rotation
+    return function.apply(q, cos, sin), function.apply(k, cos, sin)
+
+
+def use_rotations(module: nn.Module) -> int:
+    """Make every attention layer inside whose rotary embedding has the same numbers compute it here, in place; return
+    how many do.
+    """
+    changed = 0
+    for child in module.modules():
+        own: Any = type(child)
+        kind = _rotating(own)
+        if kind is not None:
+            # The class is swapped and the module kept, so that parameter names and references to it stay valid.
+            child.__class__ = kind
+            changed += 1
+    return changed
+
+
+@cache
+def _rotating(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """Return the class of a layer of this kind that rotates here; None if it has no such function, or another one."""
+    forward: Any = kind.forward
+    while hasattr(forward, "__wrapped__") and forward.__globals__["__name__"] == HARMLESS_WRAPPERS:
+        forward = forward.__wrapped__
+    plain = inspect.isfunction(forward) and not hasattr(forward, "__wrapped__")
+    if not plain or NAME not in forward.__code__.co_names or NAME not in forward.__globals__:
+        return None
+    original = forward.__globals__[NAME]
+    if isinstance(original, partial) or not _agrees(original):
+        return None
+    # The same code with another function under that name: the module of transformers stays as it is for others.
+    changed = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, NAME: partial(rotate, original)},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    changed.__kwdefaults__ = forward.__kwdefaults__
+    return type(f"Rotating{kind.__name__}", (kind,), {"forward": changed})
+
+
+def _agrees(original: Callable[..., Any]) -> bool:
+    """Return whether a function of transformers gives the bits of Rotation in float32, forward and backward."""
+    draw = torch.Generator().manual_seed(0)
+    with trial_on_cpu():
+        q, k = (torch.randn(2, heads, 7, 8, generator=draw).requires_grad_() for heads in (4, 2))
+        cos, sin = (torch.randn(1, 7, 8, generator=draw) for _ in range(2))
+        try:
+            both = original(q, k, cos, sin), rotate(original, q, k, cos, sin)
+            gradients = [torch.autograd.grad(a.sum() + (b * b).sum(), (q, k)) for a, b in both]
+        except (RuntimeError, TypeError, ValueError):  # it takes other arguments
+            return False
+    theirs, ours = ((*outputs, *found) for outputs, found in zip(both, gradients, strict=True))
+    return all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
