@@ -12,6 +12,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from common import CONFIGS, make_groups, make_model
+from harness.storages import Storages
 from rewardlab.batch import pack
 from rewardlab.model import autograd, gated
 from rewardlab.model.applying import apply_compute
@@ -19,7 +20,6 @@ from rewardlab.model.config import TrainComputeConfig
 from rewardlab.model.gated import ACTIVATIONS, GatedProduct, use_gated_products
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.settings.config import LossConfig
-from storages import Storages
 
 PLAIN = {"attention_backend": "segments", "linear_backend": "torch", "allocator": "system"}
 

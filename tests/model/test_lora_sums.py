@@ -27,7 +27,7 @@ def adapted(kind: str = "linear", *, size: float = 1e-3, **settings: object) -> 
     assert isinstance(base.weight, nn.Parameter)
     base.weight.data = (torch.randn(WIDTH, WIDTH) / WIDTH**0.5).bfloat16().float()
     module = nn.Sequential(base)
-    config = ModelConfig(model="m", lora=True, lora_rank=4, lora_target_modules=("0",), **settings)
+    config = ModelConfig(**{"model": "m", "lora": True, "lora_rank": 4, "lora_target_modules": ("0",)} | settings)
     lora.add_adapters(with_prefix(module), config)
     layer = module[0]
     assert type(layer) is LoraLinear
@@ -108,6 +108,30 @@ def test_gradients_are_those_of_pefts_order_to_the_bit(kind: str, monkeypatch: p
         for name, gradient in found["peft"].items():
             assert gradient is not None
             assert torch.equal(gradient, found[other][name]), (other, name)
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_of_any_scale_gradients_and_outputs_err_as_in_pefts_order(rank: int) -> None:
+    """But for one rounding: where a processor rounds its products, what is scaled was rounded before."""
+    found = {}
+    for name in ("exact", "peft", "ours"):
+        module = adapted(size=0.1, lora_rank=rank)
+        for number, layer in enumerate((module[0].lora_A["default"], module[0].lora_B["default"])):
+            drawn = torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(number))
+            layer.weight.data = (0.1 * drawn).bfloat16().float()
+        if name == "ours":
+            sum_before_rounding(module)
+            HalfWeights(module, "backbone", torch.bfloat16, "nearest").refresh()
+        given = inputs().bfloat16().to(torch.float64 if name == "exact" else torch.float32).requires_grad_()
+        module = module.double() if name == "exact" else module
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=name != "exact"):
+            output = module(given * 1)
+        gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+        output.backward(gradient.to(output.dtype))
+        trained = [parameter.grad for parameter in module.parameters() if parameter.requires_grad]
+        found[name] = [output.detach(), given.grad, *trained]
+    for truth, peft, ours in zip(found["exact"], found["peft"], found["ours"], strict=True):
+        assert (ours - truth).norm() <= 2**0.5 * (peft - truth).norm()
 
 
 def test_both_ways_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from common import make_model
 from fake_cuda import DEVICE, fake_cuda
 from harness.gpu_runs import MODELS
 from harness.memory_formula import predict
+from harness.storages import Storages
 from harness.workload import random_group
 from rewardlab.batch import pack
 from rewardlab.model import norm
@@ -23,7 +24,6 @@ from rewardlab.model.trainable import choose_trainable, half_frozen
 from rewardlab.training.cost.activations import layer_bytes_a_token
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.settings.config import LossConfig
-from storages import Storages
 
 SCALING = " ".join((Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8").split())
 RANK = 4
