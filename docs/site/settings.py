@@ -155,7 +155,7 @@ MORE: dict[str, str] = {
     "train_head_only": "probe.md",
     "cache_states": "cached-states.md",
     "freeze_layers": "training.md#what-trains",
-    "attention_backend": "performance.md#kernels",
+    "attention_backend": "kernels.md#attention",
     "label_smoothing": "objective.md#label-smoothing",
     "kwise_loss": "objective.md#k-wise-options",
     "optimizer": "training.md#optimisers",

@@ -17,6 +17,7 @@ import data_path
 import data_tools
 import gpu
 import growth
+import layer_parts
 import memory_rounds
 import monitoring
 import norms
@@ -170,6 +171,22 @@ def test_norms_are_timed_with_the_rows_of_a_step_and_keep_every_bit(tmp_path, mo
     monkeypatch.setattr(norms.norm._Blockwise, "forward", lambda layer, rows: layer.weight * rows)
     assert norms.main([*size, "--no-result"]) == 1, "another norm, other losses"
     assert "not the same to the bit: loss of round 3, " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_parts_of_a_layer_are_timed_and_weighed_and_keep_every_bit(tmp_path, monkeypatch, capsys):
+    size = ["--model", "tiny-llama", "--data", "generated", "--pairs", "4", "--rounds", "2", "--threads", "1"]
+    assert layer_parts.main([*size, "--results", str(tmp_path)]) == 0
+    found = result(tmp_path)
+    assert list(found["steps"]) == ["transformers", "norms", "rotary", "gated", "all three"]
+    kept = found["kept"]
+    assert kept["all three"] < min(kept["norms"], kept["gated"]) < kept["transformers"] == kept["rotary"]
+    losses = {name: [sample["facts"]["loss"] for sample in samples] for name, samples in found["steps"].items()}
+    assert all(own == losses["transformers"] for own in losses.values())
+    harm = lambda backbone, **how: backbone.norm.weight.data.mul_(1.001)  # noqa: E731
+    monkeypatch.setattr(layer_parts.applying, "use_gated_products", harm)
+    assert layer_parts.main([*size, "--no-result"]) == 1
+    assert "not the same to the bit: gated, loss of round 1: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -188,5 +188,5 @@ def test_the_table_of_optimisers_has_every_one() -> None:
 
 
 def test_the_table_of_kernels_has_every_backend() -> None:
-    table = read("performance.md").partition("\n### Kernels\n")[2].partition("\n## ")[0]
+    table = read("kernels.md").partition("\n## Attention\n")[2].partition("\n## ")[0]
     assert sorted(first_cells(table)) == sorted(BACKENDS)
