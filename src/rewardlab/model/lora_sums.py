@@ -53,7 +53,7 @@ class SummedLora(LoraLinear):  # type: ignore[misc]  # peft has no types, so myp
         if frozen and type(dropout) is nn.Identity and has_copy(base) and has_copy(first) and has_copy(second):
             return adapted_product(x, base, first, second, self.scaling[name])
         narrowed = self._cast_input_dtype(x, self.lora_A[name].weight.dtype)
-        update: Tensor = second(first(dropout(narrowed))) * self.scaling[name]
+        update: Tensor = second(first(dropout(narrowed)) * self.scaling[name])
         return product_and(update, x, base)
 
 

@@ -104,10 +104,14 @@ def use_rotations(module: nn.Module) -> int:
 def _rotating(kind: type[nn.Module]) -> type[nn.Module] | None:
     """Return the class of a layer of this kind that rotates here; None if it has no such function, or another one."""
     forward: Any = kind.forward
-    while hasattr(forward, "__wrapped__") and forward.__globals__["__name__"] == HARMLESS_WRAPPERS:
+    while _is_wrapped(forward) and forward.__globals__["__name__"] == HARMLESS_WRAPPERS:
         forward = forward.__wrapped__
-    plain = inspect.isfunction(forward) and not hasattr(forward, "__wrapped__")
-    if not plain or NAME not in forward.__code__.co_names or NAME not in forward.__globals__:
+    if (
+        not inspect.isfunction(forward)
+        or _is_wrapped(forward)
+        or NAME not in forward.__code__.co_names
+        or NAME not in forward.__globals__
+    ):
         return None
     original = forward.__globals__[NAME]
     if isinstance(original, partial) or not _agrees(original):
@@ -122,6 +126,10 @@ def _rotating(kind: type[nn.Module]) -> type[nn.Module] | None:
     )
     changed.__kwdefaults__ = forward.__kwdefaults__
     return type(f"Rotating{kind.__name__}", (kind,), {"forward": changed})
+
+
+def _is_wrapped(forward: Any) -> bool:
+    return inspect.isfunction(forward) and hasattr(forward, "__wrapped__")
 
 
 def _agrees(original: Callable[..., Any]) -> bool:
