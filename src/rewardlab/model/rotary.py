@@ -76,11 +76,11 @@ def rotate(
     k: Float[Tensor, "B _ T D"],
     cos: Float[Tensor, "_ T _"],
     sin: Float[Tensor, "_ T _"],
-    unsqueeze_dim: int = 1,
+    **more: Any,
 ) -> tuple[Float[Tensor, "B _ T D"], Float[Tensor, "B _ T D"]]:
-    """Rotate queries and keys as `original` does; compiled, or for other shapes, by `original`."""
-    if torch.compiler.is_compiling() or unsqueeze_dim != 1 or cos.ndim != 3 or q.shape[-1] != cos.shape[-1]:
-        return original(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+    """Rotate queries and keys as `original` does; compiled, for other shapes and with other arguments by `original`."""
+    if torch.compiler.is_compiling() or more or cos.ndim != 3 or q.shape[-1] != cos.shape[-1]:
+        return original(q, k, cos, sin, **more)
     function: Any = Rotation
     return function.apply(q, cos, sin), function.apply(k, cos, sin)
 
