@@ -87,7 +87,9 @@ def test_ragged_kernels_are_given_the_precision_of_the_pass_whatever_layers_gave
     layout = PromptLayout(((3, (2, 4)),), backend)
     parts = [torch.randn(1, 2, layout.num_tokens, 8).to(given) for _ in range(3)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert BACKENDS[backend](*parts, layout, None, None).dtype is given
+        assert BACKENDS[backend](*parts, layout, None, None).dtype is torch.bfloat16, (
+            "as PyTorch's own attention gives it"
+        )
     assert taken == [torch.bfloat16] * 3
 
 

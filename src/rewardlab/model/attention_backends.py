@@ -132,7 +132,7 @@ def varlen(
     ragged = layout.ragged(query.device)
     q, k, v = _ragged_inputs(query, key, value, ragged)
     output = varlen_kernel(q, k, v, ragged, scale)
-    return output.transpose(0, 1)[None].to(query.dtype)
+    return output.transpose(0, 1).unsqueeze(0)
 
 
 def flash(
@@ -142,7 +142,7 @@ def flash(
     ragged = layout.ragged(query.device)
     q, k, v = _ragged_inputs(query, key, value, ragged)
     output = flash_kernel(q, k, v, ragged, scale, softcap)
-    return output.transpose(0, 1)[None].to(query.dtype)
+    return output.transpose(0, 1).unsqueeze(0)
 
 
 def products(

@@ -24,7 +24,7 @@ def layer_bytes_a_token(
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     grouped = 2 * config.num_key_value_heads * width
-    wide, adapters = (18, 14 * lora_rank) if lora else (18 if fused_norms else 26, 0)
+    wide, adapters = (16, 14 * lora_rank) if lora else (16 if fused_norms else 24, 0)
     inner = (6 if checkpointed else 4) * config.intermediate_size
     kept = wide * config.hidden_size + inner + 2 * grouped * keys + adapters
     return float(kept + 4 * heads + 8)  # sums of the attention and of the norms
