@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
+from rewardlab.analysis import stats
 from rewardlab.analysis.robustness import effect_of
 from rewardlab.core.types import Comparison, ScoreRow
 
@@ -149,3 +150,25 @@ def test_a_score_that_moves_on_fewer_than_ten_prompts_has_a_shift_without_an_int
         assert found[name].value == pytest.approx(0.5 * moving / 80)
         assert math.isnan(found[name].low) != known
         assert known or found[name].method == f"too few prompts whose score moves ({moving})"
+
+
+def test_a_few_texts_that_move_far_are_no_shift_of_all():
+    """Twelve prompts whose score sinks a little, but for two that rise: the mean of such shifts may well be 0."""
+    generator, found = np.random.default_rng(0), []
+    for _ in range(300):
+        before = rows_of([1.0] * 12, [-1.0] * 12)
+        moved = generator.lognormal(size=12) - math.exp(0.5)
+        after = rows_of((1.0 + moved).tolist(), (-1.0 + moved).tolist())
+        found.append(effect_of(before, after, every_reply(12), not_applicable=0, lost=0).p_shift)
+    # By sign flips alone 15 % at 5 %, and 7 % at 1 %.
+    assert np.mean(np.array(found) <= 0.05) <= 0.10
+    assert np.mean(np.array(found) <= 0.01) <= 0.05
+
+
+def test_the_p_value_of_a_shift_is_that_of_its_interval_where_this_is_wider():
+    before, moved = rows_of([1.0] * 15, [-1.0] * 15), [3.0] + [0.2 + 0.01 * n for n in range(14)]
+    after = rows_of([1.0 + one for one in moved], [-1.0 + one for one in moved])
+    effect = effect_of(before, after, every_reply(15), not_applicable=0, lost=0)
+    keys = [f"{n}" for n in range(15) for _ in range(2)]
+    at = [stats.mean(np.repeat(moved, 2), keys, level=1 - factor * effect.p_shift) for factor in (0.99, 1.01)]
+    assert at[0].low < 0 < at[1].low

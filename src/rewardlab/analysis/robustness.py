@@ -19,6 +19,8 @@ from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.paired import change_of_shares, significance_of
 from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 
+LEAST_P: Final = 1e-9
+HALVINGS: Final = 20
 ReplyKey = tuple[str, str, int]
 """Source, id of the preference, number of the reply."""
 MEASURES: Final[Mapping[str, str]] = MappingProxyType(
@@ -40,10 +42,10 @@ class Effect:
     estimates: Mapping[str, Estimate]
     """One for each of `MEASURES`; `other only` has no data if the prompt was perturbed."""
     p_shift: float
-    """p-value of no mean change of the score, by sign flips of prompts; NaN below ten prompts. It is not corrected for
-    the number of tests."""
+    """p-value of no mean change of the score: the larger of those by sign flips of prompts and by the interval of the
+    mean; NaN below ten prompts. It is not corrected for the number of tests."""
     p_accuracy: float
-    """p-value of no change of the accuracy, likewise."""
+    """p-value of no change of the accuracy, by sign flips of prompts alone; likewise."""
     num_preferences: int
     num_replies: int
     """Preferences and replies that were changed and scored."""
@@ -103,7 +105,7 @@ def effect_of(
     }
     return Effect(
         estimates=MappingProxyType(estimates),
-        p_shift=_significance(moved_R, keys, seed=seed) if finite else math.nan,
+        p_shift=_significance_of_shift(moved_R, keys, seed=seed) if finite else math.nan,
         p_accuracy=_significance(change_N, keys_N, seed=seed),
         num_preferences=len({(row.source, row.preference_id) for row in kept}),
         num_replies=len(moved),
@@ -207,3 +209,23 @@ def _nothing() -> Estimate:
 def _significance(values: FloatArray, keys: Sequence[str], *, seed: int) -> float:
     """Return the two-sided p-value of a mean of 0, under sign flips of whole prompts; NaN below ten prompts."""
     return significance_of(values, keys, seed=seed).p if len(set(keys)) >= stats.MIN_CLUSTERS else math.nan
+
+
+def _significance_of_shift(moved_R: FloatArray, keys: Sequence[str], *, seed: int) -> float:
+    """Return the p-value of a mean shift of 0; NaN below ten prompts.
+
+    Sign flips take shifts to be as likely up as down. Where a few texts move far, that is not so though the mean is 0,
+    and they find a change too often. The interval of the mean allows for the skewness, so both have to show one.
+    """
+    flips = _significance(moved_R, keys, seed=seed)
+    return flips if math.isnan(flips) else max(flips, _p_of_interval(moved_R, keys))
+
+
+def _p_of_interval(moved_R: FloatArray, keys: Sequence[str]) -> float:
+    """Return 1 − the level at which the interval of the mean ends at 0, by bisection between 1 and `LEAST_P`."""
+    low, high = math.log10(LEAST_P), 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        own = stats.mean(moved_R, keys, level=1 - 10**middle)
+        low, high = (middle, high) if own.low <= 0 <= own.high else (low, middle)
+    return float(10**high)

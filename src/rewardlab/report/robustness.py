@@ -12,7 +12,10 @@ from rewardlab.core.terminal import plural
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 LEVEL = 0.05
-MOVES = "moves: what changes beyond chance, by sign flips of prompts, corrected for all tests of all rows (Holm, 5 %)."
+MOVES = (
+    "moves: what changes beyond chance, by sign flips of prompts, for the score by the interval of its mean too, "
+    "corrected for all tests of all rows (Holm, 5 %)."
+)
 
 
 @runtime_checkable
