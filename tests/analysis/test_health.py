@@ -173,6 +173,15 @@ def test_a_few_pairs_show_neither_skill_nor_the_lack_of_it():
     assert judge(rows, FACTS) == [], "150 pairs in the latter half"
 
 
+@pytest.mark.parametrize(("pairs", "accuracy", "told"), [(20, 0.54, False), (20, 0.47, True), (80, 0.52, True)])
+def test_an_accuracy_that_may_be_that_of_a_run_that_learns_is_no_lack_of_skill(pairs, accuracy, told):
+    """Of 200 to 260 pairs 0.54 is within the noise of both 0.5 and 0.6; of 800 pairs 0.52 is clearly below 0.6."""
+    rows = [training(n, loss=0.685, acc=accuracy, train_pairs=pairs) for n in range(100 - 26, 101)]
+    facts = RunFacts(num_steps=100, warmup_steps=5)
+    # Rows of the latter half alone: 13 to 26 of them.
+    assert names(judge(rows, facts)) == (["no_skill"] if told else [])
+
+
 def test_skill_is_not_asked_for_before_the_warm_up_is_over():
     rows = [training(10 * n, loss=0.69, acc=0.5) for n in range(1, 7)]
     assert judge(rows, RunFacts(num_steps=100, warmup_steps=45)) == []

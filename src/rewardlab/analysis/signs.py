@@ -21,8 +21,10 @@ LOG_2: Final = math.log(2)
 SURE: Final = 1.5
 """Half widths of a 95 % interval (z = 2.9) by which a difference must be clear. The usual 1 would raise false signs,
 since a run is checked dozens of times."""
+SKILLED: Final = 0.6
+"""Accuracy of a run that learns. One that is told to learn nothing must be clearly below it."""
 LEARNED: Final = 0.02
-"""How far below log 2 a loss shows skill: the distance for a calibrated model with an accuracy of 0.6."""
+"""How far below log 2 a loss shows skill: the distance for a calibrated model with that accuracy."""
 NOTABLE: Final = 0.01
 """Smallest rise of a loss that is reported, in nats. Smaller ones occur in models that are nearly certain, and
 right."""
@@ -203,8 +205,11 @@ def _no_skill(history: History) -> str | None:
     if pairs < ENOUGH_PAIRS or (loss := _mean(rows, "train_nll")) < LOG_2 - LEARNED:
         return None
     accuracy = _mean(rows, "train_accuracy")
-    if math.isfinite(accuracy) and wilson(accuracy * pairs, int(pairs)).low > 0.5:
-        return None
+    if math.isfinite(accuracy):
+        own = wilson(accuracy * pairs, int(pairs))
+        # Not being above one half is no sign by itself: of few pairs that is so for a model that learns, too.
+        if own.low > 0.5 or own.value + SURE * (own.high - own.value) >= SKILLED:
+            return None
     evaluated = ""
     if history.evaluated:
         now = history.evaluated[-1]

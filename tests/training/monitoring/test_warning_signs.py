@@ -128,8 +128,8 @@ def test_memorised_pairs_are_named_as_overfitting(base_model, tmp_path):
 
 @pytest.mark.slow
 def test_labels_that_follow_from_nothing_are_named_as_no_skill(base_model, tmp_path):
-    data = random_pairs(tmp_path / "random.jsonl", 600, offset=0)
-    result = train(config_for(base_model, data, tmp_path / "run", lr=1e-4, batch_size=16, steps=30))
+    data = random_pairs(tmp_path / "random.jsonl", 1200, offset=0)
+    result = train(config_for(base_model, data, tmp_path / "run", lr=1e-4, batch_size=16, steps=60))
     assert "no_skill" in names_of(result)
     assert set(names_of(result)) <= {"no_skill", "narrow_scores"}
 
