@@ -14,6 +14,7 @@ import coverage_paired
 import judge_rows
 import mislabels_worth
 import paired_tests
+import verdict_levels
 from benchmark_results import page_in, result
 
 
@@ -86,6 +87,19 @@ def test_what_removing_flagged_rows_is_said_to_be_worth(tmp_path):
     (cells,) = result(tmp_path)["cells"].values()
     assert [cell["against"] for cell in cells] == ["all rows", "without as many random"]
     assert all(cell["truth"] == 0 < cell["removed"] and 0 <= cell["coverage"] <= 1 for cell in cells)
+
+
+@pytest.mark.slow
+def test_levels_of_verdicts_are_tried_on_every_kind_of_data_and_one_that_is_not_kept_is_an_error(tmp_path, monkeypatch):
+    kinds = [kind for kind in verdict_levels.KINDS if not kind.startswith("lengths")] + ["lengths_found"]
+    asked = ["--draws", "1", "--results", str(tmp_path), "--kinds", *kinds]
+    monkeypatch.setattr(verdict_levels, "most", lambda draws: 1.0)
+    assert verdict_levels.main(asked) == 0
+    cells = result(tmp_path)["cells"]
+    assert set(cells) == set(kinds)
+    assert all(cell["case"] in page_in(tmp_path) for kind in cells.values() for cell in kind)
+    monkeypatch.setattr(verdict_levels, "most", lambda draws: -1.0)
+    assert verdict_levels.main([*asked[:4], "--kinds", "shuffled"]) == 1
 
 
 @pytest.mark.slow
