@@ -102,6 +102,16 @@ def test_the_last_model_is_compared_with_each_of_the_others():
     assert "after Holm's correction" in text
 
 
+def test_a_checkpoint_that_the_same_data_chose_has_no_p():
+    by_name = {"before": judged(rows(3.0)), "after": judged(rows(0.1))}
+    text = train_report(selection=by_name, test={}, speed="fast", ending="end")
+    (head,) = [line for line in text.splitlines() if line.startswith("after minus")]
+    assert head.split() == ["after", "minus", "accuracy", "right", "alone", "wrong", "alone"]
+    assert "no p: after was chosen by these data" in text
+    assert "sign flips" not in text
+    assert "sign flips" in train_report(selection={}, test=by_name, speed="fast", ending="end")
+
+
 def test_a_single_model_or_one_without_rows_gets_no_lines():
     assert paired_lines({"after": judged(rows(1.0))}) == []
     assert paired_lines({"before": SimpleNamespace(), "after": judged(rows(1.0))}) == []

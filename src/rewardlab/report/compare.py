@@ -82,9 +82,11 @@ class WithRows(Protocol):
         """The rows that were judged."""
 
 
-def paired_lines(judged: Mapping[str, object]) -> list[str]:
+def paired_lines(judged: Mapping[str, object], *, chose: bool = False) -> list[str]:
     """Return lines to put below a table of models on the same data: the last against each other one, by accuracy.
 
+    `chose` says that these data chose the last one. There is no p-value then: the best of several checkpoints that
+    learnt nothing is often ahead of others by more than chance allows a single one.
     They are empty without a second model or without score rows. If nothing can be compared, one line says why.
     """
     with_rows = {name: own.rows for name, own in judged.items() if isinstance(own, WithRows)}
@@ -105,7 +107,7 @@ def paired_lines(judged: Mapping[str, object]) -> list[str]:
         [
             paired.first,
             format_estimate(paired.metrics["accuracy"].difference),
-            format_p(p),
+            *([] if chose else [format_p(p)]),
             format_count(paired.verdicts.only_second),
             format_count(paired.verdicts.only_first),
         ]
@@ -114,12 +116,15 @@ def paired_lines(judged: Mapping[str, object]) -> list[str]:
     notes = column_notes({"accuracy": [paired.metrics["accuracy"].difference for paired in compared]})
     methods = dict.fromkeys(paired.metrics["accuracy"].test.method for paired in compared)
     holms = ", after Holm's correction" if len(compared) > 1 else ""
-    table = text_table([f"{last} minus", "accuracy", "p", "right alone", "wrong alone"], rows)
+    said = f"p: {'; '.join(methods)}{holms}"
+    if chose:
+        said = f"no p: {last} was chosen by these data, which flatters the differences too; test data have one"
+    table = text_table([f"{last} minus", "accuracy", *([] if chose else ["p"]), "right alone", "wrong alone"], rows)
     return [
         "",
         f"On the same pairs ({visible(last)} against each of the others):",
         table,
-        *_wrapped([*notes, f"p: {'; '.join(methods)}{holms}"]),
+        *_wrapped([*notes, said]),
     ]
 
 

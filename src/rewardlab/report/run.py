@@ -134,16 +134,16 @@ def train_report(
     `speed` is a line about its steps, `ending` comes last, and `computed_in` maps names of rows to the precision in
     which they were computed. The tables say that the evaluation data chose the checkpoint, which makes their numbers
     optimistic; only the test data are unbiased. Below each table, the last model is compared with each of the others
-    on the same pairs.
+    on the same pairs, with p-values on the test data alone.
     """
     blocks = []
-    for title, judged in (
-        ("Evaluation data (they chose the checkpoint, so they flatter it):", selection),
-        ("Test data (they chose nothing):", test),
+    for title, judged, chose in (
+        ("Evaluation data (they chose the checkpoint, so they flatter it):", selection, True),
+        ("Test data (they chose nothing):", test, False),
     ):
         if judged:
-            lines = [title, judged_table(judged), *precision_line(computed_in, judged), *paired_lines(judged)]
-            blocks.append("\n".join(lines))
+            paired = paired_lines(judged, chose=chose)
+            blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged), *paired]))
     blocks += precision_blocks(live, card)
     blocks += [*warning_block(warnings), textwrap.fill(speed, width=report_width()), ending]
     return "\n\n".join(["", *blocks])
