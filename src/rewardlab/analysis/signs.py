@@ -207,7 +207,7 @@ def _no_skill(history: History) -> str | None:
     accuracy = _mean(rows, "train_accuracy")
     if math.isfinite(accuracy):
         own = wilson(accuracy * pairs, int(pairs))
-        # Not being above one half is no sign by itself: of few pairs that is so for a model that learns, too.
+        # Of few pairs the accuracy of a model that learns may not be above one half either.
         if own.low > 0.5 or own.value + SURE * (own.high - own.value) >= SKILLED:
             return None
     evaluated = ""

@@ -36,15 +36,21 @@ SHOWN_ONLY: Final = (
 
 
 def headline(audit: Audit) -> str:
-    """Return the verdict in words."""
+    """Return the verdict in words, and by what it is where not all evidence has the same."""
     verdict = overall(audit.findings)
-    return f"{verdict.upper()}: {MEANING[verdict]}."
+    by: dict[str, list[str]] = {}
+    for finding in audit.findings:
+        by.setdefault(finding.verdict, []).append(_name(audit, finding))
+    if len(by) < 2:
+        return f"{verdict.upper()}: {MEANING[verdict]}."
+    others = "; ".join(f"{other} by {', '.join(by[other])}" for other in MEANING if other != verdict and other in by)
+    return f"{verdict.upper()} by {', '.join(by[verdict])}: {MEANING[verdict]}. {others[0].upper()}{others[1:]}."
 
 
 def text_report(audit: Audit) -> str:
     """Return the report for a terminal."""
     width = report_width()
-    blocks = [textwrap.fill(_facts(audit), width=width), headline(audit)]
+    blocks = [textwrap.fill(text, width=width) for text in (_facts(audit), headline(audit))]
     for finding in audit.findings:
         blocks.append(
             f"{_name(audit, finding)}: {finding.verdict}\n"

@@ -37,8 +37,10 @@ MEANING: Final[Mapping[str, str]] = {
     "undecided": "the record does not tell",
 }
 """Verdict -> what it means."""
-ORDER: Final = ("exploited", "not carried over", "sound", "undecided", "no rise")
-"""Verdicts, the one that speaks for all evidence first."""
+OF_EVIDENCE: Final = ("exploited", "not carried over", "sound", "undecided", "no rise")
+"""Verdicts, the one that speaks for all evidence on one reward model first."""
+OF_PARTS: Final = ("exploited", "not carried over", "undecided", "sound", "no rise")
+"""The one that speaks for all reward models of a run first: evidence on one of them says nothing of another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +113,12 @@ def judge(all_judged: Sequence[Judged], limits: Limits) -> list[Finding]:
 
 
 def overall(findings: Sequence[Finding]) -> Verdict:
-    """Return the verdict on the run: of the findings' verdicts, the first in `ORDER`."""
-    return min((one.verdict for one in findings), key=ORDER.index, default="undecided")
+    """Return the verdict on the run: of each reward model the first in `OF_EVIDENCE`, of these that in `OF_PARTS`."""
+    parts: dict[int, list[Verdict]] = {}
+    for one in findings:
+        parts.setdefault(one.judged.part, []).append(one.verdict)
+    by_part = (min(own, key=OF_EVIDENCE.index) for own in parts.values())
+    return min(by_part, key=OF_PARTS.index, default="undecided")
 
 
 def exit_status(findings: Sequence[Finding]) -> int:

@@ -1,0 +1,48 @@
+"""The verdict on a run by several kinds of evidence, and of several reward models."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from harness import toy_logs
+from rewardlab.rl.audit.columns import Columns
+from rewardlab.rl.audit.report import json_report, text_report
+from rewardlab.rl.audit.run import audit_columns
+from test_rl_audit import CONFIG, falling, record, with_gold
+
+
+def told(columns: Columns) -> tuple[str, str]:
+    """Verdict and first line of the report."""
+    found = audit_columns("run", columns, [], CONFIG)
+    report = json_report(found, CONFIG)
+    assert report["headline"] in " ".join(text_report(found).split())
+    return report["verdict"], report["headline"]
+
+
+def test_the_first_line_says_which_evidence_speaks_for_the_run() -> None:
+    columns = record()
+    noise = np.random.default_rng(2).normal(size=len(columns.step_N))
+    both = dataclasses.replace(columns, evidence={**columns.evidence, "judge": noise})
+    verdict, line = told(both)
+    assert verdict == "sound"
+    assert line.startswith("SOUND by gold: the evidence rose")
+    assert line.endswith("Undecided by judge.")
+    verdict, line = told(with_gold(columns, falling))
+    assert (verdict, line) == ("exploited", "EXPLOITED: the reward rose while the evidence fell.")
+
+
+def test_a_reward_model_without_a_verdict_is_not_spoken_for_by_another() -> None:
+    columns = record(size=toy_logs.Size(steps=80, prompts=16))
+    late = columns.step_N >= 40
+    noise = np.random.default_rng(2).normal(size=len(late))
+    changed = dataclasses.replace(
+        with_gold(columns, lambda own: np.where(late, noise, own.evidence["gold"])),
+        digest_N=late.astype(np.int64),
+        digests=("first", "second"),
+    )
+    verdict, line = told(changed)
+    assert verdict == "undecided"
+    assert line.startswith("UNDECIDED by gold (reward model 2 of 2): the record does not tell.")
+    assert line.endswith("Sound by gold (reward model 1 of 2).")
