@@ -43,7 +43,17 @@ IMAGINED: Final = 4.0
 few items move, how many would have done so in other items is hardly known, and with none the error would be 0."""
 ROUNDING: Final = 1e-9
 MANY: Final = 1e6
-"""Degrees of freedom for an interval of a file, which does not say its own: as good as a normal distribution."""
+"""Degrees of freedom of an interval in a file, which does not say them: as good as a normal distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mean:
+    """The mean of the checkpoints in a window."""
+
+    value: float
+    error: float
+    degrees: float
+    checkpoints: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +108,16 @@ class Suite:
         window_N = windows_of(self.step_N, windows)
         assert self.error_N is not None
         sides = [self._mean(window_N == window) for window in (earlier, later)]
-        num_steps = sum(count for _, _, count in sides)
+        num_steps = sum(side.checkpoints for side in sides)
         counts = np.asarray(self.count_N)
         items = int(np.nanmin(counts)) if np.isfinite(counts).any() else num_steps
-        if not all(count for _, _, count in sides):
+        if not all(side.checkpoints for side in sides):
             return missing(items, num_steps, "no checkpoint in a window")
+        error = math.hypot(*(side.error for side in sides))
         return Shift(
-            value=sides[1][0] - sides[0][0],
-            error=math.hypot(sides[0][1], sides[1][1]),
-            degrees=MANY,
+            value=sides[1].value - sides[0].value,
+            error=error,
+            degrees=error**4 / sum(side.error**4 / side.degrees for side in sides),
             num_prompts=items,
             num_steps=num_steps,
             method="from the intervals in the file, as if of different items",
@@ -119,20 +130,21 @@ class Suite:
             return None
         return room_of(self.value_N, before_N) / self.scale
 
-    def _mean(self, kept: np.ndarray) -> tuple[float, float, int]:
-        """Return the mean, its error and the number of checkpoints.
+    def _mean(self, kept: np.ndarray) -> _Mean:
+        """Return the mean of some checkpoints.
 
         The error is the larger of two: the mean of the intervals' errors, and the error from how far checkpoints lie
-        apart.
+        apart, which is known no better than their number lets it be.
         """
         values, errors = self.value_N[kept], np.asarray(self.error_N)[kept]
         count = len(values)
         if not count:
-            return math.nan, math.nan, 0
+            return _Mean(value=math.nan, error=math.nan, degrees=math.nan, checkpoints=0)
         # The same items are in all checkpoints, so their errors do not average out.
         own = float(np.mean(errors))
         between = float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else 0.0
-        return float(values.mean()), max(own, between), count
+        degrees = MANY if own >= between else float(count - 1)
+        return _Mean(value=float(values.mean()), error=max(own, between), degrees=degrees, checkpoints=count)
 
     def _by_item(self, earlier: int, later: int, windows: Sequence[IntArray]) -> Shift:
         assert self.item_N is not None
