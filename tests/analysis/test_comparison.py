@@ -78,6 +78,13 @@ def test_small_slices_are_not_tested_and_do_not_count_for_holm():
     assert [part.adjusted for part in tested] == holm([part.test.p for part in tested])
 
 
+def test_slices_of_several_models_are_corrected_together():
+    others = compare_models(sets(FIRST, SECOND, scores(1.0), GOLD), slices={"topic": PARTS}).others
+    found = [(part.test.p, part.adjusted) for other in others for part in other.slices]
+    assert sum(not math.isnan(p) for p, _ in found) == 6
+    assert [adjusted for _, adjusted in found] == pytest.approx(holm([p for p, _ in found]), nan_ok=True)
+
+
 def test_slices_of_the_nll_hold_label_ties_and_those_of_accuracy_do_not():
     mixed = [
         replace(own, rows=[*own.rows, *rows_of(tied, label=0.5, name="ties.jsonl")])

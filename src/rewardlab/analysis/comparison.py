@@ -56,7 +56,7 @@ class Slice:
     test: Significance
     """NaN below ten comparisons or prompts, which are not tested."""
     adjusted: float
-    """p-value after Holm's correction for all slices of this pair of models that were tested."""
+    """p-value after Holm's correction for all slices of all models that were tested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +134,10 @@ def compare_models(
     asked = _slices_of(aligned, slices)
     compared = [compare_pair(aligned, second, metric=metric, margin=margin) for second in range(1, len(sets))]
     adjusted = holm([paired.metrics[metric].test.p for paired in compared])
+    by_slice = _with_holm([_by_slice(aligned, outcome, metric, second, asked) for second in range(1, len(sets))])
     others = tuple(
-        AgainstFirst(
-            paired=paired,
-            adjusted=p,
-            slices=_by_slice(aligned, outcome, metric, second, asked),
-            disagreements=disagreements(aligned, second),
-        )
-        for second, (paired, p) in enumerate(zip(compared, adjusted, strict=True), start=1)
+        AgainstFirst(paired=paired, adjusted=p, slices=own, disagreements=disagreements(aligned, second))
+        for second, (paired, p, own) in enumerate(zip(compared, adjusted, by_slice, strict=True), start=1)
     )
     return ComparisonOfModels(
         names=aligned.names,
@@ -316,32 +312,34 @@ def _shown_value(name: str) -> str:
 def _by_slice(
     aligned: Aligned, columns: Columns, metric: Metric, second: int, asked: Mapping[str, Sequence[str]]
 ) -> tuple[Slice, ...]:
+    """Return the slices of a model, whose p-values are not corrected yet."""
     used = np.ones(len(aligned.pairs), dtype=bool) if metric == "nll" else aligned.label_N != 0.5
-    parts = []
+    found = []
     for column, values in asked.items():
         own = np.array(values, dtype=object)[used]
         for value in sorted(Counter(own), key=str):
             kept = own == value
             keys = [key for key, keep in zip(columns.prompt_keys, kept, strict=True) if keep]
+            change = change_within(columns, second, kept)
             enough = len(set(keys)) >= stats.MIN_CLUSTERS and len(keys) >= FEWEST
-            parts.append((column, value, change_within(columns, second, kept), keys, enough))
-    tests = [significance_of(change, keys) for _, _, change, keys, enough in parts if enough]
-    adjusted = iter(zip(tests, holm([test.p for test in tests]), strict=True))
-    none = Significance(p=math.nan, method="not tested: too few"), math.nan
-    found = []
-    for column, value, change, keys, enough in parts:
-        test, p = next(adjusted) if enough else none
-        found.append(
-            Slice(
-                column=column,
-                value=value,
-                comparisons=len(keys),
-                difference=difference_of(metric, change, keys),
-                test=test,
-                adjusted=p,
+            none = Significance(p=math.nan, method="not tested: too few")
+            found.append(
+                Slice(
+                    column=column,
+                    value=value,
+                    comparisons=len(keys),
+                    difference=difference_of(metric, change, keys),
+                    test=significance_of(change, keys) if enough else none,
+                    adjusted=math.nan,
+                )
             )
-        )
     return tuple(found)
+
+
+def _with_holm(by_model: Sequence[Sequence[Slice]]) -> list[tuple[Slice, ...]]:
+    """Return the slices of each model with p-values corrected over all that were tested."""
+    adjusted = iter(holm([part.test.p for own in by_model for part in own]))
+    return [tuple(replace(part, adjusted=next(adjusted)) for part in own) for own in by_model]
 
 
 def _standings(aligned: Aligned, columns: Columns, metric: Metric) -> dict[str, Standing]:

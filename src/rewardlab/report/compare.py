@@ -233,7 +233,7 @@ def _against_first(
         lines += _equivalence(paired, paired.equivalence)
     blocks = ["\n".join([paired_table([paired]), *_wrapped(lines)])]
     if other.slices:
-        blocks.append(_slices(other, result.metric))
+        blocks.append(_slices(other, result))
     if num_examples and other.disagreements:
         blocks.append(_examples(other, texts, num_examples))
     return blocks
@@ -252,7 +252,7 @@ def _equivalence(paired: PairComparison, found: Equivalence) -> list[str]:
     ]
 
 
-def _slices(other: AgainstFirst, metric: Metric) -> str:
+def _slices(other: AgainstFirst, result: ComparisonOfModels) -> str:
     rows = [
         [
             f"{part.column}: {part.value}",
@@ -263,10 +263,11 @@ def _slices(other: AgainstFirst, metric: Metric) -> str:
         ]
         for part in other.slices
     ]
-    tested = sum(not math.isnan(part.adjusted) for part in other.slices)
-    notes = column_notes({TITLES[metric]: [part.difference for part in other.slices]})
-    notes.append(f"Holm: p after correction for the {number_of(tested, 'slice')} tested.")
-    head = [minus(other.paired), TITLES[metric], "p", "Holm", "pairs"]
+    tested = sum(not math.isnan(part.adjusted) for own in result.others for part in own.slices)
+    notes = column_notes({TITLES[result.metric]: [part.difference for part in other.slices]})
+    of_all = " of all models" if len(result.others) > 1 else ""
+    notes.append(f"Holm: p after correction for the {number_of(tested, 'slice')}{of_all} tested.")
+    head = [minus(other.paired), TITLES[result.metric], "p", "Holm", "pairs"]
     return "\n".join([text_table(head, rows), *_wrapped(notes)])
 
 
