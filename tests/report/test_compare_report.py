@@ -61,7 +61,7 @@ def test_what_is_left_out_is_counted():
     result = compare_models([ScoreSet(name="a", rows=rows(1.0)), ScoreSet(name="b", rows=broken)])
     text = compare_report(result, texts={}, chose=["a"])
     assert "b: 1 comparison without a finite score of it, left out for all models." in text
-    assert "Judged on data that chose the checkpoint, which flatters them: a." in text
+    assert "Judged on data that chose the checkpoint, which flatters them: a. p is too small where" in text
     assert "NLL: left out, since the β of a, b is not known; give it with --beta." in text
 
 

@@ -163,7 +163,10 @@ def _head(result: ComparisonOfModels, chose: Sequence[str]) -> str:
         for name, count in result.missing.items()
     ]
     if chose:
-        lines.append(f"Judged on data that chose the checkpoint, which flatters them: {', '.join(chose)}.")
+        lines.append(
+            f"Judged on data that chose the checkpoint, which flatters them: {', '.join(chose)}. p is too small where "
+            f"these data did not choose the other model likewise."
+        )
     return "\n".join(_wrapped(lines))
 
 
