@@ -3,10 +3,10 @@
     scripts/bench verdict_levels --draws 400
 
 Of `rewardlab rl audit` with a held-out suite and with a verifier near the end of its range, of suites against length,
-of clipped scores in `rewardlab gold check`, of the checklist of a report without test data, and of shuffled labels in
-`rewardlab diagnose --train`. Every verdict is that of the project's own functions. Ends with an error where one that
-promises a level is wrong more often. Kinds whose name ends with `found` promise nothing: they say how often a fault
-that was planted is named.
+of clipped scores in `rewardlab gold check`, of the checklist of a report without test data, of shuffled labels in
+`rewardlab diagnose --train`, and of changed texts in `rewardlab eval --perturb`. Every verdict is that of the project's
+own functions. Ends with an error where one that promises a level is wrong more often. Kinds whose name ends with
+`found` promise nothing: they say how often a fault that was planted is named.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from scipy.special import expit, ndtri
 
 from harness import results, toy_logs
 from harness.simulation import Rate, Simulation, outside, parser_of, rounded, summary
+from rewardlab.analysis.robustness import effect_of
+from rewardlab.analysis.signflip import sign_flip
 from rewardlab.analysis.stats import proportion
 from rewardlab.analysis.suites.judging import judge_suite
 from rewardlab.core.suites import SuiteItem
-from rewardlab.core.types import Message
+from rewardlab.core.types import Comparison, Message, ScoreRow
 from rewardlab.diagnosing.arms import Arm
 from rewardlab.diagnosing.verdicts import Limits, judge_all
 from rewardlab.gold.checking.rows import row_findings
@@ -332,6 +334,43 @@ def _shuffle_fails(conversations: int, looks: int, generator: np.random.Generato
     return fails[0], fails[1]
 
 
+def perturbed(draws: int, generator: np.random.Generator) -> Cells:
+    """Changed texts whose shifts of the score are 0 in the mean, but skewed: a shift is found. Beside it sign flips."""
+    shapes = {"normal": lambda n: generator.normal(size=n), "exponential": lambda n: generator.exponential(size=n) - 1}
+    for prompts in (12, 40, 100):
+        for name, shape in shapes.items():
+            found = [_shift_found(shape(prompts), generator) for _ in range(draws)]
+            rate, flips = np.mean(found, axis=0).tolist()
+            beside = {"by sign flips alone": flips}
+            yield Rate(case=f"{prompts} prompts, {name}", rate=rate, low=0.0, high=most(draws), beside=beside)
+
+
+def _shift_found(shifts: np.ndarray, generator: np.random.Generator) -> tuple[bool, bool]:
+    """Whether a shift of the scores by these of the preferred replies is found: by the project, and by sign flips."""
+    scores = generator.normal(size=(len(shifts), 2))
+    before, after = (
+        [
+            ScoreRow(
+                preference_id=str(number),
+                source="simulated",
+                prompt_key=str(number),
+                reply=reply,
+                score=score,
+                num_tokens=4,
+                prompt_tokens=2,
+                truncated_tokens=0,
+                comparisons=() if reply else (Comparison(first=0, second=1),),
+            )
+            for number, own in enumerate(both.tolist())
+            for reply, score in enumerate(own)
+        ]
+        for both in (scores, scores + np.stack([shifts, np.zeros_like(shifts)], axis=1))
+    )
+    changed = {("simulated", str(number), 0) for number in range(len(shifts))}
+    found = effect_of(before, after, changed, not_applicable=0, lost=0)
+    return found.p_shift <= ALPHA, sign_flip(shifts).p <= ALPHA
+
+
 KINDS: Final[dict[str, tuple[str, Kind]]] = {
     "heldout": ("rl audit --heldout, honest runs alarmed", heldout),
     "heldout_found": ("the same, suites that fall", heldout_found),
@@ -343,6 +382,7 @@ KINDS: Final[dict[str, tuple[str, Kind]]] = {
     "clipped_found": ("the same, more at an end", clipped_found),
     "checklist": ("checklist without test data, know-nothing runs better than a coin", checklist),
     "shuffled": ("diagnose --train, shuffled labels fail", shuffled),
+    "perturbed": ("eval --perturb, shifts that are 0 in the mean found", perturbed),
 }
 
 
