@@ -84,6 +84,29 @@ def test_compressed_gold_is_named() -> None:
     assert "gold's own scores are the narrow ones" in found.evidence
 
 
+@pytest.mark.parametrize(("match_rate", "status"), [(0.88, "pass"), (0.501, "undecided")])
+def test_the_order_passes_only_where_a_wrong_one_would_be_seen(match_rate: float, status: str) -> None:
+    rows = drawn(rows=300)
+    found = judged(rows, scored(rows, match_rate))["order of scores"]
+    assert found.status == status, found.evidence
+    assert ("would not be noticed" in found.evidence) == bool(found.advice) == (status == "undecided")
+
+
+def test_what_a_run_had_is_told_of_a_proxy_that_hardly_learned() -> None:
+    rows = drawn(rows=600)
+    own = facts(train_accuracy=sure(0.5), learning_rate=2e-5, epochs=2.0)
+    found = judged(rows, scored(rows, 0.6), runs={"p0": own})["hardly learned"]
+    assert "Its run had --lr 2e-05 and --epochs 2." in found.evidence
+    assert "--epochs" not in found.advice
+
+
+def test_a_proxy_that_learned_its_rows_by_heart_is_not_held_against_a_match_that_shows_little_training() -> None:
+    rows = drawn(rows=600)
+    found = judged(rows, scored(rows, 0.501), runs={"p0": facts(train_accuracy=sure(0.95))})["hardly learned"]
+    assert found.status == "pass"
+    assert "learned its training rows (95.0% [93.0, 97.0])" in found.evidence
+
+
 @pytest.mark.slow
 def test_low_training_accuracy_and_learning_by_heart_are_told_apart() -> None:
     rows, train = drawn(rows=600), drawn(rows=900, seed=4, tag="t")

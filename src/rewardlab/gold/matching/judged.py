@@ -60,7 +60,7 @@ def more_training(run: RunFacts | None) -> str:
     rate = None if run is None else run.learning_rate
     epochs = math.nan if run is None else run.epochs
     flags = [] if rate is not None and rate >= ENOUGH_RATE else ["--lr 5e-5"]
-    flags += [] if epochs >= ENOUGH_EPOCHS else ["--epochs 2"]
+    flags += [] if epochs >= ENOUGH_EPOCHS - 1e-6 else ["--epochs 2"]
     if flags:
         return f"Train it again with {' and '.join(flags)}, and look at the loss from step to step."
     return (

@@ -10,6 +10,7 @@ from rewardlab.analysis import stats
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent
 from rewardlab.gold.matching.judged import CHANCE, POOR_TEST, Judged, Limits, more_prompts, more_training
+from rewardlab.gold.matching.runs import RunFacts
 
 LEARNED: Final = 0.9
 """Match on its own training rows above which a proxy has learned them."""
@@ -89,22 +90,19 @@ def hardly_learned(judged: Judged, limits: Limits) -> Finding:
     """Judge whether it was trained too little to tell replies apart."""
     found, _ = _trained(judged)
     match = judged.test.agreement.match
-    learned = found is not None and is_above(found, limits.good_match)
     told = f"The match on test is {percent(match)}."
     name = "hardly learned"
-    if learned or is_above(match, min(POOR_TEST, limits.good_match)):
+    if is_above(match, min(POOR_TEST, limits.good_match)):
         return Finding(name=name, about=judged.name, status="pass", evidence=f"{told} About 66% would show it.")
+    if found is not None and is_above(found, limits.good_match):
+        told += f" It has learned its training rows ({percent(found)}), so too little training is not the cause."
+        return Finding(name=name, about=judged.name, status="pass", evidence=told)
     if is_below(match, CHANCE):
         told += " Below chance it has learned something, if the reverse."
         return Finding(name=name, about=judged.name, status="pass", evidence=told)
     if not is_below(match, POOR_TEST):
         told += " About 66% is not excluded."
         return Finding(name=name, about=judged.name, status="undecided", evidence=told, advice=more_prompts(match))
-    rate = (
-        ""
-        if judged.run is None or judged.run.learning_rate is None
-        else f" Its run had --lr {judged.run.learning_rate:g}."
-    )
     like = (
         "Around 66% is what too small a learning rate and a single epoch have led to"
         if is_above(match, CHANCE)
@@ -115,9 +113,16 @@ def hardly_learned(judged: Judged, limits: Limits) -> Finding:
         about=judged.name,
         status="warn",
         evidence=f"{told} {like}; a proxy that is too small, or gold that cannot be told from the text, looks the "
-        f"same.{rate}",
+        f"same.{_had(judged.run)}",
         advice=more_training(judged.run),
     )
+
+
+def _had(run: RunFacts | None) -> str:
+    """Return which rate and epochs the run had, as far as it says so."""
+    rate = [] if run is None or run.learning_rate is None else [f"--lr {run.learning_rate:g}"]
+    epochs = [] if run is None or math.isnan(run.epochs) else [f"--epochs {run.epochs:.3g}"]
+    return f" Its run had {' and '.join([*rate, *epochs])}." if rate or epochs else ""
 
 
 def losses_of(judged: Judged) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ SHIFTS: Final = (-2, -1, 1, 2)
 QUARTERS: Final = 4
 LEVEL: Final = 0.01
 """Chance that any alternative is wrongly named for a proxy."""
+ALL: Final = "all rows"
 FEWEST: Final = 20
 """Rows below which a part of the file is not looked at by itself."""
 
@@ -41,7 +42,7 @@ class Alternative:
     name: str
     """How the scores would have to be taken: `swapped`, `turned round`, or from `1 row further down`."""
     where: str
-    """`all rows`, or which of them."""
+    """`ALL`, or which of them."""
     match: Estimate
     """Match with the scores where they are."""
     other: Estimate
@@ -67,13 +68,18 @@ class Order:
     """Row, from 1, from which on the scores seem shifted; None unless a shift is named."""
 
     @property
+    def match(self) -> Estimate | None:
+        """Match with all scores where they are; None if it was not held against any other place."""
+        return next((one.match for one in self.alternatives if one.where == ALL), None)
+
+    @property
     def named(self) -> Alternative | None:
         """The alternative, among those shown to be better, that gains most over all its prompts; None if none is shown.
 
         Of equally good ones it is the one for all rows.
         """
         shown = [one for one in self.alternatives if one.is_shown]
-        return max(shown, key=lambda one: (one.change.value * one.match.n, one.where == "all rows"), default=None)
+        return max(shown, key=lambda one: (one.change.value * one.match.n, one.where == ALL), default=None)
 
 
 def order_of(
@@ -140,7 +146,7 @@ def _parts(num_rows: int) -> list[tuple[str, slice]]:
         for start, end in (*pairwise(edges.tolist()), (last, num_rows))
         if end - start >= FEWEST
     ]
-    return [("all rows", slice(0, num_rows)), *quarters]
+    return [(ALL, slice(0, num_rows)), *quarters]
 
 
 def compared(

@@ -83,12 +83,19 @@ def _order_of(name: str, part: str, order: Order) -> Finding:
         )
     if found is None:
         best = max(order.alternatives, key=lambda one: one.change.value)
+        told = (
+            f"Nowhere else are the scores shown to agree better with gold. Next: {percent(best.other)} in place of "
+            f"{percent(best.match)} in {best.where} if they are {_done(best.name)} (p {best.p:.2g} with all places "
+            f"tried accounted for)."
+        )
+        if is_above(order.match, CHANCE):
+            return Finding(name=title, about=name, status="pass", evidence=told)
         return Finding(
             name=title,
             about=name,
-            status="pass",
-            evidence=f"Nowhere else do the scores agree better with gold: next is {best.name} ({best.where}) with "
-            f"{percent(best.other)} in place of {percent(best.match)}. {_cannot_tell(best.match)}".strip(),
+            status="undecided",
+            evidence=f"{told} Without a match above chance, rows in another order would not be noticed.",
+            advice="See the match: more prompts, or a proxy that has learned more, would tell.",
         )
     told = (
         f"{percent(found.match)} of the pairs in {found.where} are ordered as gold orders them, and "
@@ -98,12 +105,6 @@ def _order_of(name: str, part: str, order: Order) -> Finding:
     if order.first_row is not None and order.first_row > 1:
         told += f" They seem to be in place up to about row {order.first_row - 1}, and shifted from there on."
     return Finding(name=title, about=name, status="fail", evidence=told, advice=_repair(found.name))
-
-
-def _cannot_tell(match: Estimate) -> str:
-    if is_above(match, CHANCE):
-        return ""
-    return "The scores say so little that rows in another order would not be noticed by them."
 
 
 def _done(name: str) -> str:
