@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
-from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
+from rewardlab.report.tables import format_count, format_estimate, interval_note, missing_intervals, text_table
 
 not_numbers = st.text(st.characters(exclude_categories=("Cs", "Nd"), exclude_characters="-—"), max_size=30)
 
@@ -46,6 +46,13 @@ def width(line: str) -> int:
 )
 def test_a_number_is_shown_with_its_interval(given_estimate: Estimate, settings: dict, text: str) -> None:
     assert format_estimate(given_estimate, **settings) == text
+
+
+def test_a_missing_interval_has_its_reason_and_equal_ones_stand_together() -> None:
+    sure, few = estimate(0.5, 0.4, 0.6), estimate(0.5, method="too few")
+    named = {"p5": [few, few], "p25": [sure, few], "p50": [sure], "p75": [estimate(math.nan, method="none")]}
+    assert missing_intervals(named) == ["[—] p5; p25: too few"]
+    assert missing_intervals({"p50": [sure]}) == []
 
 
 def test_a_count_is_exact() -> None:

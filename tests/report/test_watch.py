@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from rewardlab.analysis.judgement import judge_rows
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json
 from rewardlab.core.run_folder import ENDED
+from rewardlab.report.folder import read_folder
 from rewardlab.report.live import LivePage, server_of
-from rewardlab.report.watch import watch
+from rewardlab.report.watch import WIDE, frame, watch
 from run_folders import HOSTILE, write_run
 
 
@@ -35,6 +37,20 @@ def test_a_frame_has_progress_training_evaluations_and_signs(tmp_path: Path) -> 
     assert "training, step 20: loss 0.6000  accuracy 0.700" in frame
     assert re.search(r"^ *20 +0\.600 \[0\.500, 0\.700\] +0\.640", frame, re.MULTILINE)
     assert "step 10: overfitting" in frame
+
+
+def test_a_value_without_an_interval_has_a_word_for_it(tmp_path: Path) -> None:
+    frame = shown(write_run(tmp_path / "run"))
+    assert re.search(r"^ *40 .* 0\.05 \[—\] +20$", frame, re.MULTILINE)
+    assert "[—]: without an interval" in frame
+
+
+def test_the_calibration_error_has_its_interval(tmp_path: Path) -> None:
+    record = read_folder(write_run(tmp_path / "run"))
+    record = replace(record, rows=[{**row, "eval_ece_low": 0.01, "eval_ece_high": 0.09} for row in record.rows])
+    screen = io.StringIO()
+    Console(file=screen, width=WIDE).print(frame(record, width=WIDE))
+    assert re.search(r"^ *40 .* 0\.05 \[0\.01, 0\.09\] +20$", screen.getvalue(), re.MULTILINE)
 
 
 def test_the_time_left_is_that_of_the_last_steps(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def text_report(diagnosis: Diagnosis) -> str:
             lines += textwrap.wrap(part, width=width, initial_indent="  ", subsequent_indent="  ")
         blocks.append("\n".join(lines))
     blocks += [textwrap.fill(line, width=width) for line in (*diagnosis.not_run, diagnosis.multiplicity)]
-    return "\n\n".join(["", *blocks])
+    return "\n" + "\n\n".join(blocks)
 
 
 def markdown_report(diagnosis: Diagnosis) -> str:

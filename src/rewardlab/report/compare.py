@@ -47,7 +47,7 @@ def compare_report(
         blocks.append(_standings(result))
     if result.agreement:
         blocks.append(_agreement(result))
-    return "\n\n".join(["", *blocks])
+    return "\n" + "\n\n".join(blocks)
 
 
 def paired_table(compared: Sequence[PairComparison], *, metrics: Sequence[Metric] = tuple(METRICS)) -> str:

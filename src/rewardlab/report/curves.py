@@ -21,6 +21,7 @@ EVALUATED: Final = {
     "eval_loss": ("Loss", "negative log-likelihood (nats)"),
     "eval_margin": ("Margin", "score difference"),
     "eval_roc_auc": ("Area under the ROC curve", "AUC (share)"),
+    "eval_ece": ("Calibration error", "ECE (share)"),
 }
 """Column -> (title, axis) of the curves that have intervals."""
 PARTNERS: Final = {
@@ -30,7 +31,6 @@ PARTNERS: Final = {
 }
 CHANCE: Final = {"eval_accuracy": 0.5, "eval_loss": math.log(2), "eval_margin": 0.0, "eval_roc_auc": 0.5}
 SINGLE: Final = {
-    "eval_ece": ("Calibration error", "ECE (share)"),
     "lr": ("Learning rate", "learning rate"),
     "grad_norm": ("Gradient norm", "norm before clipping"),
     "pairs_per_second": ("Speed", "comparisons per second"),
@@ -49,7 +49,7 @@ def training_curves(record: Record) -> Charts:
 
 
 def curves_side_by_side(records: Sequence[Record], names: Sequence[str]) -> Charts:
-    """Return charts of accuracy, loss, margin and AUC on evaluation data, with one line for each run."""
+    """Return charts of what is measured on evaluation data, with one line for each run."""
     steps = _steps(records)
     found = []
     for column, (title, label) in EVALUATED.items():
@@ -140,7 +140,7 @@ def _single(record: Record, column: str, steps: Axis) -> Chart | None:
         words=_words(points, [], ""),
         x=steps,
         y=axis(label, _heights([points], []), include=(0.0,)),
-        lines=(line(0, points, marked=column.startswith("eval_")),),
+        lines=(line(0, points),),
     )
 
 
@@ -191,8 +191,8 @@ def _steps(records: Sequence[Record]) -> Axis:
 
 
 def _chance(column: str) -> tuple[float, ...]:
-    return (CHANCE[column],)
+    return (CHANCE.get(column, 0.0),)
 
 
 def _chance_rule(column: str) -> tuple[Rule, ...]:
-    return (Rule(axis="y", at=CHANCE[column], label="chance"),)
+    return (Rule(axis="y", at=CHANCE[column], label="chance"),) if column in CHANCE else ()

@@ -105,7 +105,7 @@ def probe_report(
     if card is not None:
         blocks.append(card_block(card))
     blocks.append(next_steps(model))
-    return "\n\n".join(["", *blocks])
+    return "\n" + "\n\n".join(blocks)
 
 
 def _layers(layers: Sequence[Layer], chosen: Layer) -> str:

@@ -146,7 +146,7 @@ def train_report(
             blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged), *paired]))
     blocks += precision_blocks(live, card)
     blocks += [*warning_block(warnings), textwrap.fill(speed, width=report_width()), ending]
-    return "\n\n".join(["", *blocks])
+    return "\n" + "\n\n".join(blocks)
 
 
 def precision_blocks(live: PrecisionCard | None, card: PrecisionCard | None) -> list[str]:

@@ -91,6 +91,17 @@ def column_notes(columns: Mapping[str, Iterable[Estimate]]) -> list[str]:
     ]
 
 
+def missing_intervals(named: Mapping[str, Iterable[Estimate]]) -> list[str]:
+    """Return why values have no interval, equal reasons together: ``[—] p5; p95: too few values``; empty if none lacks
+    one."""
+    reasons: dict[str, dict[str, None]] = {}
+    for name, estimates in named.items():
+        for estimate in estimates:
+            if not math.isnan(estimate.value) and math.isnan(estimate.low):
+                reasons.setdefault(estimate.method, {})[name] = None
+    return [f"[—] {'; '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_width: int | None = None) -> str:
     """Return a table as aligned plain text. Columns of numbers (see the module text) are aligned to the right.
 

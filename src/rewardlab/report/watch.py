@@ -22,7 +22,7 @@ from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.sections import duration, status
 
 BARS: Final = "▁▂▃▄▅▆▇█"
-WIDE: Final = 92
+WIDE: Final = 98
 """Width from which a terminal has room for every column of the evaluations."""
 MOST_EVALUATIONS: Final = 8
 MOST_SIGNS: Final = 5
@@ -36,6 +36,14 @@ TRAINED: Final = {
     "memory (GiB)": ("peak_memory_gib", "{:.2f}"),
 }
 """The values shown from the last training row: name -> (column, form)."""
+EVALUATED: Final = (
+    ("accuracy", "eval_accuracy", 3),
+    ("loss", "eval_loss", 3),
+    ("margin", "eval_margin", 2),
+    ("ECE", "eval_ece", 2),
+)
+"""Values of an evaluation: (name, column, digits); a narrow terminal has the first two."""
+NO_LIMITS: Final = "[—]"
 
 
 def watch(folder: Path, *, every_s: float, once: bool = False, console: Console | None = None) -> None:
@@ -144,28 +152,22 @@ def _evaluations(record: Record, width: int) -> list[RenderableType]:
     rows = [row for row in record.rows if "eval_accuracy" in row]
     if not rows:
         return []
+    judged = EVALUATED if width >= WIDE else EVALUATED[:2]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ("step", "accuracy", "loss", "margin", "ECE", "pairs") if width >= WIDE else ("step", "accuracy", "loss")
-    for name in columns:
+    for name in ("step", *(name for name, _, _ in judged), *(("pairs",) if width >= WIDE else ())):
         table.add_column(name, justify="right", no_wrap=True)
     shown = rows[-MOST_EVALUATIONS:]
     best = max(row["eval_accuracy"] for row in rows)
+    lacking = False
     for row in shown:
-        cells = (
-            f"{row['step']:,.0f}",
-            _interval(row, "eval_accuracy", 3),
-            _interval(row, "eval_loss", 3),
-            _interval(row, "eval_margin", 2),
-            f"{row['eval_ece']:.3f}" if "eval_ece" in row else "",
-            f"{row['eval_pairs']:,.0f}" if "eval_pairs" in row else "",
-        )
-        table.add_row(
-            *cells[: len(columns)],
-            style="bold" if row["eval_accuracy"] == best else "",
-        )
+        cells = [_interval(row, column, digits) for _, column, digits in judged]
+        lacking = lacking or any(cell.endswith(NO_LIMITS) for cell in cells)
+        count = [f"{row['eval_pairs']:,.0f}" if "eval_pairs" in row else ""] if width >= WIDE else []
+        table.add_row(f"{row['step']:,.0f}", *cells, *count, style="bold" if row["eval_accuracy"] == best else "")
     left = len(rows) - len(shown)
     return [
         table,
+        *([Text(f"{NO_LIMITS}: without an interval, as with too few comparisons.")] if lacking else []),
         *([Text(f"{left} earlier {plural(left, 'evaluation is', 'evaluations are')} not shown.")] if left else []),
     ]
 
@@ -174,7 +176,7 @@ def _interval(row: Mapping[str, float], column: str, digits: int) -> str:
     if column not in row:
         return ""
     low, high = row.get(f"{column}_low", math.nan), row.get(f"{column}_high", math.nan)
-    limits = f" [{low:.{digits}f}, {high:.{digits}f}]" if low == low and high == high else " [—]"
+    limits = f" [{low:.{digits}f}, {high:.{digits}f}]" if low == low and high == high else f" {NO_LIMITS}"
     return f"{row[column]:.{digits}f}{limits}"
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rewardlab.core.types import Estimate
 from rewardlab.training.monitoring import records as module
-from rewardlab.training.monitoring.records import Records
+from rewardlab.training.monitoring.records import Records, evaluation_columns
 
 
 def check(folder: Path, wanted: list[dict[str, float]]) -> None:
@@ -18,6 +19,11 @@ def check(folder: Path, wanted: list[dict[str, float]]) -> None:
     with (folder / "metrics.csv").open() as file:
         rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     assert rows == wanted
+
+
+def test_limits_of_what_is_evaluated_are_columns_where_there_are_any() -> None:
+    found = evaluation_columns({"eval_ece": Estimate(value=0.1, low=0.05, high=0.2, n=40, method="-")})
+    assert found == {"eval_ece": 0.1, "eval_ece_low": 0.05, "eval_ece_high": 0.2}
 
 
 def test_new_rows_are_appended_and_changed_ones_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from rewardlab.report.tables import report_width, text_table
 
 def text_report(summary: Summary) -> str:
     """Return what a study came to; charts, the frozen text and the learning curves are in the page."""
-    return "\n\n".join(["", *_blocks(summary)])
+    return "\n\n".join(_blocks(summary))
 
 
 def _blocks(summary: Summary) -> Iterator[str]:

@@ -22,7 +22,7 @@ def text_report(built: Built, config: BuildConfig) -> str:
     ]
     width = report_width()
     lines = [textwrap.fill(line, width=width, subsequent_indent="  ") for line in _lines(built, config)]
-    return "\n\n".join(["", text_table(HEADER, rows), "\n".join(lines)])
+    return "\n" + "\n\n".join([text_table(HEADER, rows), "\n".join(lines)])
 
 
 def _lines(built: Built, config: BuildConfig) -> Iterator[str]:

@@ -34,7 +34,7 @@ def text_report(checked: Checked) -> str:
     if passed := len(checked.findings) - len(told):
         blocks.append(f"{passed} passed. All of them are on the page that --output-dir writes.")
     blocks += [row_text(one) for one in checked.shown]
-    return "\n\n".join(["", *blocks])
+    return "\n" + "\n\n".join(blocks)
 
 
 def json_report(checked: Checked, config: CheckConfig) -> dict[str, Any]:

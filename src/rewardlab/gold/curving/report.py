@@ -66,7 +66,7 @@ def text_report(result: Result) -> str:
         if paired := _paired(result, one):
             blocks.append(text_table(PAIRED, paired))
     blocks += [textwrap.fill(text, width=width) for text in (*result.notes, UNITS, BOUND, RULES)]
-    return "\n\n".join(["", *blocks])
+    return "\n" + "\n\n".join(blocks)
 
 
 def json_report(result: Result, config: CurveConfig) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from rewardlab.report.tables import (
     format_count,
     format_estimate,
     interval_note,
+    missing_intervals,
     report_width,
     text_table,
 )
@@ -60,7 +61,9 @@ def text_report(matched: Matched) -> str:
     blocks.append(headline(matched))
     blocks += [finding_text(one, with_about=several) for one in graver_first(matched.findings)]
     for part in _parts(matched):
-        blocks += [text_table(*_as_texts(table)) for table in _tables(part)]
+        for table, named in zip(_tables(part), _estimates(part), strict=True):
+            reasons = [textwrap.fill(reason, width=width) for reason in missing_intervals(named)]
+            blocks.append("\n".join([text_table(*_as_texts(table)), *reasons]))
         if part is matched.test:
             blocks += [*_slice_texts(part, width)]
     if matched.beside:
@@ -71,7 +74,7 @@ def text_report(matched: Matched) -> str:
     for name, found in matched.examples.items():
         blocks.append(textwrap.fill(said(name, found), width=width))
         blocks += [row_text(as_shown(one), most=MOST_IN_TERMINAL) for one in found.pairs]
-    return "\n\n".join(["", *blocks])
+    return "\n" + "\n\n".join(blocks)
 
 
 def json_report(matched: Matched, config: MatchConfig) -> dict[str, Any]:
@@ -159,10 +162,17 @@ def _tables(part: PartMatch) -> Iterator[Table]:
     yield _table(part, names, f"Scores on {part.name}", _score_rows(part, names), ("gold", *names))
 
 
-def _match_table(part: PartMatch, names: Sequence[str]) -> Table:
+def _estimates(part: PartMatch) -> Iterator[dict[str, list[Estimate]]]:
+    """Yield the estimates of both tables of a part by row."""
+    yield {what: [one for one, _ in cells] for what, cells in _match_cells(part).items()}
+    columns = [part.gold_percentiles, *part.percentiles.values()]
+    yield {what: [column[what] for column in columns] for what in part.gold_percentiles}
+
+
+def _match_cells(part: PartMatch) -> dict[str, list[tuple[Estimate, bool]]]:
+    """Return what is measured of the match: name -> (estimate, whether it is a share) of each proxy."""
     found: dict[str, list[tuple[Estimate, bool]]] = {}
-    for name in names:
-        match = part.matches[name]
+    for match in part.matches.values():
         rows = {"match rate": (match.agreement.match, True)}
         rows |= {f"{measure} over all replies": (one, False) for measure, one in match.agreement.correlations.items()}
         rows |= {f"{measure} within rows, mean": (one, False) for measure, one in match.within.items()}
@@ -176,6 +186,11 @@ def _match_table(part: PartMatch, names: Sequence[str]) -> Table:
         }
         for what, cell in rows.items():
             found.setdefault(what, []).append(cell)
+    return found
+
+
+def _match_table(part: PartMatch, names: Sequence[str]) -> Table:
+    found = _match_cells(part)
     rows_shown = [
         (what, *(percent(one) if share else number(one) for one, share in cells)) for what, cells in found.items()
     ]

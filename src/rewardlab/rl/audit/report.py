@@ -63,7 +63,7 @@ def text_report(audit: Audit) -> str:
     shown = _shown_rows(audit)
     if shown:
         blocks += [text_table(("shown, not judged", "first steps", "last steps"), shown)]
-    return "\n\n".join(["", *blocks])
+    return "\n" + "\n\n".join(blocks)
 
 
 def json_report(audit: Audit, config: AuditConfig) -> dict[str, Any]:

@@ -48,6 +48,8 @@ COLUMNS = (
     "eval_margin_low",
     "eval_margin_high",
     "eval_ece",
+    "eval_ece_low",
+    "eval_ece_high",
     "eval_margin_std",
     "eval_margin_std_low",
     "eval_margin_std_high",
