@@ -71,7 +71,7 @@ def test_no_gain_names_nothing_and_is_told(tmp_path, model) -> None:
     assert finding.status != "fail"
     assert EMPTY in finding.evidence
     alike, _ = found_by(tmp_path, model, drawn(), good=None, poor=0.9)
-    assert "difference 0.0%" in alike.evidence
+    assert "difference 0.0 points" in alike.evidence
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_several_proxies_beside_each_other_fit_80_columns(tmp_path: Path, monkey
     lines = text_report(matched).splitlines()
     assert max(map(len, lines)) <= 80
     (header,) = [line for line in lines if line.startswith("weak, slice")]
-    assert header.split() == ["weak,", "slice", "pairs", "match", "apart", "p"]
+    assert header.split() == ["weak,", "slice", "pairs", "match", "apart,", "points", "p"]
     text = " ".join(" ".join(lines).split())
     few = sum(math.isnan(one.adjusted) for slices in matched.test.slices.values() for one in slices)
     assert few > 1

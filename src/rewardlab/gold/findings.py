@@ -59,6 +59,11 @@ def percent(estimate: Estimate) -> str:
     return format_estimate(estimate, percent=True)
 
 
+def points(estimate: Estimate) -> str:
+    """Return a difference of shares with its interval: ``1.7 points [-10.4, 13.7]``."""
+    return percent(estimate).replace("%", " points")
+
+
 def number(estimate: Estimate) -> str:
     """Return a number with its interval, with three significant digits."""
     size = max(

@@ -10,7 +10,14 @@ from rewardlab.analysis.suites.judging import SuiteResult, SuiteRow
 from rewardlab.analysis.suites.lengths import BASELINES
 from rewardlab.core.terminal import plural, visible
 from rewardlab.core.types import Estimate
-from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
+from rewardlab.report.tables import (
+    format_count,
+    format_estimate,
+    format_points,
+    interval_note,
+    report_width,
+    text_table,
+)
 
 MOST_SHOWN = 6
 """Most subsets that a note names."""
@@ -42,7 +49,7 @@ def suite_report(
         [
             f"{MARK[row.kind]}{row.name}",
             format_estimate(row.score, percent=True),
-            format_estimate(row.gain, percent=True),
+            format_points(row.gain),
             row.better,
             _p_value(row),
         ]
@@ -50,7 +57,7 @@ def suite_report(
     ]
     blocks = [
         f"{result.title}, by its own rule",
-        text_table(["", "score", "minus length rule", "which", "p"], gains),
+        text_table(["", "score", "minus length rule, points", "which", "p"], gains),
         "\n".join(_notes(result, left_out or {}, causes or {}, truncated, shortened)),
         "What length alone reaches, by the same rule:",
         text_table(

@@ -58,6 +58,11 @@ def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 
     return f"{number(estimate.value)}{unit} [{number(estimate.low)}, {number(estimate.high)}]"
 
 
+def format_points(estimate: Estimate) -> str:
+    """Return a difference of shares in percentage points, for a column that names them: ``1.7 [-10.4, 13.7]``."""
+    return format_estimate(estimate, percent=True).replace("%", "")
+
+
 def over_seeds(estimate: Estimate) -> Estimate:
     """Return a mean over seeds; without an interval where every seed gives the same, which no seed could move."""
     if estimate.low < estimate.high:

@@ -17,7 +17,7 @@ from rewardlab.curation.mislabels.planting import Planted
 from rewardlab.curation.mislabels.ranking import Ranking, Rule
 from rewardlab.curation.mislabels.worth import Worth
 from rewardlab.report.ceiling import ceiling_note
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, format_points, report_width, text_table
 
 MOST_CHARACTERS: Final = 4000
 """Most characters of a text in mislabels.md; a longer text is cut in the middle, with a note."""
@@ -131,7 +131,7 @@ def _planted(planted: Planted) -> str:
         [
             one.name,
             format_estimate(one.at_depth[at].precision, percent=True),
-            "—" if one.less is None else format_estimate(one.less, percent=True),
+            "—" if one.less is None else format_points(one.less),
             format_estimate(one.area),
         ]
         for one in planted.rankings
@@ -148,7 +148,7 @@ def _planted(planted: Planted) -> str:
             text_table(["all witnesses together", "pairs", "precision", "recall"], rows),
             *column_notes({"precision, recall": estimates}),
             "",
-            text_table(["ranking", f"precision, top {at:.0%}", "minus all together", "AUC"], single),
+            text_table(["ranking", f"precision, top {at:.0%}", "minus all together, points", "AUC"], single),
             *column_notes(
                 {
                     "minus all together": [one.less for one in planted.rankings if one.less is not None],
@@ -173,7 +173,7 @@ def _worth(worth: Worth) -> str:
     effects = [
         [
             f"minus {effect.against}",
-            format_estimate(effect.accuracy, percent=True),
+            format_points(effect.accuracy),
             format_estimate(effect.loss, digits=4),
             f"{effect.p:.3f}" if effect.p == effect.p else "—",
         ]
@@ -189,7 +189,7 @@ def _worth(worth: Worth) -> str:
             text_table(["head fitted on", "accuracy on held-out pairs"], rows),
             *column_notes({"accuracy": list(worth.accuracy.values())}),
             "",
-            text_table(["without the flagged", "accuracy", "NLL", "p"], effects),
+            text_table(["without the flagged", "accuracy, points", "NLL", "p"], effects),
             *column_notes(
                 {
                     "accuracy": [effect.accuracy for effect in worth.effects],

@@ -24,7 +24,7 @@ from rewardlab.analysis.paired import change_of_shares, significance_of
 from rewardlab.analysis.text_features import scale_of, scaled, vocabulary_of, word_features
 from rewardlab.core.types import Estimate
 from rewardlab.gold.files.rows import GoldRow
-from rewardlab.gold.findings import Finding, Status, further, is_above, is_below, percent
+from rewardlab.gold.findings import Finding, Status, further, is_above, is_below, percent, points
 
 SHIFTS: Final = (-1, 1)
 MOST_ROWS: Final = 2_000
@@ -63,7 +63,7 @@ def text_finding(rows: Sequence[GoldRow], *, seed: int = 0) -> Finding | None:
             name=NAME,
             status="fail",
             evidence=f"{told} with the scores in their place, and {percent(other)} with those {further(shift)} "
-            f"(difference {percent(change)}, p {p:.2g} with all places tried accounted for).",
+            f"(difference {points(change)}, p {p:.2g} with all places tried accounted for).",
             advice="The scores are shifted by a row against the texts: a row is missing or double. Label again.",
         )
     if is_above(match, 0.5):

@@ -8,7 +8,7 @@ from typing import Final
 
 from rewardlab.analysis import stats
 from rewardlab.core.types import Estimate
-from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent
+from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent, points
 from rewardlab.gold.matching.judged import CHANCE, POOR_TEST, Judged, Limits, more_prompts, more_training
 from rewardlab.gold.matching.runs import RunFacts
 
@@ -71,7 +71,7 @@ def generalisation(judged: Judged) -> Finding:
         )
     gap = stats.difference(found, test)
     told = (
-        f"{percent(found)} on what it was trained on, {percent(test)} on test: {percent(gap)} lost on new prompts. "
+        f"{percent(found)} on what it was trained on, {percent(test)} on test: {points(gap)} lost on new prompts. "
         f"Above {LEARNED:.0%} with a test match under {POOR_TEST:.0%} is learning by heart."
     )
     status: Status = "undecided"

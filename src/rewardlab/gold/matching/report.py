@@ -14,7 +14,7 @@ from rewardlab.core.config import to_mapping
 from rewardlab.core.files import provenance
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
-from rewardlab.gold.findings import exit_status, number, percent, worst
+from rewardlab.gold.findings import exit_status, number, percent, points, worst
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.examples import as_shown, said
 from rewardlab.gold.matching.run import Beside, Matched, PartMatch
@@ -26,6 +26,7 @@ from rewardlab.report.tables import (
     column_notes,
     format_count,
     format_estimate,
+    format_points,
     interval_note,
     missing_intervals,
     report_width,
@@ -225,7 +226,7 @@ def _table(
     )
 
 
-SLICE_HEADER: Final = ("proxy", "slice", "value", "pairs", "match", "apart", "p")
+SLICE_HEADER: Final = ("proxy", "slice", "value", "pairs", "match", "apart, points", "p")
 
 
 def _slice_rows(part: PartMatch) -> list[tuple[str, ...]]:
@@ -258,7 +259,7 @@ def _slice_row(name: str, one: SliceMatch) -> tuple[str, ...]:
         one.value,
         format_count(one.num_pairs),
         percent(one.match),
-        format_estimate(one.apart, percent=True),
+        format_points(one.apart),
         p_text(one.adjusted),
     )
 
@@ -284,11 +285,11 @@ def _beside(matched: Matched) -> Table:
             one.first,
             percent(one.difference.second),
             percent(one.difference.first),
-            percent(one.difference.difference),
+            format_points(one.difference.difference),
             p_text(one.adjusted),
             format_count(one.verdicts.only_second),
             format_count(one.verdicts.only_first),
-            "—" if math.isnan(one.smallest.value) else percent(one.smallest),
+            format_points(one.smallest),
         )
         for one in matched.beside
     ]
@@ -297,17 +298,19 @@ def _beside(matched: Matched) -> Table:
         "against",
         "match",
         "match of the other",
-        "difference",
+        "difference, points",
         "p",
         "right alone",
         "wrong alone",
-        "smallest difference",
+        "smallest difference, points",
     )
     notes = column_notes(
         {
             "matches": [own for one in matched.beside for own in (one.difference.second, one.difference.first)],
-            "difference": [one.difference.difference for one in matched.beside],
-            "smallest difference": [one.smallest for one in matched.beside if not math.isnan(one.smallest.value)],
+            "difference, points": [one.difference.difference for one in matched.beside],
+            "smallest difference, points": [
+                one.smallest for one in matched.beside if not math.isnan(one.smallest.value)
+            ],
         }
     )
     return Table(
@@ -321,10 +324,10 @@ def _beside(matched: Matched) -> Table:
 
 def _beside_text(one: Beside) -> str:
     """Return a proxy beside the first as a sentence, since a table of it is wider than a terminal."""
-    smallest = "" if math.isnan(one.smallest.value) else f"; the smallest difference shown: {percent(one.smallest)}"
+    smallest = "" if math.isnan(one.smallest.value) else f"; the smallest difference shown: {points(one.smallest)}"
     return (
         f"{one.second} beside {one.first}: {percent(one.difference.second)} and {percent(one.difference.first)}, "
-        f"difference {percent(one.difference.difference)}, p {p_text(one.adjusted)}; right where the other is wrong: "
+        f"difference {points(one.difference.difference)}, p {p_text(one.adjusted)}; right where the other is wrong: "
         f"{format_count(one.verdicts.only_second)} and {format_count(one.verdicts.only_first)} pairs{smallest}."
     )
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from rewardlab.analysis import stats
 from rewardlab.core.types import Estimate
-from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent
+from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent, points
 from rewardlab.gold.matching.judged import CHANCE, POOR_TEST, Judged, Limits, more_prompts, more_training
 from rewardlab.gold.matching.learning import generalisation, hardly_learned, losses_of, training_accuracy
 from rewardlab.gold.matching.order import Alternative, Order
@@ -99,7 +99,7 @@ def _order_of(name: str, part: str, order: Order) -> Finding:
         )
     told = (
         f"{percent(found.match)} of the pairs in {found.where} are ordered as gold orders them, and "
-        f"{percent(found.other)} if the scores are {_done(found.name)} (difference {percent(found.change)}, "
+        f"{percent(found.other)} if the scores are {_done(found.name)} (difference {points(found.change)}, "
         f"p {found.p:.2g} with all places tried accounted for)."
     )
     if order.first_row is not None and order.first_row > 1:
@@ -203,7 +203,7 @@ def _rescored(texts: Sequence[Alternative] | None) -> str:
         )
     told = [
         f"{percent(one.other)} of the pairs in {one.where} are ordered as gold orders them {one.name}, and "
-        f"{percent(one.match)} as they are (difference {percent(one.change)}, p {one.p:.2g})."
+        f"{percent(one.match)} as they are (difference {points(one.change)}, p {one.p:.2g})."
         for one in texts
     ]
     return " ".join(told) or "No other system turn could be tried."
@@ -233,7 +233,7 @@ def _template(judged: Judged) -> Finding:
     for own, here, where in pairs:
         gap = stats.difference(own, here)
         facts.append(
-            f"Its run measured {percent(own)} {where}, its scores here reach {percent(here)} (lost: {percent(gap)})."
+            f"Its run measured {percent(own)} {where}, its scores here reach {percent(here)} (lost: {points(gap)})."
         )
         if is_above(gap, COLLAPSE) and judged.order.named is None:
             return Finding(
