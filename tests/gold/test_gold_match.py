@@ -19,7 +19,7 @@ from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.gold.files.layouts import write_rows
 from rewardlab.gold.files.rows import GoldRow
-from rewardlab.gold.matching.columns import part_of, slice_columns
+from rewardlab.gold.matching.columns import part_of, quarters, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.files import claim, write
 from rewardlab.gold.matching.order import order_of
@@ -117,6 +117,14 @@ def test_ties_of_gold_do_not_move_the_scale_of_the_margins() -> None:
     gold[:40, 1] = gold[:40, 0]
     found = match_of(part(with_gold(rows, gold), scores).replies, scores.ravel())
     assert found.spread.value == pytest.approx(0.5)
+
+
+def test_quarters_of_the_margins_are_named_by_their_limits_and_equal_ones_stand_together() -> None:
+    parts = quarters(np.arange(1.0, 9.0))
+    assert parts == [name for name in ("1 up to 2", "2 up to 4", "3 up to 6", "4 above 6") for _ in range(2)]
+    assert quarters(np.array([1.0] * 7 + [2.0] * 3)) == ["1 up to 1"] * 7 + ["2 above 1"] * 3
+    assert quarters(np.array([1.0] * 3 + [2.0] * 7)) == ["1 up to 1"] * 3 + ["2 above 1"] * 7
+    assert quarters(np.ones(4)) == ["1 all"] * 4
 
 
 def test_slices_divide_all_pairs_and_find_where_a_proxy_is_blind() -> None:

@@ -20,7 +20,6 @@ from rewardlab.gold.proxies import Proxy
 
 FEWEST: Final = 10
 """Pairs with different gold scores below which nothing is judged."""
-QUARTERS: Final = ("1 smallest quarter", "2", "3", "4 largest quarter")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,13 +136,12 @@ def slice_columns(part: Part) -> dict[str, list[str]]:
     row_N = own.row_N[decided]
     size_N = np.abs(own.gold_N[decided])
     longer_N = (part.length_R[first_N] - part.length_R[second_N]) * np.sign(own.gold_N[decided])
-    quarter_N = np.searchsorted(np.quantile(size_N, [0.25, 0.5, 0.75]), size_N, "left")
     cut_N = part.cut_R[first_N] | part.cut_R[second_N]
     sources = [str(row.extra.get("source", row.extra.get("subset", "none"))) for row in part.rows]
     turns = [_turns(row) for row in part.rows]
     columns = {
         "source": [sources[row] for row in row_N.tolist()],
-        "size of gold's margin": [QUARTERS[number] for number in quarter_N.tolist()],
+        "size of gold's margin": quarters(size_N),
         "gold's winner": [
             "longer" if gap > 0 else "shorter" if gap < 0 else "equally long" for gap in longer_N.tolist()
         ],
@@ -151,6 +149,17 @@ def slice_columns(part: Part) -> dict[str, list[str]]:
         "turns of the prompt": [turns[row] for row in row_N.tolist()],
     }
     return {name: values for name, values in columns.items() if len(set(values)) > 1}
+
+
+def quarters(size_N: FloatArray) -> list[str]:
+    """Return [N] which quarter of the sizes each belongs to, named by its limits.
+
+    Equal sizes stand together, so that there are fewer parts, and larger ones, where many are equal.
+    """
+    edges = np.unique(np.quantile(size_N, [0.25, 0.5, 0.75], method="lower"))
+    edges = edges[edges < size_N.max()]
+    names = [*(f"up to {edge:.3g}" for edge in edges), f"above {edges[-1]:.3g}" if len(edges) else "all"]
+    return [f"{number + 1} {names[number]}" for number in np.searchsorted(edges, size_N, "left").tolist()]
 
 
 def _turns(row: GoldRow) -> str:
