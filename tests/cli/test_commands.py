@@ -261,6 +261,15 @@ def test_a_row_that_cannot_be_scored_is_named_and_nothing_is_written(saved, tmp_
     assert not out.exists()
 
 
+def test_why_the_first_reply_has_no_score_is_said_where_they_are_counted(saved, tmp_path, capsys):
+    data = write_rows(tmp_path / "rows.jsonl", {"prompt": "How?", "response": "So."}, {"prompt": "How?"})
+    line = ["score", "--model", str(saved), "--input", str(data), "--output", str(tmp_path / "scored.jsonl")]
+    main([*line, "--on-error", "write"])
+    told = capsys.readouterr().out
+    assert "1 reply scored, 1 not (the file says why)" in told
+    assert "the first without a score: line 2: cannot be scored (" in told
+
+
 def test_a_transcript_in_a_prompt_is_scored_as_its_turns(saved, tmp_path):
     turns = [
         {"role": role, "content": text} for role, text in [("user", "Hi"), ("assistant", "Yes?"), ("user", "How?")]

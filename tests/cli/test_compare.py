@@ -199,7 +199,7 @@ def test_prompts_are_counted_with_their_ties(tmp_path):
     more = {"id": list(map(str, range(N))), "label": [1.0] * 40 + [0.5] * 20}
     files = [of_pairs(tmp_path / f"{name}.jsonl", scores(1.0), **more) for name in "ab"]
     done = in_process("compare", *files)
-    assert "Compared on 60 comparisons of 60 prompts" in done.stdout
+    assert "Compared on 60 comparisons of 60 prompts, which both models score." in done.stdout
 
 
 def test_the_data_that_were_judged_give_texts_and_columns_by_their_lines(tmp_path, capsys):

@@ -110,7 +110,7 @@ def test_check_takes_the_noise_of_an_earlier_study(tmp_path: Path) -> None:
     study = finished_study(tmp_path / "earlier")
     text = PLAN + f"assume: {{study: {study.folder}}}\n"
     checked = check(read_plan(write_plan(tmp_path, text)))
-    assert f"noise as in {study.folder} (9 runs of 3 arms):" in check_report(checked)
+    assert f"noise as in {study.folder} (9 runs of 3 arms):" in " ".join(check_report(checked).split())
     stated = check(read_plan(write_plan(tmp_path, text.replace("study}", "study, seed_sd: 0.1}"))))
     assert stated.noise_is.endswith("except for what the plan states")
     found, wide = (one.tested["harms"].power for one in (checked, stated))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,21 @@ def test_one_of_anything_is_said_in_the_singular(tmp_path: Path) -> None:
     wrong = check(read_plan(write_plan(tmp_path, text.replace("accuracy(a)", "accuracy(b)"))))
     assert len(wrong.errors) == 1
     assert "1 error: mend" in check_report(wrong)
+
+
+def test_what_a_check_says_fits_the_report_s_width_and_begins_without_a_blank_line(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    report, told = check_report(check(study.plan)), text_report(summarise(study))
+    assert max(map(len, report.splitlines())) <= 100
+    assert re.search(r"^warning: .{60,}\n  \S", report, re.MULTILINE), "further lines are indented"
+    assert report[0] != "\n" != told[0]
+
+
+def test_intervals_of_several_kinds_name_their_columns(tmp_path: Path) -> None:
+    told = text_report(summarise(finished_study(tmp_path)))
+    table = next(block for block in told.split("\n\n") if block.startswith("Health"))
+    assert "\nECE on test: 95% intervals: t interval over 3 seeds and " in table
+    assert "\nlast step, chosen step: 95% intervals: the same in 3 seeds" in table
 
 
 @pytest.mark.slow

@@ -85,6 +85,8 @@ def _score_rows(asked: ScoreArguments) -> None:
         result = score_remotely(server, asked.input, asked.output, settings)
     left = f", {result.unscored} not (the file says why)" if result.unscored else ""
     say(f"{result.scored} {plural(result.scored, 'reply')} scored{kind}{left}: {asked.output}")
+    if result.first_cause is not None and result.error_fraction <= asked.max_error_fraction:
+        say(f"the first without a score: {result.first_cause}")
     if result.cut:
         say(
             f"in {result.cut} {plural(result.cut, 'row')} a prompt was cut to the model's length limit "

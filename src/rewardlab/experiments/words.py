@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from rewardlab.core.terminal import number_of
+from rewardlab.core.terminal import folded, number_of
 from rewardlab.experiments.checking import Checked
 from rewardlab.experiments.costs import Cost
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.study import Study
-from rewardlab.report.tables import format_count, text_table
+from rewardlab.report.tables import format_count, report_width, text_table
 
 
 def check_report(checked: Checked) -> str:
@@ -21,8 +22,7 @@ def check_report(checked: Checked) -> str:
     probes = ", heads on a frozen backbone" if plan.probes else ""
     arms = list(dict.fromkeys(run.arm for run in checked.runs))
     blocks = [
-        "",
-        f"{plan.title}{scale}{probes}: {plan.question}",
+        _wrapped(f"{plan.title}{scale}{probes}: {plan.question}"),
         "",
         f"{number_of(len(checked.runs), 'run')} of {number_of(len(arms), 'arm')} in "
         f"{number_of(len(plan.phases), 'phase')}",
@@ -31,10 +31,10 @@ def check_report(checked: Checked) -> str:
         ),
     ]
     if any(cost.gib is not None for cost in checked.costs.values()):
-        blocks.append(_memory(checked.costs, arms))
+        blocks.append(_wrapped(_memory(checked.costs, arms)))
     if plan.left_out:
-        blocks += ["", "left out:", *(f"  {arm}: {why}" for arm, why in plan.left_out.items())]
-    blocks += ["", _power(checked)]
+        blocks += ["", "left out:", *(folded(f"  {arm}: {why}", report_width()) for arm, why in plan.left_out.items())]
+    blocks += ["", _wrapped(_power(checked))]
     rows = [
         (name, part.text, part.source if math.isnan(part.visible) else f"{part.visible:.3g}")
         for name, one in checked.tested.items()
@@ -46,17 +46,23 @@ def check_report(checked: Checked) -> str:
     if checked.unpinned:
         blocks += [
             "",
-            f"on the hub, without a revision: {', '.join(checked.unpinned)}. Their owners may change them between two "
-            f"runs; {checked.unpinned[0]}@COMMIT names one state.",
+            _wrapped(
+                f"not here, so sought on the hub, and without a revision: {', '.join(checked.unpinned)}. Their owners "
+                f"may change them between two runs; {checked.unpinned[0]}@COMMIT names one state."
+            ),
         ]
     told = Counter(problem.level for problem in checked.problems)
-    blocks += ["", *(f"{problem.level}: {problem.text}" for problem in checked.problems)]
+    blocks += ["", *(folded(f"{problem.level}: {problem.text}", report_width()) for problem in checked.problems)]
     ending = (
         "ready to freeze"
         if not told["error"]
         else f"{number_of(told['error'], 'error')}: mend what is named before freezing"
     )
     return "\n".join([*blocks, ending])
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.fill(line, report_width(), break_on_hyphens=False) for line in text.splitlines())
 
 
 def amendment_lines(study: Study) -> list[str]:

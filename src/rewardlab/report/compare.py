@@ -136,10 +136,10 @@ def _wrapped(lines: Iterable[str]) -> list[str]:
 
 
 def _head(result: ComparisonOfModels, chose: Sequence[str]) -> str:
+    all_models = "both models" if len(result.names) == 2 else f"all {len(result.names)} models"
     lines = [
         f"Compared on {number_of(result.comparisons, 'comparison')} of "
-        f"{number_of(result.prompts, 'prompt')}, which all "
-        f"{len(result.names)} models score. The reference is {result.names[0]}."
+        f"{number_of(result.prompts, 'prompt')}, which {all_models} score. The reference is {result.names[0]}."
     ]
     if result.by_place:
         lines.append(

@@ -27,7 +27,7 @@ from rewardlab.experiments.reporting.sensitivity import Effect, Sensitivity
 from rewardlab.experiments.reporting.summary import Summary
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.charts import Axis
-from rewardlab.report.tables import interval_note
+from rewardlab.report.tables import column_notes, interval_note
 
 OWN_SCALES: Final = Axis(
     label="each row on its own scale", low=-1.0, high=1.0, ticks=(-1.0, 0.0, 1.0), names=("fails", "0", "holds")
@@ -144,7 +144,9 @@ def arms(found: Arms) -> Sheet:
         notes=(
             *_data(found),
             *map(ceiling_note, found.ceilings),
-            _methods([cell for row in found.rows for cell in row.cells]),
+            *_methods(
+                {column.title: [row.cells[number] for row in found.rows] for number, column in enumerate(found.columns)}
+            ),
             *reasons,
         ),
         names=(
@@ -205,7 +207,9 @@ def _of_runs(found: Arms, caption: str, names: Mapping[str, str], *, signs: bool
             "Seconds: of training steps alone; loading, evaluating and saving come on top."
             if "seconds" in kept
             else "",
-            _methods(cells),
+            *_methods(
+                {names[name]: [row.costs[number] for row in found.rows if row.seeds] for name, number in kept.items()}
+            ),
             f"Not measured: {', '.join(dropped)}." if dropped else "",
             *_reasons(cells),
         ),
@@ -345,8 +349,12 @@ def _cell(cell: Cell) -> str:
     return interval(cell.estimate)
 
 
-def _methods(cells: Sequence[Cell]) -> str:
-    return interval_note([cell.estimate for cell in cells if cell.estimate is not None])
+def _methods(columns: Mapping[str, Sequence[Cell]]) -> list[str]:
+    """Return level and method of the intervals of a table, with the columns that they are of if these differ."""
+    known = {title: [cell.estimate for cell in cells if cell.estimate is not None] for title, cells in columns.items()}
+    if len({interval_note(estimates) for estimates in known.values() if estimates}) > 1:
+        return column_notes(known)
+    return [interval_note([estimate for estimates in known.values() for estimate in estimates])]
 
 
 def _undone(found: Arms) -> list[str]:
