@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from rewardlab.core import signals
 from rewardlab.core.errors import RankError, RewardlabError, RunInterrupted
 from rewardlab.core.files import read_json
 from rewardlab.core.run_folder import ENDED
@@ -44,3 +47,20 @@ def test_nothing_is_kept_before_the_folder_is_the_runs_or_after_the_run_came_to_
     assert kept(tmp_path, error, is_first=True, begun=False) == "of an earlier attempt"
     assert kept(tmp_path, error, is_first=False, finished=True) == "of an earlier attempt"
     assert kept(tmp_path, error, is_first=True, finished=True) is None
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_signal_that_ends_the_process_at_once_is_kept_by_the_first(tmp_path, monkeypatch, capfd, is_first):
+    monkeypatch.setattr(signals.os, "_exit", lambda status: None)
+    with signals.ending_with_status(), KeptEnd(tmp_path) as end:
+        end.begin(is_first=is_first)
+        signal.raise_signal(signal.SIGUSR1)
+        end.finish()
+    path = tmp_path / ENDED
+    said = read_json(path)["text"] if path.exists() else ""
+    assert said.startswith("stopped at once by SIGUSR1.") == is_first
+    assert capfd.readouterr().err.startswith("error: stopped at once by SIGUSR1.")
+    path.unlink(missing_ok=True)
+    with signals.ending_with_status():
+        signal.raise_signal(signal.SIGUSR1)
+    assert not path.exists(), "the run is over"

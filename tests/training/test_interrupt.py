@@ -139,6 +139,9 @@ def test_a_signal_outside_of_training_ends_the_process_with_a_status_of_its_own(
             main(["train", *words])
     assert ends == [75]
     assert "error: stopped at once by SIGUSR1. --resume auto goes on" in capfd.readouterr().err
+    # Before that the folder is not the run's yet, and a report is made of a run that is done.
+    kept = where in ("_judge_untrained", "verify_in_clean_process")
+    assert (tmp_path / "run" / ENDED).exists() == kept
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     main(["train", *words, "--resume", "auto"])
     assert (tmp_path / "run/report.txt").exists()

@@ -10,8 +10,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -30,6 +30,8 @@ REPEATED: Final = "SIGUSR2"
 a container passes its own on to the processes inside. Users do not send it out of impatience, so it never ends a run at
 once."""
 SIGNALS: Final = (*ENDING, "SIGINT")
+_told: Final[list[Callable[[str], None]]] = []
+"""Who hears of an end at once, with its reason in words."""
 
 
 @contextmanager
@@ -44,6 +46,19 @@ def ending_with_status() -> Iterator[None]:
 
 
 @contextmanager
+def hears_of_end(tell: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, call `tell` with the reason before a signal ends the process as in `ending_with_status`.
+
+    The signal may have interrupted any code, so it must take no lock, and use nothing that it does not make itself.
+    """
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
+@contextmanager
 def signals_as_ever() -> Iterator[None]:
     """Undo `ending_with_status` around calls that wait in native code, during which Python runs no signal handlers."""
     with _exchanged(_end, signal.SIG_DFL):
@@ -53,11 +68,14 @@ def signals_as_ever() -> Iterator[None]:
 def _end(number: int, _frame: FrameType | None) -> None:
     # `os.write` and `os._exit` instead of `print` and `sys.exit`: the signal may have interrupted any code, and an
     # exception could be caught by it.
-    message = (
-        f"error: stopped at once by {signal.Signals(number).name}. --resume auto goes on from the last checkpoint, if "
-        f"there is one.\n"
+    reason = (
+        f"stopped at once by {signal.Signals(number).name}. --resume auto goes on from the last checkpoint, if there "
+        f"is one."
     )
-    os.write(2, message.encode())
+    os.write(2, f"error: {reason}\n".encode())
+    for tell in _told:
+        with suppress(Exception):  # whatever goes wrong, the process has to end
+            tell(reason)
     os._exit(RESUME_LATER)
 
 

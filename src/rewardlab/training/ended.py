@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
 from rewardlab.core.errors import RankError, RewardlabError, RunInterrupted
 from rewardlab.core.files import write_json
 from rewardlab.core.run_folder import ENDED
+from rewardlab.core.signals import hears_of_end
 
 
 class KeptEnd:
@@ -20,6 +21,7 @@ class KeptEnd:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._begun = self._is_first = False
+        self._signals = ExitStack()
 
     def begin(self, *, is_first: bool) -> None:
         """Say that the folder is this run's. The first process of the run removes what an earlier attempt left."""
@@ -32,11 +34,13 @@ class KeptEnd:
         self._begun = False
 
     def __enter__(self) -> KeptEnd:
+        self._signals.enter_context(hears_of_end(self._end_at_once))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._signals.close()
         if error is None or not self._begun:
             return
         # A request to stop ends all processes alike. After an error the one that failed first has its own, and others
@@ -46,5 +50,12 @@ class KeptEnd:
         # A fault of the program, or Ctrl-C twice, has a name that says more than its text.
         name = type(error).__name__
         said = str(error) if isinstance(error, RewardlabError) else f"{name}: {error}".removesuffix(": ")
+        self._write(name, said)
+
+    def _end_at_once(self, reason: str) -> None:
+        if self._begun and self._is_first:
+            self._write(RunInterrupted.__name__, reason)
+
+    def _write(self, error: str, text: str) -> None:
         with suppress(OSError):  # such as on a full disk, of which the error itself tells
-            write_json(self._run / ENDED, {"error": name, "text": said})
+            write_json(self._run / ENDED, {"error": error, "text": text})
