@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -281,6 +282,15 @@ def test_a_transcript_in_a_prompt_is_scored_as_its_turns(saved, tmp_path):
     main(["score", "--model", str(saved), "--input", str(data), "--output", str(tmp_path / "out.jsonl")])
     first, second = [json.loads(line)["score"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert first == pytest.approx(second, abs=1e-6)
+
+
+def test_a_signal_ends_the_quickstart_with_a_word(monkeypatch, capsys):
+    monkeypatch.setattr("rewardlab.quickstart.run_quickstart", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        main(["quickstart"])
+    assert ended.value.code == 75
+    assert capsys.readouterr().err == "stopped by SIGTERM. The same command begins anew.\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.slow

@@ -37,7 +37,8 @@ def native(monkeypatch):
 @pytest.mark.parametrize(("ratio", "chosen"), [(1.29, "fp32"), (1.31, "bf16")])
 def test_bf16_must_be_faster_by_three_tenths(monkeypatch, native, ratio, chosen):
     monkeypatch.setattr(precision, "half_speed", lambda *given, **options: ratio)
-    assert choose() == (chosen, [f"precision: {chosen}, since bf16 is 1.3 times as fast as fp32 in the model's shape"])
+    found = f"precision: {chosen}, since bf16 is 1.3 times as fast as fp32 in the model's shape"
+    assert choose() == (chosen, ["precision: timing bf16 and fp32 in the model's shape", found])
 
 
 def test_what_was_named_a_gpu_and_a_processor_without_bf16_need_no_trial(monkeypatch, native):
@@ -71,7 +72,7 @@ LAYOUTS = ["shared", "unshared", "padded"]
 )
 def test_every_family_can_be_tried_in_every_layout(native, family, layout, train):
     state = torch.random.get_rng_state()
-    chosen, (line,) = choose(family=family, layout=layout, train=train)
+    chosen, (_, line) = choose(family=family, layout=layout, train=train)
     assert "times as fast" in line
     assert chosen in line
     assert torch.equal(torch.random.get_rng_state(), state), "the run's own draws do not move"
@@ -82,7 +83,7 @@ def test_a_class_that_cannot_be_tried_takes_what_the_processor_has(monkeypatch, 
         raise RuntimeError("no such layer")
 
     monkeypatch.setattr(precision, "half_speed", fails)
-    chosen, (line,) = choose()
+    chosen, (_, line) = choose()
     assert chosen == "bf16"
     assert "no such layer" in line
 

@@ -10,6 +10,7 @@ from rewardlab.arguments import (
 from rewardlab.commands.judging import report_on
 from rewardlab.commands.parsing import parse_command
 from rewardlab.console import is_first_process, print_report
+from rewardlab.core.errors import RunInterrupted
 from rewardlab.core.run_folder import with_settings_of_run
 from rewardlab.data.config import DataConfig
 from rewardlab.probing.config import ProbeConfig
@@ -97,9 +98,18 @@ def _noticed(report: str, data: DataConfig) -> str:
 
 
 def quickstart(arguments: Sequence[str]) -> None:
+    """Train and judge a first model. Raises RunInterrupted if a signal ends it, and else as training does."""
     settings = parse_command(QuickstartArguments, arguments, "quickstart")
-    from rewardlab.quickstart import run_quickstart
+    from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
 
-    print_report(
-        run_quickstart(settings.output_dir, num_steps=settings.steps, num_test=settings.test_pairs, seed=settings.seed)
-    )
+    try:
+        with raised_at_once():
+            from rewardlab.quickstart import run_quickstart
+
+            report = run_quickstart(
+                settings.output_dir, num_steps=settings.steps, num_test=settings.test_pairs, seed=settings.seed
+            )
+            print_report(report)
+    except Terminated as ended:
+        message = f"stopped by {ended}. The same command begins anew."
+        raise RunInterrupted(message, exit_status=RESUME_LATER) from None

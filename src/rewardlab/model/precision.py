@@ -45,6 +45,8 @@ def choose_precision(
     chosen = resolve_precision(wanted, device)
     if wanted != "auto" or chosen == "fp32" or device.type != "cpu":
         return chosen
+    # With wide models the trial takes a while.
+    log("precision: timing bf16 and fp32 in the model's shape")
     try:
         ratio = half_speed(model_config, disk_class, compute, layout=layout, train=train)
     except Exception as error:
