@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,9 @@ def test_adapters_alone_give_the_merged_scores_through_peft(lora_run, tmp_path, 
     told: list[str] = []
     monkeypatch.setattr(logging.getLogger("transformers"), "handle", lambda record: told.append(record.getMessage()))
     monkeypatch.setattr("transformers.modeling_utils.logger.handle", lambda record: told.append(record.getMessage()))
-    export(source, out, "--adapter")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export(source, out, "--adapter")
     assert f"{out}: the adapters and the head of {source} for {lora_run / 'base'}" in capsys.readouterr().out
     assert not [line for line in told if "MISSING" in line]
     settings = json.loads((out / "adapter_config.json").read_text())

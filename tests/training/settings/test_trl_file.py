@@ -208,6 +208,15 @@ def test_a_key_without_a_setting_is_named_with_what_to_do(tmp_path, log, keys, l
     assert line in log.text
 
 
+@pytest.mark.parametrize(
+    ("model", "said"), [("their/model", True), ("other/model", True), ("their/model@v3", False), (".", False)]
+)
+def test_a_revision_that_a_flag_puts_out_of_use_is_named(tmp_path, log, model, said):
+    keys = {"model_name_or_path": "their/model", "model_revision": "v2"}
+    assert parsed(tmp_path, keys, "--model", model).model.model == model
+    assert (f"--model {model} is taken at its newest state: the model_revision of the file" in log.text) == said
+
+
 def test_every_key_with_a_setting_has_its_line(tmp_path, log):
     parsed(tmp_path, {"learning_rate": 1e-4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})
     lines = [record.getMessage().strip() for record in log.records]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,9 @@ def _distance(adapter: Path, classifier: Any, spec: RewardSpec, base: str) -> fl
     """Return the largest distance of the canaries from their canonical scores, computed by PEFT in float32."""
     from peft import PeftModel
 
-    with told(base, "the adapters cannot be loaded on it"), torch.no_grad():
+    with told(base, "the adapters cannot be loaded on it"), torch.no_grad(), warnings.catch_warnings():
+        # PEFT asks by a name that transformers has deprecated.
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
         model: Any = PeftModel.from_pretrained(classifier, str(adapter)).eval()
         scores = [float(model(torch.tensor([one.token_ids])).logits[0, 0]) for one in spec.canaries]
     return largest_distance([canary.score for canary in spec.canaries], scores)

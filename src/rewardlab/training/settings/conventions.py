@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.config import settings_of
@@ -66,6 +67,8 @@ class Conventions:
     def __init__(self) -> None:
         self.settled: set[str] = set()
         """Topics of NOT_MATCHED that the file has decided."""
+        self.pinned = ""
+        """The model of a TRL file with the revision that it names; empty if it names none."""
         self.preset_in_file: object = None
         self.from_preset: dict[str, object] = {}
         """The settings that the preset filled in."""
@@ -91,6 +94,7 @@ class Conventions:
         for line in made.lines:
             logger.info("  %s", line)
         self.settled |= made.settled
+        self.pinned = str(made.settings.get("model", "")) if values.get("model_revision") else ""
         return {"compat": "trl", **made.settings}
 
     def complete(self, values: Mapping[str, object]) -> dict[str, object]:
@@ -121,6 +125,13 @@ class Conventions:
             if value != default[name] and not (name.startswith("lora_") and not values.get("lora"))
         ]
         logger.info("compat trl: %s", ", ".join(changed) or "every setting is given")
+        model = str(values.get("model"))
+        if "@" in self.pinned and "@" not in model and not Path(model).exists():
+            logger.warning(
+                "compat trl: --model %s is taken at its newest state: the model_revision of the file is that of %s. "
+                "--model NAME@REVISION names one",
+                *(model, self.pinned),
+            )
         settled = {*self.settled, *(["evaluation"] if any(name in values for name in DECIDES_EVALUATION) else [])}
         settled |= {"precision"} if "precision" in values else set()
         for topic, text in NOT_MATCHED.items():
