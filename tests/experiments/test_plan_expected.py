@@ -95,6 +95,25 @@ def test_a_range_that_nothing_or_everything_meets_keeps_a_plan_from_being_frozen
     assert [why in one for one in found] == ([True] if why else []), found
 
 
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        ("accuracy(plain", "it is not an expression ('(' was never closed):"),
+        ("accuracy(plan)", "'accuracy(plan)' asks the arm 'plan', which the plan does not have. Did you mean plain?"),
+        ("accuracy(plain) > 0.5", "it holds something other than quantities of arms"),
+        ("2 * accuracy(plain)", "it holds something other than one quantity of an arm, such as accuracy(full)"),
+    ],
+)
+def test_what_is_wrong_with_the_name_of_a_band_is_shown_in_what_was_written(
+    tmp_path: Path, about: str, why: str
+) -> None:
+    text = with_bands(f"{{'{about}': {{expected: [0.5, 0.8]}}}}")
+    (error,) = told(tmp_path, text, "error")
+    assert error.startswith(f"bands: '{about}': {why}")
+    assert "> 0\n" not in error
+    assert not told(tmp_path, f"{text}assume: {{test_comparisons: 1000, test_prompts: 1000}}\n", "warning")
+
+
 def test_ranges_that_are_narrower_than_the_design_sees_share_a_warning(tmp_path: Path) -> None:
     sizes = "assume: {test_comparisons: 1000, test_prompts: 1000}\n"
     narrow = "{accuracy(plain): {expected: [0.6, 0.62]}, accuracy(smooth): {expected: [0.7, 0.72]}}"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.terminal import number_of
+from rewardlab.core.terminal import brief, number_of
 from rewardlab.experiments.bands import Bands
-from rewardlab.experiments.claims import parse
+from rewardlab.experiments.claims import parse, parse_term
 from rewardlab.experiments.costs import Cost, cost_of, sizes_of_test
 from rewardlab.experiments.design import ClaimPower, Design, claim_power
-from rewardlab.experiments.expressions import Claim, Range, Term
+from rewardlab.experiments.expressions import Claim, Range, Term, require_arms
 from rewardlab.experiments.gates import asked_of, gate_claim
 from rewardlab.experiments.observed_noise import noise_seen
 from rewardlab.experiments.overlap import about_shared_rows
@@ -262,7 +262,7 @@ def _about_bands(plan: Plan, arms: Sequence[str], runs: Sequence[Run]) -> Iterat
             term = term_of(band.about, [*arms, *plan.left_out])
             Bands(term=term, failure=band.failure, success=band.success, expected=band.expected)
         except ConfigError as error:
-            yield Problem(level="error", text=f"bands: {error}")
+            yield Problem(level="error", text=f"bands: {brief(band.about)}: {error}")
             continue
         if term.arm in plan.left_out:
             yield Problem(level="warning", text=f"bands: {band.about} is not looked at at this scale: no {term.arm}")
@@ -291,6 +291,7 @@ def _about_narrow_ranges(
         if band.expected is None or not prompts:
             continue
         try:
+            parse_term(band.about)
             claim = _inside(band.about, band.expected)
         except ConfigError:
             continue  # reported already
@@ -317,12 +318,9 @@ def _about_narrow_ranges(
 
 def term_of(text: str, arms: Sequence[str]) -> Term:
     """Return the one quantity of an arm that a text names. Raises ConfigError for anything else."""
-    claim = parse(f"{text} > 0")
-    claim.require_arms(arms)
-    left = claim.parts[0].left
-    if len(claim.parts) != 1 or not isinstance(left, Term):
-        raise ConfigError(f"{text!r}: wanted one quantity of an arm, such as accuracy(full).")
-    return left
+    term = parse_term(text)
+    require_arms(text, [term], arms)
+    return term
 
 
 def _tested(claim: Claim, design: Design, ranges: Mapping[Term, Range], assumed: Assumed) -> Tested:

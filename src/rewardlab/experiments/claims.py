@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, Literal
 
 from rewardlab.core.errors import ConfigError
@@ -47,21 +48,11 @@ def parse(text: str) -> Claim:
 
     Raises ConfigError, showing the place, for anything but comparisons of terms and numbers.
     """
-    if len(text) > LONGEST:
-        raise ConfigError(f"a hypothesis of {len(text):,} characters; at most {LONGEST:,} are read. Make it several.")
-    plain = " ".join(text.translate(_SIGNS).split())
-    if _COMMENT.search(plain):
-        raise _refused(plain, plain.index("#"), "holds a comment (#); write it beside the hypothesis, as `expects`")
-    try:
+    plain = _plain(text)
+    with _placed(plain):
         tree = ast.parse(plain, mode="eval").body
         parts = tuple(_parts(tree, plain))
         written = ast.unparse(tree).replace("'", '"')
-    except SyntaxError as error:
-        raise _refused(plain, (error.offset or 1) - 1, f"is not an expression ({error.msg})") from None
-    except (RecursionError, MemoryError, ValueError, OverflowError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{plain[:60]!r}… is nested too deeply, or holds a character that cannot be read.") from None
     claim = Claim(parts=parts, text=written)
     for part in parts:
         if num_choices(part) > MOST_CHOICES:
@@ -71,9 +62,42 @@ def parse(text: str) -> Claim:
     return claim
 
 
+def parse_term(text: str) -> Term:
+    """Return the one quantity of an arm that a text names. Raises ConfigError, showing the place, for anything else."""
+    plain = _plain(text)
+    with _placed(plain):
+        node = _node(ast.parse(plain, mode="eval").body, plain)
+    if not isinstance(node, Term):
+        raise _refused(plain, 0, "holds something other than one quantity of an arm, such as accuracy(full)")
+    return node
+
+
+def _plain(text: str) -> str:
+    """Return a text on one line with plain signs. Raises ConfigError for one that is too long, or holds a comment."""
+    if len(text) > LONGEST:
+        raise ConfigError(f"it has {len(text):,} characters; at most {LONGEST:,} are read. Make it several.")
+    plain = " ".join(text.translate(_SIGNS).split())
+    if _COMMENT.search(plain):
+        raise _refused(plain, plain.index("#"), "holds a comment (#); write it beside the hypothesis, as `expects`")
+    return plain
+
+
+@contextmanager
+def _placed(plain: str) -> Iterator[None]:
+    """Raise ConfigError, showing the place, where Python cannot read the text within the block."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise _refused(plain, (error.offset or 1) - 1, f"is not an expression ({error.msg})") from None
+    except (RecursionError, MemoryError, ValueError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{plain[:60]!r}… is nested too deeply, or holds a character that cannot be read.") from None
+
+
 def _refused(text: str, column: int, why: str) -> ConfigError:
     """Return an error that shows the place."""
-    return ConfigError(f"the hypothesis {why}:\n    {text}\n    {' ' * min(max(column, 0), len(text))}^")
+    return ConfigError(f"it {why}:\n    {text}\n    {' ' * min(max(column, 0), len(text))}^")
 
 
 def _at(text: str, node: ast.AST, why: str) -> ConfigError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -173,11 +173,16 @@ class Claim:
 
     def require_arms(self, arms: Collection[str]) -> None:
         """Raise ConfigError, with the nearest name, if the claim asks an arm that is not among `arms`."""
-        for term in self.terms:
-            if term.arm not in arms:
-                near = difflib.get_close_matches(term.arm, list(arms), n=1)
-                hint = f"Did you mean {near[0]}?" if near else f"The arms are {', '.join(sorted(arms)) or 'none'}."
-                raise ConfigError(f"{self.text!r} asks the arm {term.arm!r}, which the plan does not have. {hint}")
+        require_arms(self.text, self.terms, arms)
+
+
+def require_arms(text: str, terms: Iterable[Term], arms: Collection[str]) -> None:
+    """Raise ConfigError, with the nearest name, if a text asks an arm that is not among `arms`."""
+    for term in terms:
+        if term.arm not in arms:
+            near = difflib.get_close_matches(term.arm, list(arms), n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"The arms are {', '.join(sorted(arms)) or 'none'}."
+            raise ConfigError(f"{text!r} asks the arm {term.arm!r}, which the plan does not have. {hint}")
 
 
 def num_choices(part: Comparison) -> int:
