@@ -68,8 +68,8 @@ def test_a_file_that_is_something_else_is_no_dataset_of_damaged_lines(
     path = tmp_path / "notes.jsonl"
     path.write_text("words\n" * 200, encoding="utf-8")
     assert ended("data", "audit", str(path)) == 2
-    assert "notes.jsonl:100: not valid JSON" in (said := capsys.readouterr().err)
-    assert "So are the 99 lines before. Is it the right file?" in said
+    assert "notes.jsonl:1: not valid JSON" in (said := capsys.readouterr().err)
+    assert "So are the 99 lines after it. Is it the right file?" in said
     path.write_text("words\n" * 3, encoding="utf-8")
     assert ended("data", "audit", str(path)) == 2
     assert "notes.jsonl:1: not valid JSON" in capsys.readouterr().err

@@ -35,7 +35,12 @@ class TestFiles:
             writer = csv.DictWriter(file, list(THREE[0]))
             writer.writeheader()
             writer.writerows(THREE)
-        for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.json", "e.csv"):
+        with (tmp_path / "f.tsv").open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, list(THREE[0]), delimiter="\t")
+            table.writeheader()
+            table.writerows(THREE)
+        (tmp_path / "g.ndjson").write_bytes((tmp_path / "a.jsonl").read_bytes())
+        for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.json", "e.csv", "f.tsv", "g.ndjson"):
             assert contents(load(tmp_path / name)) == THREE_CONTENTS, name
 
     def test_parquet_gives_the_same_rows(self, tmp_path: Path) -> None:
@@ -144,6 +149,20 @@ class TestFiles:
         (tmp_path / "f.csv").write_text(text)
         with pytest.raises(DataError, match=message):
             load(tmp_path / "f.csv", **ALLOW_DROPS)
+
+    def test_a_table_with_commas_is_none_with_tabs(self, tmp_path: Path) -> None:
+        (tmp_path / "f.tsv").write_text("prompt,chosen,rejected\na,b,c\n")
+        with pytest.raises(DataError, match=r"f\.tsv:1: the header .* is separated by commas, wanted tabs\. Save the"):
+            load(tmp_path / "f.tsv")
+        (tmp_path / "g.tsv").write_text("prompt\tchosen\trejected\na, b\tb\tc\nd\te\tf\tg\n")
+        with pytest.raises(DataError, match=r"g\.tsv:3: 4 cells .* Put cells that contain a tab in double quotes\."):
+            load(tmp_path / "g.tsv", **ALLOW_DROPS)
+
+    @pytest.mark.parametrize("indent", [None, 1])
+    def test_a_list_of_rows_in_a_file_of_lines_is_told_from_damaged_lines(self, tmp_path: Path, indent) -> None:
+        (tmp_path / "f.jsonl").write_text(json.dumps(THREE * 40, indent=indent))
+        with pytest.raises(DataError, match=r"f\.jsonl:1: .* If the file is one list of rows, name it \.json\."):
+            load(tmp_path / "f.jsonl", **ALLOW_DROPS)
 
     def test_a_long_csv_cell_is_read_and_the_limit_of_the_csv_module_restored(self, tmp_path: Path) -> None:
         before = csv.field_size_limit()

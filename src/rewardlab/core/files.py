@@ -225,19 +225,21 @@ def _open_text(path: Path) -> io.TextIOWrapper:
 def parse_line(path: Path, number: int, line: str, *, like: str = PREFERENCE_LINE) -> dict[str, object]:
     """Return the JSON object in a line. Raises DataError, naming file and line, if it is not one; `like` is an example
     of a line for its message."""
+    listed = " If the file is one list of rows, name it .json." if number == 1 and line.lstrip()[:1] == "[" else ""
     try:
         row = json.loads(line.strip(), object_pairs_hook=_with_unique_keys)
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
-            f"Fix or remove this line; each line must be one JSON object."
+            f"Fix or remove this line; each line must be one JSON object.{listed}"
         ) from error
     except (ValueError, RecursionError) as error:
         # The same key twice, a number of thousands of digits, or thousands of nested brackets.
         raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
     if not isinstance(row, dict):
         raise DataError(
-            f"{path}:{number}: expected a JSON object, got {type(row).__name__}. Each line must look like {like}."
+            f"{path}:{number}: expected a JSON object, got {type(row).__name__}. Each line must look like "
+            f"{like}.{listed}"
         )
     return row
 

@@ -7,6 +7,7 @@ import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
@@ -21,11 +22,14 @@ from rewardlab.data.in_memory import fingerprint_of_rows, plain_rows
 from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError, require_bounded
 from rewardlab.data.shards import EXTENSIONS, OTHER_FORMATS, files_of_saved
 
+SEPARATED = {".csv": ",", ".tsv": "\t"}
+"""Ending of the files that are tables in text -> what stands between their cells."""
 ASKED_LISTS = ("messages", "prompt", "responses")
 """The only columns of rows to be scored whose cells may hold lists: a reply or a note stays the text that it is."""
 MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
 """Most characters of a CSV row. In a longer one a double quote is missing, so that the row never ends."""
-OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+"""What stands between the cells of a table, and its name."""
 COLUMNS = re.compile(r'\s*\{\s*"(prompt|chosen|rejected)"\s*:\s*\[\s*\[')
 """Matches the beginning of a file of columns of conversations. A row of a preference never begins so: its sides are
 texts or messages."""
@@ -137,8 +141,8 @@ def read_each_row(path: Path) -> Iterator[tuple[int, Row | DataError]]:
     """
     if path.suffix == ".parquet":
         rows = _read_parquet(path, keep_times=True)
-    elif path.suffix == ".csv":
-        rows = _read_csv(path, listed=ASKED_LISTS)
+    elif path.suffix in SEPARATED:
+        rows = _read_csv(path, SEPARATED[path.suffix], listed=ASKED_LISTS)
     elif path.suffix in READERS and not holds_lines(path):
         rows = READERS[path.suffix](path)
     else:
@@ -222,21 +226,21 @@ def _rows_of_columns(path: Path, columns: dict[str, object]) -> list[dict[str, o
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
-def _read_csv(path: Path, *, listed: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
+def _read_csv(path: Path, separator: str = ",", *, listed: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
     """Read rows under a header line, numbered by their first line. Cells may hold line breaks, and lists as JSON.
 
     `listed` names the columns that may hold lists, None for all.
 
-    Raises DataError, naming file and line, for anything that is not CSV in UTF-8 with commas.
+    Raises DataError, naming file and line, for anything that is not CSV in UTF-8 with this separator.
     """
     line = 1
     try:
         # Spreadsheets write a byte order mark. Without utf-8-sig it would become part of the first column's name.
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = _RecordLines(file)
-            reader = csv.reader(lines, strict=True)
+            reader = csv.reader(lines, delimiter=separator, strict=True)
             columns = next(_long_records(reader), [])
-            _require_commas(path, columns)
+            _require_separator(path, separator, columns)
             _require_once(f"{path}:1: the header", columns)
             line = reader.line_num + 1
             for cells in _long_records(reader):
@@ -245,7 +249,7 @@ def _read_csv(path: Path, *, listed: Sequence[str] | None = None) -> Iterator[tu
                 if len(cells) > len(columns):
                     raise DataError(
                         f"{path}:{first_line}: {len(cells)} cells under a header of {len(columns)} columns. "
-                        f"Put cells that contain a comma in double quotes."
+                        f"Put cells that contain a {SEPARATORS[separator]} in double quotes."
                     )
                 if cells:
                     yield (
@@ -287,13 +291,12 @@ def _require_once(names_them: str, columns: Sequence[str]) -> None:
         raise DataError(f"{names_them} names the column {twice[0]!r} more than once. Rename or remove one.")
 
 
-def _require_commas(path: Path, columns: Sequence[str]) -> None:
+def _require_separator(path: Path, wanted: str, columns: Sequence[str]) -> None:
     """Raise DataError for a header that is a single cell with another separator in it."""
-    separator = next((mark for mark in OTHER_SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
-    if separator is not None:
+    if (found := next((mark for mark in SEPARATORS if len(columns) == 1 and mark in columns[0]), None)) is not None:
         raise DataError(
-            f"{path}:1: the header {columns[0]!r} is separated by {OTHER_SEPARATORS[separator]}, wanted commas. Save "
-            f"the file again with commas (cells that contain one in double quotes), or as .jsonl."
+            f"{path}:1: the header {columns[0]!r} is separated by {SEPARATORS[found]}s, wanted {SEPARATORS[wanted]}s. "
+            f"Save the file again with {SEPARATORS[wanted]}s (cells that contain one in double quotes), or as .jsonl."
         )
 
 
@@ -374,7 +377,7 @@ def _read_saved(folder: Path) -> Iterator[tuple[int, Row]]:
 
 READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Row]]]] = {
     ".json": _read_json,
-    ".csv": _read_csv,
+    **{ending: partial(_read_csv, separator=separator) for ending, separator in SEPARATED.items()},
     ".parquet": _read_parquet,
 }
 """File name ending -> reader. Every other file is JSON Lines, which may be compressed, and so are some .json files."""

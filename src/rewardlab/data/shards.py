@@ -16,17 +16,17 @@ from typing import Final
 
 from rewardlab.core.errors import DataError
 
-EXTENSIONS: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet", ".zst")
+EXTENSIONS: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".zst")
 """Endings of files that are read. A file that ends in `.zst` alone holds JSON Lines."""
 OTHER_FORMATS: Final = (
-    *(".csv.gz", ".json.gz", ".parquet.gz", ".tsv", ".tsv.gz", ".xls", ".xlsx"),
+    *(".csv.gz", ".json.gz", ".parquet.gz", ".tsv.gz", ".xls", ".xlsx"),
     *(".arrow", ".feather", ".zip", ".bz2", ".xz"),
     *(".csv.zst", ".json.zst", ".parquet.zst", ".tsv.zst", ".tar.zst"),
 )
 """Endings of files that would otherwise be taken for JSON Lines, as files with any other name are."""
 PACKED: Final = (".gz", ".zst", ".bz2", ".xz", ".zip")
 """Endings of files that are compressed, of which only JSON Lines are read."""
-IN_ORDER: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".csv", ".parquet")
+IN_ORDER: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".csv", ".tsv", ".parquet")
 """Endings of files that may be numbered parts of one dataset."""
 _PART = re.compile(r"-(\d+)-of-(\d+)(-[0-9a-f]+)?")
 _NUMBER = re.compile(r"(?:part-)?(\d+)")

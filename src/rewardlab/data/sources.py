@@ -283,15 +283,17 @@ def _without_damaged_head(
     """Return (the first lines up to the first JSON object, the others). Raises DataError if all are damaged."""
     assert source.path is not None
     damaged: list[tuple[int, str]] = []
+    first: DataError | None = None
     for number, line in lines:
         if isinstance(line, str):
             try:
                 parse_line(source.path, number, line)
             except DataError as error:
+                first = first or error
                 damaged.append((number, line))
                 if len(damaged) == MOST_DAMAGED:
                     raise DataError(
-                        f"{error} So are the {MOST_DAMAGED - 1} lines before. Is it the right file?"
+                        f"{first} So are the {MOST_DAMAGED - 1} lines after it. Is it the right file?"
                     ) from error
                 continue
         return damaged, chain([(number, line)], lines)
