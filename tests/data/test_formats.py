@@ -139,6 +139,8 @@ class TestPairs:
             read({**PAIR, "prompt": [{"role": "user", "content": [text, {"type": "image_url", "image_url": "x"}]}]})
         assert cause({**PAIR, "prompt": [{"role": "user", "content": [{**text, "image": "x"}]}]}) == "media"
         assert cause({**PAIR, "images": ["x.png"]}) == "media"
+        for nothing in (None, "", "NaN", " none", float("nan"), []):
+            assert read({**PAIR, "image": nothing}) == read(PAIR)
         assert read({**PAIR, "images": [], "video": None}) == read(PAIR)
 
     def test_a_prompt_that_is_neither_text_nor_turns_is_dropped(self) -> None:

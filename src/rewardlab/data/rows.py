@@ -60,6 +60,8 @@ CAUSES: Mapping[str, str] = {
 FILTERS = ("low_score_ratio", "over_post_cap")
 """Causes that a flag asks for. Rows dropped for them do not count towards `--max-drop-fraction`."""
 
+NOTHING: Final = ("", "nan", "none", "null")
+"""Cells of a table that hold no media."""
 MEDIA: Final = ("images", "image", "audio", "audios", "video", "videos")
 """Names under which messages hold content that is not text."""
 BESIDE_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "refusal")
@@ -304,7 +306,14 @@ def beside_content(entry: Mapping[str, object]) -> str | None:
 
 def media_of(entry: Mapping[str, object]) -> str | None:
     """Return the name under which a message or a row holds images, sound or video; None if it holds none."""
-    return next((name for name in MEDIA if entry.get(name)), None)
+    return next((name for name in MEDIA if _holds(entry.get(name))), None)
+
+
+def _holds(value: object) -> bool:
+    """Return whether a value is more than nothing, as tables write that too: NaN, or a text for it."""
+    if isinstance(value, str):
+        return value.strip().lower() not in NOTHING
+    return bool(value) and not (isinstance(value, float) and math.isnan(value))
 
 
 def _message(role: str, content: str) -> Message:
