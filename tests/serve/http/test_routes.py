@@ -43,6 +43,8 @@ def test_all_routes_give_the_same_score(client, engine: FakeEngine):
         assert client.post("/pooling", json=body | {"use_activation": False}).json()["data"][0]["data"] == [score]
     slime = client.post("/slime", json={"prompt": TURNS[:1], "response": "Hi", "label": None})
     assert slime.json() == score
+    bare = client.post("/slime", json={"prompt": [], "response": "Hi"}).json()
+    assert [bare] == client.post("/v1/score", json={"prompt": [], "replies": ["Hi"]}).json()["groups"][0]["scores"]
     openrlhf = client.post("/get_reward", json={"query": [TURNS, TURNS], "prompts": ["x", "x"], "labels": ["", ""]})
     assert openrlhf.json() == {"rewards": [score, score], "scores": [score, score], "extra_logs": {}}
     assert slime.headers[DIGEST_HEADER] == openrlhf.headers[DIGEST_HEADER] == engine.digests["tiny"]
@@ -297,9 +299,12 @@ def test_models_and_spec_name_the_digest(client, engine: FakeEngine):
 
 def test_health_and_readiness_differ_once_the_server_ends(client_of, engine: FakeEngine):
     client = client_of()
-    assert (client.get("/health").status_code, client.get("/ready").status_code) == (200, 200)
+    for ask in (client.get, client.head):
+        assert (ask("/health").status_code, ask("/ready").status_code) == (200, 200)
     engine.close()
-    assert (client.get("/health").status_code, client.get("/ready").status_code) == (503, 503)
+    for ask in (client.get, client.head):
+        assert (ask("/health").status_code, ask("/ready").status_code) == (503, 503)
+    assert client.post("/health").headers["allow"] == "GET"
 
 
 def test_unknown_routes_and_methods_are_errors_in_the_same_form(client):

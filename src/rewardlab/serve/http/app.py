@@ -105,6 +105,8 @@ class Routes:
         """Add this project's own routes."""
         app, served = self._served.app, self._served
 
+        # Load balancers ask by HEAD.
+        @app.head("/health", include_in_schema=False)
         @app.get("/health", responses={200: {"model": Status}, **errors((405, 500, 503))})
         async def health() -> Response:
             """Say whether the thread that computes is alive; a supervisor restarts the server if not."""
@@ -112,6 +114,7 @@ class Routes:
                 Status(status="alive" if (alive := served.engine.healthy()) else "dead"), status=200 if alive else 503
             )
 
+        @app.head("/ready", include_in_schema=False)
         @app.get("/ready", responses={200: {"model": Status}, **errors((405, 500, 503))})
         async def ready() -> Response:
             """Say whether requests are taken: models are verified, and the server is not shutting down."""

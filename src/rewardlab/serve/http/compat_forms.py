@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from rewardlab.client.protocol import Messages, TokenIds
+from rewardlab.client.protocol import Messages, Prompt, TokenIds
 
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 Conversations = Annotated[list[Messages], Field(min_length=1, fail_fast=True)]
@@ -182,7 +182,7 @@ class GetRewardResponse(_Form):
 class SlimeRequest(_Form):
     """What slime sends for a sample."""
 
-    prompt: str | Messages
+    prompt: Prompt
     """Messages; a text only with `--accept-rendered`."""
     response: str
     label: JsonValue = None
