@@ -23,6 +23,9 @@ def draw(seed: int = 0) -> np.random.Generator:
         ("One. Two! Three", "One.  Two!  Three"),
         ("One\nTwo\n\nThree", "One\n\nTwo\n\nThree"),
         ("Run:\n```\na. b\nc\n```\nDone. Bye", "Run:\n\n```\na. b\nc\n```\n\nDone.  Bye"),
+        ("Run:\n~~~\na. b\n```\nc\n~~~\nDone. Bye", "Run:\n\n~~~\na. b\n```\nc\n~~~\n\nDone.  Bye"),
+        ("Run:\n  ~~~ sh\na. b\nc", "Run:\n\n  ~~~ sh\na. b\nc"),
+        ("a ~~~ b. c", "a ~~~ b.  c"),
         ("nothing here", None),
     ],
 )
@@ -40,6 +43,7 @@ def test_white_space_is_doubled_outside_of_code(text, changed):
             "__init__ is a method, 2 * 3 * 4 is 24, snake_case stays",
             "init is a method, 2 * 3 * 4 is 24, snake_case stays",
         ),
+        ("~~~python\nx = 2 ** 3\n~~~\n**b**", "x = 2 ** 3\nb"),
         ("plain text, - not a list", None),
         ("```", None),
     ],
@@ -49,7 +53,7 @@ def test_markdown_is_stripped_and_the_words_stay(text, changed):
 
 
 @pytest.mark.quick_cases(4)
-@pytest.mark.parametrize("sign", ["[", "](", "*", "**a ", " **a", "__", "`", "`a", "[a](b", "![", "# ", "***a"])
+@pytest.mark.parametrize("sign", ["[", "](", "*", "**a ", " **a", "__", "`", "`a", "~", "[a](b", "![", "# ", "***a"])
 def test_a_long_line_of_marks_without_partners_is_read_once(sign):
     # With so many characters, time that grew with the square of the length would be minutes.
     plain_text(f"{sign * (200_000 // len(sign))} end", draw())

@@ -21,7 +21,7 @@ Change = Callable[[str, np.random.Generator], str | None]
 POLITE: Final = "\n\nI hope this helps! Please let me know if you have any other questions."
 TYPOS: Final = 0.05
 """Share of the words of four letters or more in which two neighbouring letters are swapped; at least one word."""
-FENCE: Final = re.compile(r"(```.*?(?:```|\Z))", re.DOTALL)
+FENCE: Final = re.compile(r"(```.*?(?:```|\Z)|^[ \t]*~~~.*?(?:^[ \t]*~~~[^\n]*|\Z))", re.DOTALL | re.MULTILINE)
 ITEM: Final = re.compile(r"^([ \t]*)([-*+•]|\d{1,3}[.)])([ \t]+)(\S.*)$")
 # Between two marks stand 300 characters at most, of an address 2,000: the time to find them grows with the length of a
 # text and not with its square, whatever it is made of.
@@ -29,7 +29,7 @@ LINK: Final = re.compile(r"!?\[([^\[\]\n]{1,300})\]\((?:[^()\s]|\([^()\s]{0,300}
 STRONG: Final = re.compile(r"(\*\*\*|\*\*|__)(?=\S)(.{1,300}?)(?<=\S)\1")
 EMPHASIS: Final = re.compile(r"(?<![\w*])\*(?=[^\s*])([^*\n]{1,300}?)(?<=[^\s*])\*(?![\w*])")
 BLOCK: Final = re.compile(
-    r"^[ \t]*(`{3,})[^`\n]*(?:\n|\Z)(.*?)(?:^[ \t]*\1[^\n]*(?:\n|\Z)|\Z)", re.DOTALL | re.MULTILINE
+    r"^[ \t]*(`{3,}|~{3,})[^`\n]*(?:\n|\Z)(.*?)(?:^[ \t]*\1[^\n]*(?:\n|\Z)|\Z)", re.DOTALL | re.MULTILINE
 )
 CODE: Final = re.compile(r"`([^`\n]{1,300})`")
 WORD: Final = re.compile(r"[^\W\d_]{4,}")
