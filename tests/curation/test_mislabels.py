@@ -435,6 +435,12 @@ def test_labels_of_annotators_are_turned_by_their_sides_whatever_label_says(labe
     assert turned_round({**row, "labels": None}, "x", ReadingConfig()) == {**row, "labels": None, "label": 0}
 
 
+@pytest.mark.parametrize(("label", "turned"), [(0.9, 0.1), (0.1, 0.9), (1, 0), (1.0, 0.0), (0.7, 0.3), (1e-20, 1.0)])
+def test_a_label_is_turned_round_by_its_digits(label: float, turned: float) -> None:
+    row = {"prompt": "q", "chosen": "a", "rejected": "b", "label": label}
+    assert turned_round(row, "x", ReadingConfig()) == {**row, "label": turned}
+
+
 @pytest.mark.parametrize(
     ("flagged", "title"), [(True, "# Labels that are probably wrong"), (False, "# No label is flagged")]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -86,7 +87,8 @@ def turned_round(row: Row, place: str, reading: ReadingConfig) -> dict[str, obje
     # The values of a label with --map-label may be any numbers, not probabilities.
     read = not reading.map_label and not isinstance(unpacked(row.get("labels")), (list, Mapping))
     if read and isinstance(label, (int, float)) and not isinstance(label, bool) and 0 <= label <= 1:
-        return {**row, column: 1 - label}
+        # By its digits: of 0.9 it leaves 0.1, and of that 0.9 again.
+        return {**row, column: 1 - label if isinstance(label, int) else float(1 - Decimal(repr(float(label))))}
     other_of = dict(zip(sides, sides[::-1], strict=True))
     for name in row:
         for side, other in (("chosen", "rejected"), ("rejected", "chosen")):
