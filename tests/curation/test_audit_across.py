@@ -188,6 +188,15 @@ def test_rows_of_which_a_later_split_knows_something_leak(tmp_path: Path, by_nam
     assert stays.sum() == 4
 
 
+def test_a_later_split_without_a_usable_row_changes_no_share_of_leaks(tmp_path: Path) -> None:
+    leaking(tmp_path)
+    write_jsonl(tmp_path / "d.last.jsonl", [{"prompt": "p", "chosen": "a", "rejected": None}])
+    splits = ("train", "test", "last")
+    config = AuditConfig(dataset=(str(tmp_path / "d"),), splits=splits, reading=ReadingConfig(num_workers=1))
+    (leaks,) = (one for one in audit_rows(config).audit.findings if one.check.name == "leaks")
+    assert leaks.share.value == 3 / 4
+
+
 def test_without_splits_leaks_are_not_looked_for(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}])
     audit = audit_rows(AuditConfig(dataset=(str(tmp_path / "a.jsonl"),), reading=ReadingConfig(num_workers=1))).audit

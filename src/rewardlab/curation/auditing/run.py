@@ -122,8 +122,8 @@ def judge(
     for name, scores_U in scores.items():
         flagged_U = scores_U >= np.float32(checks[name].threshold)
         rows_F = np.flatnonzero(flagged_U)
-        # A row of the last split cannot leak.
-        rows = facts.parts_U < facts.parts_U.max(initial=0) if name in LEAKS else slice(None)
+        # A row of the last split that has preferences cannot leak.
+        rows = facts.parts_U < facts.parts_P.max(initial=0) if name in LEAKS else slice(None)
         findings.append(
             Finding(
                 check=checks[name],
