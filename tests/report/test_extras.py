@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -199,6 +200,8 @@ def test_rates_at_the_thresholds_of_an_evaluation_and_percentiles_of_rewards_are
     rewards = told.judgement.distributions["chosen"]
     assert rf"| lowest | {rewards.lowest.value:.2f} \[—\] |" in text
     assert f"| 50 % | {shown(rewards.percentiles['p50'], digits=2)} |".replace("[", r"\[").replace("]", r"\]") in text
+    assert "lowest; highest: extreme of the sample" in text
+    assert re.search(r"1 %.*; 99 %: too few values for this percentile", text)
     assert "Replies accepted at thresholds" not in markdown_of(in_eval(tmp_path / "without"))
 
 

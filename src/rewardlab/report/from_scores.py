@@ -28,7 +28,7 @@ from rewardlab.report.document import (
     with_intervals,
 )
 from rewardlab.report.folder import Record
-from rewardlab.report.tables import column_notes, format_count
+from rewardlab.report.tables import column_notes, format_count, missing_intervals
 
 RATES: Final = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
 """Rate at a threshold -> its column."""
@@ -130,11 +130,13 @@ def _percentiles(distributions: Mapping[str, Distribution]) -> Table:
         if (own := distributions.get(key)) is not None
     }
     shares = list(dict.fromkeys(share for own in columns.values() for share in own))
+    known = {name: [one for one in own.values() if not math.isnan(one.low)] for name, own in columns.items()}
+    lacking = {share: [own[share] for own in columns.values() if share in own] for share in shares}
     return Table(
         caption="Percentiles and extremes",
         header=("share of values below", *columns),
         rows=tuple((share, *(shown(own.get(share), digits=2) for own in columns.values())) for share in shares),
-        notes=tuple(column_notes({name: list(own.values()) for name, own in columns.items()})),
+        notes=(*column_notes(known), *missing_intervals(lacking)),
         notes_folded=True,
     )
 
