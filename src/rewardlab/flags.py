@@ -53,9 +53,12 @@ def parse(
     command: str,
     purpose: str,
     conventions: Conventions | None = None,
+    *,
+    given_names: set[str] | None = None,
 ) -> Settings:
     """Return the settings of a command from its arguments: flags override the configuration file, which overrides the
-    defaults. `--help` prints them by section under `purpose`, a line on what the command does, and exits.
+    defaults. `--help` prints them by section under `purpose`, a line on what the command does, and exits. To
+    `given_names` the names of all settings that flags or the file give are added.
 
     The settings are built once, from all values together, so that checks across settings see the final values.
 
@@ -109,6 +112,8 @@ def parse(
         )
     if conventions is not None:
         values = conventions.complete(values)
+    if given_names is not None:
+        given_names.update(values)
     for name, setting in known.items():
         if setting.default is dataclasses.MISSING and name not in values:
             raise ConfigError(f"{_flag(name, hints)} is missing; see `rewardlab {command} --help`.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
 from rewardlab.diagnosing import runs
 from rewardlab.diagnosing.config import DiagnoseConfig
@@ -41,6 +42,26 @@ def test_a_file_of_trl_is_read_with_its_conventions(text, tmp_path):
     assert (made.run.compat, made.run.epochs, made.schedule.lr_scheduler) == ("trl", 3.0, "linear")
     assert (made.run.batch_size, made.learning_rate, made.data.rendering.truncation) == (4, 1e-4, "drop")
     assert (made.model.model, made.data.dataset) == ("any", (str(tmp_path / "pairs.jsonl"),))
+
+
+def test_a_flag_that_gives_a_setting_its_default_wins_over_the_file(tmp_path, monkeypatch, capsys):
+    text = "max_seq_len: 256\ntruncation: drop\nlr: 0.001\n"
+    config, folder = configured(tmp_path, text), tmp_path / "runs"
+    default = RewardTrainerConfig.of(model="any", output_dir=folder).data.rendering.max_seq_len
+    of_file, of_flag = (runs._settings(config, "full", 0, folder, 1.0, given) for given in ((), ("max_seq_len", "lr")))
+    assert (of_file.data.rendering.max_seq_len, of_flag.data.rendering.max_seq_len) == (256, default)
+    assert (of_flag.data.rendering.truncation, of_flag.learning_rate) == ("drop", 0.001)
+    assert _identity(config) == _identity(config, ("model", "dataset", "seeds", "eval_limit"))
+    assert _identity(config) != _identity(config, ("max_seq_len",))
+    words = f"--model any --dataset {tmp_path}/pairs.jsonl --train --train-config {tmp_path}/run.yaml"
+
+    def told(config, given):
+        raise ConfigError(" ".join(sorted(given)))
+
+    monkeypatch.setattr("rewardlab.diagnosing.run.diagnose", told)
+    with pytest.raises(SystemExit):
+        main(["diagnose", *words.split(), "--max-seq-len", str(default)])
+    assert capsys.readouterr().err == "error: dataset max_seq_len model train train_config\n"
 
 
 def test_earlier_names_are_known(tmp_path):

@@ -12,7 +12,8 @@ from rewardlab.diagnosing.config import DiagnoseConfig
 
 def diagnose(arguments: Sequence[str]) -> None:
     """Run all controls and print their report. Exit status: 0 if no control failed, 1 if one did, 2 for an error."""
-    config = parse_command(DiagnoseConfig, arguments, "diagnose")
+    given: set[str] = set()
+    config = parse_command(DiagnoseConfig, arguments, "diagnose", given_names=given)
     from rewardlab.data.dataset_names import require_sources
 
     require_sources(config.data)
@@ -20,7 +21,7 @@ def diagnose(arguments: Sequence[str]) -> None:
     from rewardlab.diagnosing.run import diagnose
     from rewardlab.diagnosing.verdicts import exit_status
 
-    diagnosis = diagnose(config)
+    diagnosis = diagnose(config, given=given)
     print_report(text_report(diagnosis))
     if status := exit_status(diagnosis.findings):
         sys.stdout.flush()

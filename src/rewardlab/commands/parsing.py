@@ -87,17 +87,19 @@ def parse_command(
     conventions: Conventions | None = None,
     *,
     more: str = "",
+    given_names: set[str] | None = None,
 ) -> Settings:
     """Return the settings of a command from its arguments; its help begins with its purpose. Raises as `parse` does.
 
     `command` is the command's name: `data TOOL` for a tool of `rewardlab data`, and likewise for other groups. `more`
-    is further text for the help.
+    is further text for the help, and `given_names` as for `parse`.
     """
     if command in MODELS_FIRST:
         arguments = _models_behind_a_flag(arguments, MODELS_FIRST[command])
     group, _, tool = command.partition(" ")
     purpose = TOOL_PURPOSES[group][tool] if tool else PURPOSES[group]
-    return parse(settings_type, arguments, command, f"{purpose}\n\n{more}" if more else purpose, conventions)
+    purpose = f"{purpose}\n\n{more}" if more else purpose
+    return parse(settings_type, arguments, command, purpose, conventions, given_names=given_names)
 
 
 def listed(purposes: Mapping[str, str]) -> list[str]:

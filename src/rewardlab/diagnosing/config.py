@@ -36,7 +36,7 @@ class DiagnoseRunConfig:
     """Run every control as a training run, instead of fitting heads on frozen states; runs that are done are kept."""
     train_config: Path | None = None
     """Settings of these runs, as `rewardlab train --config` reads them, presets and TRL's files too. Flags given here
-    win over it, but for those that give a setting its default."""
+    win over it."""
     cache: bool = True
     """Keep states on disk ($REWARDLAB_CACHE/states), where the probe keeps its own."""
     micro_token_budget: int = 8192

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,20 +32,22 @@ FREE: Final = ("overwrite", "seeds", "most_from_length", "most_from_shortcut", "
 """Settings that change no run and no state."""
 
 
-def diagnose(config: DiagnoseConfig) -> Diagnosis:
+def diagnose(config: DiagnoseConfig, *, given: Collection[str] = ()) -> Diagnosis:
     """Run all controls as `config` says, write diagnose.json and diagnose.md, and return what was found.
+
+    `given` are names of settings that win over `train_config`, those with their defaults too; all others do.
 
     Raises a subclass of RewardlabError for anything the user can fix.
     """
     require_inputs(config.model, config.data)
     with only_writer(config.run.output_dir):
         started = time.perf_counter()
-        _claim(config)
+        _claim(config, given)
         seeds = range(config.run.seed, config.run.seed + config.run.seeds)
         if config.run.train:
             from rewardlab.diagnosing.runs import run_trained
 
-            arms, test, facts = run_trained(config, seeds, config.run.output_dir / RUNS)
+            arms, test, facts = run_trained(config, seeds, config.run.output_dir / RUNS, given=given)
             ceiling = None  # each seed holds out other rows, and only their outcomes are kept
         else:
             computed = compute_states(config)
@@ -87,7 +89,7 @@ def _diagnosis(
     )
 
 
-def _claim(config: DiagnoseConfig) -> None:
+def _claim(config: DiagnoseConfig, given: Collection[str] = ()) -> None:
     """Make the output folder ready. Raises ConfigError if it holds anything but the results of this configuration."""
     folder = config.run.output_dir
     if folder.exists() and not folder.is_dir():
@@ -95,7 +97,7 @@ def _claim(config: DiagnoseConfig) -> None:
     inside = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
     if inside and BEGUN not in inside:
         raise ConfigError(f"--output-dir {folder}: holds files that diagnose did not write. Name another folder.")
-    wanted = _identity(config)
+    wanted = _identity(config, given)
     if inside and _begun(folder / BEGUN) != wanted:
         if not config.run.overwrite:
             raise ConfigError(
@@ -109,7 +111,7 @@ def _claim(config: DiagnoseConfig) -> None:
     write_json(folder / BEGUN, {"config": to_mapping(config), "identity": wanted})
 
 
-def _identity(config: DiagnoseConfig) -> str:
+def _identity(config: DiagnoseConfig, given: Collection[str] = ()) -> str:
     """Return the hash of all that decides what is kept of earlier calls.
 
     More seeds, and other limits for the verdicts, are the same. With `--train` it changes with the content of the
@@ -125,12 +127,15 @@ def _identity(config: DiagnoseConfig) -> str:
     )
     if not config.run.train:
         return config_hash(same)
-    from rewardlab.diagnosing.runs import MODES, read_train_config, sources_of
+    from rewardlab.diagnosing.runs import MODES, read_train_config, sources_of, winning
 
     settings = read_train_config(config.run.train_config)
-    contents = [fingerprint(source) for source in sources_of(config, config.run.output_dir)]
+    contents = [fingerprint(source) for source in sources_of(config, config.run.output_dir, given=given)]
     files = _files_of(Path(config.model.model))
-    return sha256_json([config_hash(same.replace(train_config=None)), settings, contents, files, dict(MODES)])
+    decided = [config_hash(same.replace(train_config=None)), settings, contents, files, dict(MODES)]
+    # Other settings that win over the file are in the first hash.
+    defaults = sorted((winning(config, given).keys() - winning(config).keys()) & settings.keys())
+    return sha256_json([*decided, defaults] if defaults else decided)
 
 
 def _files_of(folder: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -65,7 +65,7 @@ BASELINES: Final[Mapping[str, str]] = {"length only": "length_only", "bag of wor
 
 
 def run_trained(
-    config: DiagnoseConfig, seeds: Sequence[int], folder: Path
+    config: DiagnoseConfig, seeds: Sequence[int], folder: Path, *, given: Collection[str] = ()
 ) -> tuple[dict[str, Arm], dict[str, Arm], dict[str, Any]]:
     """Return (control -> accuracies of its runs on held-out conversations, the same on test data, facts).
 
@@ -78,7 +78,7 @@ def run_trained(
     for seed in seeds:
         kept = 1.0
         for name in (*MODES, "random_subset"):
-            settings = _settings(config, name, seed, folder / name / f"seed_{seed}", kept)
+            settings = _settings(config, name, seed, folder / name / f"seed_{seed}", kept, given)
             if settings is None or name in not_run:
                 continue
             done, why = _run_or_why(settings, name)
@@ -91,7 +91,7 @@ def run_trained(
                     found.setdefault(control, []).append(right)
     if "random_subset" in not_run:
         not_run.setdefault("length_matched", not_run["random_subset"])
-    of_prompts = _conversations(config, seeds, folder)
+    of_prompts = _conversations(config, seeds, folder, given)
     arms = _arms(outcomes, len(seeds), of_prompts["selection"])
     if "full" not in arms:
         raise DataError("--train: of some seed nothing but ties was held out, so there is no accuracy. Name more data.")
@@ -129,9 +129,9 @@ def _run_or_why(settings: RewardTrainerConfig, name: str) -> tuple[Mapping[str, 
     return done, None
 
 
-def sources_of(config: DiagnoseConfig, folder: Path) -> Iterator[Source]:
+def sources_of(config: DiagnoseConfig, folder: Path, *, given: Collection[str] = ()) -> Iterator[Source]:
     """Yield the datasets that the runs read."""
-    settings = _settings(config, "full", config.run.seed, folder, 1.0)
+    settings = _settings(config, "full", config.run.seed, folder, 1.0, given)
     assert settings is not None
     for named in all_named(settings.data):
         yield from named.sources()
@@ -148,14 +148,15 @@ def _told(name: str, done: Mapping[str, Any], of: str) -> Iterator[tuple[str, Ma
             yield control, done[f"{of}{ending}"]
 
 
-def _settings(config: DiagnoseConfig, name: str, seed: int, folder: Path, kept: float) -> RewardTrainerConfig | None:
-    """Return the settings of a run; None for a random subset if all pairs are of equal length."""
+def _settings(
+    config: DiagnoseConfig, name: str, seed: int, folder: Path, kept: float, given: Collection[str] = ()
+) -> RewardTrainerConfig | None:
+    """Return the settings of a run; None for a random subset if all pairs are of equal length.
+
+    The file of `--train-config` says what neither is among `given` nor has another value than its default.
+    """
     values = read_train_config(config.run.train_config)
-    own = to_mapping(config)
-    for section in (config.data, config.model, config.compute):
-        named = to_mapping(section)
-        given = (setting for setting in named if setting in own)
-        values |= {name: own[name] for name in given if name == "model" or own[name] != _default(name)}
+    values |= winning(config, given)
     values |= {"output_dir": str(folder), "seed": seed, "diagnostic_seed": seed, "resume": "auto", "overwrite": False}
     values |= MODES.get(name, {})
     if name == "random_subset":
@@ -169,6 +170,18 @@ def _settings(config: DiagnoseConfig, name: str, seed: int, folder: Path, kept: 
     if made.data.selection.eval_fraction == 0 and not made.data.selection.eval_dataset:
         raise ConfigError("--train: the runs hold nothing out. Leave --eval-fraction above 0 in --train-config.")
     return made
+
+
+def winning(config: DiagnoseConfig, given: Collection[str] = ()) -> dict[str, object]:
+    """Return the settings of data, model and computing that win over those of `--train-config`: the model, those of
+    `given`, and those with another value than their default."""
+    known = {name for section in (config.data, config.model, config.compute) for name in to_mapping(section)}
+    defaults = to_mapping(RewardTrainerConfig.of(model="any", output_dir=Path("any")))
+    return {
+        name: value
+        for name, value in to_mapping(config).items()
+        if name in known and (name in {"model", *given} or value != defaults.get(name))
+    }
 
 
 def read_train_config(path: Path | None) -> dict[str, object]:
@@ -196,11 +209,6 @@ def _as_train_reads(path: Path, content: str) -> Mapping[str, object]:
     if values.get("publish_to") is not None:
         logger.warning("%s: publish_to is left out: the models of controls are not for use", where)
     return {name: value for name, value in values.items() if not name.startswith("publish_")}
-
-
-def _default(setting: str) -> object:
-    """Return the default of a setting, as JSON holds it."""
-    return to_mapping(RewardTrainerConfig.of(model="any", output_dir=Path("any"))).get(setting)
 
 
 def _rows_of(folder: Path) -> int:
@@ -268,7 +276,9 @@ def _right(result: EvalResult) -> Iterator[tuple[str, float]]:
             yield f"{name} {seen[name]}", float(np.heaviside(ahead if label > 0.5 else -ahead, 0.5))
 
 
-def _conversations(config: DiagnoseConfig, seeds: Sequence[int], folder: Path) -> dict[str, dict[str, str]]:
+def _conversations(
+    config: DiagnoseConfig, seeds: Sequence[int], folder: Path, given: Collection[str]
+) -> dict[str, dict[str, str]]:
     """Return `selection` and `test` -> prompt key -> its conversation, which has one name over all seeds.
 
     They are told apart as for heads, by `find_roots`, in the data that the seeds read together: with a limit each seed
@@ -276,7 +286,7 @@ def _conversations(config: DiagnoseConfig, seeds: Sequence[int], folder: Path) -
     """
     found: dict[str, list[Texts]] = {}
     for seed in seeds:
-        settings = _settings(config, "full", seed, folder, 1.0)
+        settings = _settings(config, "full", seed, folder, 1.0, given)
         assert settings is not None
         settings = _settled(settings)
         settings = settings.replace(max_seq_len=settle_length(settings.model, settings.data.rendering))
