@@ -217,3 +217,51 @@ def test_majorities_of_annotators_that_go_round_are_no_defect_of_the_file() -> N
     assert scores("cycles", facts_of([{**row, "comparisons": unnamed}])) == [3]
     parts = [{**row, "comparisons": judged[number::3]} for number in range(3)]
     assert max(scores("cycles", facts_of(parts))) == 3, "rows that go round are a defect of the file"
+
+
+def essay(number: int, words: int, *, seed: str = "") -> str:
+    """A text of its own words."""
+    return " ".join(f"{seed}{number}w{place}" for place in range(words))
+
+
+def pair(prompt: str, chosen: str, rejected: str, *, system: str | None = None) -> dict[str, object]:
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    return {"prompt": [*turns, {"role": "user", "content": prompt}], "chosen": chosen, "rejected": rejected}
+
+
+ARTICLE, BASIL, FERN, MOSS = (essay(number, words) for number, words in enumerate((400, 40, 40, 40)))
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        pytest.param(pair(ARTICLE, BASIL, FERN + " end"), [0, 2], id="the same judgement, a word longer"),
+        pytest.param(pair(ARTICLE + " end", BASIL, FERN), [0, 2], id="the same judgement, of a prompt a word longer"),
+        pytest.param(pair(ARTICLE, BASIL, MOSS), [0, 0], id="another reply to a long prompt"),
+        pytest.param(pair(ARTICLE + " end", FERN, BASIL), [0, 0], id="judged the other way"),
+        pytest.param(pair(ARTICLE, BASIL, FERN + " end", system="Be brief."), [0, 0], id="under another system turn"),
+        pytest.param(pair(ARTICLE, FERN, BASIL, system="Be brief."), [0, 0], id="steered by the system turn"),
+    ],
+)
+def test_rows_are_near_duplicates_if_they_judge_similar_replies_alike(
+    second: dict[str, object], expected: list[int]
+) -> None:
+    assert scores("near-duplicates", facts_of([pair(ARTICLE, BASIL, FERN), second])) == expected
+
+
+def test_pairs_of_similar_replies_are_near_duplicates_only_if_their_texts_are_the_same() -> None:
+    """Which of two similar replies is better is told by their few differences, which similarity does not see."""
+    rows = [pair(ARTICLE, BASIL, BASIL + " end"), pair(ARTICLE + " end", BASIL + " end", BASIL)]
+    assert scores("near-duplicates", facts_of(rows)) == [0, 0]
+    rows = [pair(ARTICLE, BASIL, BASIL + " end"), pair(ARTICLE + " end", BASIL, BASIL + " end")]
+    assert scores("near-duplicates", facts_of(rows)) == [0, 2]
+
+
+def test_each_comparison_of_a_prompt_with_many_replies_stays() -> None:
+    replies = [essay(number, 40) for number in range(1, 5)]
+    rows = [pair(ARTICLE, better, worse) for place, better in enumerate(replies) for worse in replies[place + 1 :]]
+    facts = facts_of(rows)
+    assert scores("near-duplicates", facts) == [0] * 6
+    # The same facts, twice: the second half copies the first, with a word more.
+    rows += [pair(ARTICLE + " end", str(row["chosen"]), str(row["rejected"])) for row in rows]
+    assert scores("near-duplicates", facts_of(rows)) == [0] * 6 + [2] * 6

@@ -80,6 +80,8 @@ def near_groups(signatures_TH: Signatures, *, threshold: float = THRESHOLD) -> N
     Two texts of a group need not be similar themselves: a chain of similar texts connects them. Which texts share a
     group does not depend on their order. Each text without words is a group by itself.
 
+    Signatures may have fewer hashes than `PERMUTATIONS`, the same ones of each text: the estimate is coarser then.
+
     Memory: the signatures twice, and some megabytes.
     """
     assert 0 < threshold <= 1, threshold
@@ -106,10 +108,11 @@ def numbered(labels: Numbers) -> Numbers:
 def _components(signatures_UH: Signatures, threshold: float) -> Numbers:
     """Return [texts] the index of the first text of each text's group. All signatures must differ."""
     num_texts = len(signatures_UH)
-    rows = _rows_of_band(threshold)
+    num_hashes = signatures_UH.shape[1]
+    rows = _rows_of_band(threshold, num_hashes)
     # [bands, texts]
-    bands = [_keys(signatures_UH[:, first : first + rows]) for first in range(0, PERMUTATIONS, rows)]
-    needed = math.ceil(threshold * PERMUTATIONS - 1e-9)
+    bands = [_keys(signatures_UH[:, first : first + rows]) for first in range(0, num_hashes, rows)]
+    needed = math.ceil(threshold * num_hashes - 1e-9)
     group_U = np.arange(num_texts)
     for band in range(len(bands)):
         edges = []
@@ -139,13 +142,13 @@ def _joined(group_U: Numbers, edges_E2: Numbers) -> Numbers:
     return joined
 
 
-def _rows_of_band(threshold: float) -> int:
+def _rows_of_band(threshold: float, num_hashes: int) -> int:
     """Return the largest band, in hashes, with which a pair at the threshold shares a band with probability `RECALL`.
 
     Pairs of similarity s share one of b bands of r hashes with probability 1 − (1 − s^r)^b.
     """
     for rows in BAND_ROWS:
-        if 1 - (1 - threshold**rows) ** (PERMUTATIONS // rows) >= RECALL:
+        if 1 - (1 - threshold**rows) ** (num_hashes // rows) >= RECALL:
             return rows
     return BAND_ROWS[-1]
 

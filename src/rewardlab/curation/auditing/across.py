@@ -73,9 +73,16 @@ def duplicates(facts: Facts, near: float) -> Scored:
 
 
 def near_duplicates(facts: Facts, near: float) -> Scored:
-    """Score rows and prompts that are similar to others but not equal."""
-    sizes_P, is_first_P, rows = _alike(facts.parts_P, facts.whole_P, facts.whole_signatures_PH, near)
-    prompt_sizes_P, _, prompts = _alike(facts.parts_P, facts.texts.prompts_P, facts.prompt_signatures_PH, near)
+    """Score rows and prompts that are similar to others but not equal.
+
+    Of rows, prompt and replies together must be similar, and what is judged the same: a long prompt makes rows similar
+    that judge other replies to it.
+    """
+    groups_P = _near_groups(facts.parts_P, facts.whole_P, facts.whole_signatures_PH, near)
+    groups_P = numbers_of(groups_P, facts.systems_P, _judged_alike(facts, groups_P, near))
+    sizes_P, is_first_P, rows = _alike(groups_P, facts.whole_P)
+    groups_P = _near_groups(facts.parts_P, facts.texts.prompts_P, facts.prompt_signatures_PH, near)
+    prompt_sizes_P, _, prompts = _alike(groups_P, facts.texts.prompts_P)
     return Scored(
         scores={
             "near-duplicates": facts.spread(np.where(is_first_P, 0, sizes_P)),
@@ -85,32 +92,59 @@ def near_duplicates(facts: Facts, near: float) -> Scored:
     )
 
 
-def _alike(parts_P: Integers, texts_P: Hashes, signatures_PH: Signatures, near: float) -> tuple[Numbers, Mask, int]:
-    """Return ([P] different texts of the group of each text, [P] whether a row may stay, number of groups).
-
-    The first text of a group may stay, and so may rows with the same text as an earlier row, which other checks find.
-    """
-    sizes_P = np.zeros(len(parts_P), dtype=np.int64)
-    stays_P = np.ones(len(parts_P), dtype=bool)
+def _near_groups(parts_P: Integers, texts_P: Hashes, signatures_PH: Signatures, near: float) -> Numbers:
+    """Return [P] the number of each row's group of similar texts of its split."""
+    groups_P = np.zeros(len(parts_P), dtype=np.int64)
     num_groups = 0
     for part in np.unique(parts_P):
         own = np.flatnonzero(parts_P == part)
         _, first_N, of_own = np.unique(texts_P[own], return_index=True, return_inverse=True)
-        order = np.argsort(first_N)
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
-        first_N, of_own = first_N[order], rank[of_own.reshape(-1)]
-        # Put the texts in the order of their first rows, since groups are numbered by their first text.
         groups_N = near_groups(signatures_PH[own[first_N]], threshold=near)
-        sizes_G = np.bincount(groups_N, minlength=1)
-        _, first_text_G = np.unique(groups_N, return_index=True)
-        is_first_N = np.zeros(len(first_N), dtype=bool)
-        is_first_N[first_text_G] = True
-        sizes_P[own] = sizes_G[groups_N[of_own]]
-        goes = np.flatnonzero(~is_first_N)
-        stays_P[own[first_N[goes]]] = False
-        num_groups += int((sizes_G > 1).sum())
-    return sizes_P, stays_P, num_groups
+        groups_P[own] = num_groups + groups_N[of_own.reshape(-1)]
+        num_groups += int(groups_N.max(initial=-1)) + 1
+    return groups_P
+
+
+def _judged_alike(facts: Facts, groups_P: Numbers, near: float) -> Numbers:
+    """Return [P] a number for each row: rows of one group have the same where they judge similar replies alike.
+
+    Two judgements are alike if the preferred replies are similar, and so are the others. Replies of one judgement that
+    are similar to each other must be the same texts in both rows. All rows that are alone in their group get 0.
+    """
+    wanted_P = np.bincount(groups_P)[groups_P] > 1 if len(groups_P) else np.zeros(0, dtype=bool)
+    wanted_J, wanted_R = wanted_P[facts.owners_J], wanted_P[facts.texts.owners_R]
+    first_J, second_J, owners_J = facts.first_J[wanted_J], facts.second_J[wanted_J], facts.owners_J[wanted_J]
+    replies_N, first_N = np.unique(facts.texts.replies_R[wanted_R], return_index=True)
+    groups_N = near_groups(facts.reply_signatures_RH[wanted_R][first_N], threshold=near)
+    one_J, other_J = (groups_N[np.searchsorted(replies_N, side)] for side in (first_J, second_J))
+    is_exact_J = one_J == other_J
+    one_J = np.where(is_exact_J, np.searchsorted(replies_N, first_J) + len(groups_N), one_J)
+    other_J = np.where(is_exact_J, np.searchsorted(replies_N, second_J) + len(groups_N), other_J)
+    lean_J = np.sign(np.round(facts.label_J[wanted_J].astype(np.float64) - 0.5, 6)) * np.where(one_J < other_J, 1, -1)
+    kinds_J = numbers_of(np.minimum(one_J, other_J), np.maximum(one_J, other_J), lean_J.astype(np.int8))
+    judged: dict[int, set[int]] = {}
+    for owner, kind in zip(owners_J.tolist(), kinds_J.tolist(), strict=True):
+        judged.setdefault(owner, set()).add(kind)
+    numbers: dict[frozenset[int], int] = {}
+    alike_P = np.zeros(len(groups_P), dtype=np.int64)
+    for owner, kinds in judged.items():
+        alike_P[owner] = numbers.setdefault(frozenset(kinds), len(numbers) + 1)
+    return alike_P
+
+
+def _alike(groups_P: Numbers, texts_P: Hashes) -> tuple[Numbers, Mask, int]:
+    """Return ([P] different texts of each row's group, [P] whether a row may stay, groups of more than one text).
+
+    The first text of a group may stay, and so may rows with the same text as an earlier row, which other checks find.
+    """
+    # A text may be in several groups: in those of two splits, or judged both ways.
+    _, first_N = np.unique(numbers_of(groups_P, texts_P), return_index=True)
+    sizes_G = np.bincount(groups_P[first_N], minlength=1)
+    first_G = np.full(len(sizes_G), len(groups_P), dtype=np.int64)
+    np.minimum.at(first_G, groups_P[first_N], first_N)
+    stays_P = np.ones(len(groups_P), dtype=bool)
+    stays_P[first_N[first_N != first_G[groups_P[first_N]]]] = False
+    return sizes_G[groups_P], stays_P, int((sizes_G > 1).sum())
 
 
 def contradictions(facts: Facts, near: float) -> Scored:

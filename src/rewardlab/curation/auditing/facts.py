@@ -1,8 +1,9 @@
 """The facts that an audit keeps about each row: its scores by checks that need no other row, and hashes of its texts.
 
-They are computed chunk by chunk, in worker processes. A row takes about 1.3 kB, most of it two MinHash signatures,
-however long its texts are. Legend: U rows (in long-form data, pairs of rows), P the rows that are preferences, R the
-replies of all preferences, J their judgements, H permutations.
+They are computed chunk by chunk, in worker processes. A pair takes about 1.6 kB, most of it MinHash signatures (of its
+prompt, of its whole text, and short ones of its replies), however long its texts are. Legend: U rows (in long-form
+data, pairs of rows), P the rows that are preferences, R the replies of all preferences, J their judgements, H
+permutations.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ ROW_CHECKS = tuple(check.name for check in (*OF_ROWS, *AGAINST))
 """The checks whose scores need no other row: the columns of `scores_UC`."""
 CUTS = ("prompt tokens cut", "replies shortened", "reply tokens cut", "replies left out", "rows left out")
 """The effects of truncation: the columns of `cuts_UX`. Each conversation of a row is cut, and counted, by itself."""
+REPLY_HASHES = 64
+"""Hashes kept of the signature of each reply, which is looked at only where whole rows are similar."""
 MAX_DETAILS = 1_000
 """For each check, details of what was found are kept for at most this many rows."""
 
@@ -52,6 +55,10 @@ class Facts:
     """[P] hash of prompt and replies."""
     prompt_signatures_PH: Signatures
     whole_signatures_PH: Signatures
+    reply_signatures_RH: Signatures
+    """[R, REPLY_HASHES] the beginnings of the signatures of single replies."""
+    systems_P: Hashes
+    """[P] hash of the system turns, which signatures leave out."""
     owners_J: Numbers
     """[J] index of the preference."""
     first_J: Hashes
@@ -99,7 +106,7 @@ class Facts:
             long_R=self.texts.long_R[wanted_R],
             owners_R=renumbered_P[self.texts.owners_R[wanted_R]],
         )
-        wanted = {"U": wanted_U, "P": wanted_P, "J": wanted_J}
+        wanted = {"U": wanted_U, "P": wanted_P, "R": wanted_R, "J": wanted_J}
         chosen = {name: getattr(self, name)[wanted[axis]] for name, axis in ARRAYS.items()}
         chosen["owners_J"] = renumbered_P[self.owners_J[wanted_J]]
         renumbered_U = np.cumsum(wanted_U) - 1

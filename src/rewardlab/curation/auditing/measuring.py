@@ -14,7 +14,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import STOP
 from rewardlab.core.types import Conversation, Preference
 from rewardlab.curation.auditing import texts as of_text
-from rewardlab.curation.auditing.facts import CUTS, ROW_CHECKS, Facts
+from rewardlab.curation.auditing.facts import CUTS, REPLY_HASHES, ROW_CHECKS, Facts
 from rewardlab.curation.auditing.overlaps import Others, text_of_prompt
 from rewardlab.curation.near import SHINGLE_WORDS, least_hashes
 from rewardlab.curation.rows import ReadRow
@@ -72,8 +72,8 @@ class _Words:
     replies: list[list[int]]
     folded: list[str]
     """The replies, like the last turn."""
-    system: int
-    """Words of the system turns."""
+    system: list[int]
+    """The words of the system turns."""
 
 
 def measure(plan: Plan, rows: Sequence[ReadRow]) -> Facts:
@@ -126,7 +126,7 @@ def _text_of(turns: Conversation) -> str:
 def _words(preference: Preference, known: WordHashes) -> _Words:
     prompt = [known[word] for word in words_of(text_of_prompt(preference.prompt))]
     replies = [words_of(_text_of(reply)) for reply in preference.replies]
-    system = sum(len(turn.content.split()) for turn in preference.prompt if turn.role == "system")
+    system = [known[word] for turn in preference.prompt if turn.role == "system" for word in words_of(turn.content)]
     last = next((turn.content for turn in reversed(preference.prompt) if turn.role == "user"), "")
     return _Words(
         prompt=prompt,
@@ -211,7 +211,7 @@ def _score_words(of_P: Sequence[int], words: Sequence[_Words], limit: int, found
     """Score how many words the longest conversation, and the longest reply, have above a limit."""
     for number, own in zip(of_P, words, strict=True):
         for reply in own.replies:
-            length = own.system + len(own.prompt) + len(reply)
+            length = len(own.system) + len(own.prompt) + len(reply)
             if length > limit:
                 found.note("overlong", number, length - limit, f"{length:,} words")
                 found.note("overlong-replies", number, len(reply) - limit, f"a reply of {len(reply):,} words")
@@ -287,6 +287,8 @@ def _facts(
     least = least_hashes(*shingles_of(parts, SHINGLE_WORDS))
     starts = np.cumsum([0, *(1 + len(own.replies) for own in words)])[:-1]
     whole = np.minimum.reduceat(least, starts) if len(starts) else least
+    is_reply = np.ones(len(parts), dtype=bool)
+    is_reply[starts] = False
     judged = [(p, one) for p, preference in enumerate(kept) for one in preference.comparisons]
     lengths = [[len(reply) for reply in own.replies] for own in words]
     return Facts(
@@ -301,6 +303,8 @@ def _facts(
         whole_P=_hashed([tuple(sorted(own)) for own in keys], texts),
         prompt_signatures_PH=least[starts].astype(np.uint16),
         whole_signatures_PH=whole.astype(np.uint16),
+        reply_signatures_RH=least[is_reply, :REPLY_HASHES].astype(np.uint16),
+        systems_P=np.array([hash(tuple(own.system)) & (2**64 - 1) for own in words], dtype=np.uint64),
         owners_J=np.array([p for p, _ in judged], dtype=np.int64),
         first_J=np.array([keys[p][one.first] for p, one in judged], dtype=np.uint64),
         second_J=np.array([keys[p][one.second] for p, one in judged], dtype=np.uint64),
