@@ -352,6 +352,12 @@ class TestRecognition:
         assert caught.value.cause == "missing_field"
         assert "no 'chosen'; its nearest formats: K-wise lacks 'scores' or 'ranking'; " in caught.value.detail
 
+    def test_a_row_that_fits_another_format_names_it(self) -> None:
+        rules = Rules(source="rows", reading=ReadingConfig(), seed=0)
+        row = {"prompt": "a", "responses": ["b", "c"], "scores": [1, 2]}
+        with pytest.raises(UnusableRowError, match="no 'chosen'; its columns are those of K-wise, and a dataset is"):
+            read_rows([row], schema=recognise(PAIR, "x:1"), place="x:2", rules=rules)
+
 
 def test_details_are_short_whatever_the_row_holds() -> None:
     with pytest.raises(UnusableRowError) as caught:

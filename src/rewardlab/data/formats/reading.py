@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from rewardlab.data.formats.known import nearest
+from rewardlab.data.formats.known import SCHEMAS, nearest
 from rewardlab.data.formats.mapping import mapped
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules
 from rewardlab.data.rows import CappedRow, Row, UnusableRowError, media_of, require_bounded
+
+ONE: Final = "a dataset is read by the format of its first row: rows of another belong into a file of their own"
 
 
 def read_rows(rows: Sequence[Row], *, schema: Schema, place: str, rules: Rules) -> ParsedRow:
@@ -38,11 +41,15 @@ def read_rows(rows: Sequence[Row], *, schema: Schema, place: str, rules: Rules) 
 def _require_fields(row: Row, schema: Schema) -> None:
     """Raise UnusableRowError if a column that the schema needs is absent or null.
 
-    If it is absent, the row may be of another format, and the nearest ones are named.
+    If it is absent, the row may be of another format: the one that it fits is named, or the nearest ones.
     """
     try:
         schema.require_fields(row)
     except UnusableRowError as unusable:
         if not schema.lacks(row):
             raise
-        raise UnusableRowError(unusable.cause, f"{unusable.detail}; its nearest formats: {nearest(row)}") from None
+        fits = next((known.name for known in SCHEMAS if known is not schema and not known.lacks(row)), None)
+        other = (
+            f"its nearest formats: {nearest(row)}" if fits is None else f"its columns are those of {fits}, and {ONE}"
+        )
+        raise UnusableRowError(unusable.cause, f"{unusable.detail}; {other}") from None
