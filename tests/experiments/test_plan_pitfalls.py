@@ -114,6 +114,21 @@ def test_a_metric_that_nothing_measures_is_refused_before_the_search(tmp_path: P
     assert any("phase s: search: 'acuracy'" in one for one in told(tmp_path, PLAN + search, "error"))
 
 
+def test_test_data_with_too_few_prompts_for_a_verdict_are_told_before_the_runs(tmp_path: Path) -> None:
+    few = "the test data have 9 prompts, and a verdict needs at least 10: it will stay undecided"
+    claims = (
+        '  costs: "peak_memory(smooth) < 2 * peak_memory(plain)"\n'
+        '  chosen: "accuracy(smooth, on=\\"validation\\") > 0.5"\n'
+    )
+    text = PLAN + claims + "assume: {test_comparisons: 900, test_prompts: %d}\n"
+    warned = [one for one in told(tmp_path, text % 9, "warning") if few in one]
+    assert {one.partition(":")[0] for one in warned} == {*read_plan(tmp_path / "plan.yaml").hypotheses} - {
+        "costs",
+        "chosen",
+    }
+    assert not [one for one in told(tmp_path, text % 10, "warning") if "a verdict needs" in one]
+
+
 def test_hours_that_cannot_be_estimated_are_told(tmp_path: Path) -> None:
     (warning,) = told(tmp_path, PLAN + "budget: {hours: 1.0e-10}\n", "warning")
     assert "cannot be estimated (state assume.tflops)" in warning

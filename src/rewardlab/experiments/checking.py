@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import brief, number_of
 from rewardlab.experiments.bands import Bands
@@ -110,7 +111,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
         if left := sorted({term.arm for term in claim.terms if term.arm in plan.left_out}):
             problems.append(Problem(level="warning", text=f"{name}: is not tested at this scale: no {', '.join(left)}"))
             continue
-        problems += about_values(name, claim, runs)
+        problems += [*about_values(name, claim, runs), *_about_few_prompts(name, claim, prompts)]
         design = Design(
             seeds=min(len(_seeds(runs, term.arm)) for term in claim.terms),
             prompts=prompts,
@@ -164,6 +165,14 @@ def assumed_of(plan: Plan) -> tuple[Assumed, str]:
     if {"disagreeing", "disagreeing_seeds"} & said.keys():
         said["alike"] = {}
     return replace(default, **said), f"{source}, except for what the plan states" if said else source
+
+
+def _about_few_prompts(name: str, claim: Claim, prompts: int) -> Iterator[Problem]:
+    """Yield a warning for a claim about test data that have too few prompts for any verdict."""
+    judged = [term for term in claim.terms if term.step is None and quantity_named(term.quantity).source == "scores"]
+    if 0 < prompts < MIN_CLUSTERS and any(term.on == "test" for term in judged):
+        text = f"{name}: the test data have {number_of(prompts, 'prompt')}, and a verdict needs at least {MIN_CLUSTERS}"
+        yield Problem(level="warning", text=f"{text}: it will stay undecided, whatever the runs do")
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
