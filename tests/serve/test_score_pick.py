@@ -105,3 +105,29 @@ def test_the_best_reply_is_picked_the_first_of_several_and_failures_are_said(tmp
 def test_there_is_nothing_to_pick_from_single_replies(tmp_path):
     source = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b"}])
     assert "no row has `responses`" in refusal(source, tmp_path / "best.jsonl", ScoreSettings(pick="best"))
+
+
+def turn(text: str, role: str = "assistant") -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_replies_that_are_turns_are_scored_as_their_texts_and_picked_as_texts(tmp_path, ending):
+    """TRL keeps a completion as a list with the assistant's turn."""
+    prompt = [turn("p", "user")]
+    pq.write_table(
+        pa.Table.from_pylist([{"prompt": prompt, "responses": [[turn("a")], [turn("bbb")]]}]), tmp_path / "rows.parquet"
+    )
+    best = max("a", "bbb", key=score_of)
+    (row,) = scored(tmp_path / "rows.parquet", tmp_path / f"best{ending}", ScoreSettings(pick="best"))
+    assert row["response"] == best
+    assert float(row["score"]) == score_of(best)
+    alone = [{"prompt": prompt, "response": reply} for reply in ([turn("a")], turn("a"), "a")]
+    found = scored(write_jsonl(tmp_path / "alone.jsonl", alone), tmp_path / "scored.jsonl")
+    assert found == [{**one, "score": score_of("a")} for one in alone]
+
+
+@pytest.mark.parametrize("reply", [[turn("a"), turn("b", "user"), turn("c")], [turn("a", "user")], []])
+def test_a_reply_of_other_turns_is_refused(tmp_path, reply):
+    source = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "p", "response": reply}])
+    assert "a response as messages has to be one assistant turn" in refusal(source, tmp_path / "scored.jsonl")

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.terminal import plural
 from rewardlab.serve.file_scoring.journal import Outcome
-from rewardlab.serve.file_scoring.rows import Survey, asks_for_several
+from rewardlab.serve.file_scoring.rows import Survey, asks_for_several, reply_text
 
 PAIRS: Final = {"score": "scores", "score_error": "score_errors", "score_std": "score_stds"}
 """Columns that scoring writes for one reply -> for several."""
@@ -154,7 +154,7 @@ class Columns:
             return several
         best = result.best()
         chosen: dict[str, Any] = {
-            "response": None if best is None else row["responses"][best],
+            "response": None if best is None else reply_text(row["responses"][best]),
             "response_index": best,
             "score": None if best is None else result.scores[best],
         }

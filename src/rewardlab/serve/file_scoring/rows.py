@@ -112,9 +112,7 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
             raise TypeError(f"responses is of type {type(replies).__name__}, not a list")
         if not replies:
             raise TypeError("responses is an empty list")
-        if wrong := [type(reply).__name__ for reply in replies if not isinstance(reply, str)]:
-            raise TypeError(f"a response is of type {wrong[0]}, not text")
-        return Asked(_prompt(row["prompt"], bare=bare), tuple(replies))
+        return Asked(_prompt(row["prompt"], bare=bare), tuple(map(reply_text, replies)))
     except UnusableRowError as error:
         raise DataError(f"{where}: cannot be scored ({error.detail}). {WANTED}") from error
     except (RenderError, TypeError, AttributeError) as error:
@@ -131,6 +129,21 @@ def _prompt(value: Any, *, bare: bool | None) -> str | Conversation:
     if bare is not None:
         prompt_turns(value, bare=bare)
     return value
+
+
+def reply_text(value: Any) -> str:
+    """Return the text of a response: a text, or one assistant turn as a message or a list of it, as TRL keeps them.
+
+    Raises RenderError or TypeError for anything else.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping | list | tuple):
+        raise TypeError(f"a response is of type {type(value).__name__}, not text")
+    turns = to_messages([value] if isinstance(value, Mapping) else value)
+    if [turn.role for turn in turns] != ["assistant"]:
+        raise TypeError("a response as messages has to be one assistant turn; put whole conversations into `messages`")
+    return turns[0].content
 
 
 def _columns(row: Mapping[str, Any]) -> str:
