@@ -262,6 +262,22 @@ def test_data_of_prompts_alone_can_be_compared_with_and_rows_without_one_are_cou
     assert any(note.endswith("2 prompts; 1 row has no prompt that could be read") for note in found["notes"])
 
 
+@pytest.mark.parametrize(("prompts", "flagged"), [(10, ["a.jsonl:1", "a.jsonl:2"]), (11, ["a.jsonl:2"])])
+def test_the_wording_of_a_task_that_many_prompts_share_is_no_overlap(
+    tmp_path: Path, prompts: int, flagged: list[str]
+) -> None:
+    """Else no row of a dataset whose prompts begin like those of the other would be left."""
+    own = "so this is a question of thirteen words that stands in one prompt"
+    # Prompts that are there several times count once.
+    others = pairs(tmp_path / "others.jsonl", *(f"{RUN} {n}" for n in range(prompts)), *[f"{RUN} 0"] * 20, own)
+    path = pairs(tmp_path / "a.jsonl", f"{RUN} and mine", f"{RUN} here: {own}")
+    found = report(path, "--against", others)
+    assert [row["row"] for row in found["checks"]["overlap-13"]["rows"]] == flagged
+    assert found["checks"]["overlap-13"]["rows"][-1]["found"] == f"others.jsonl:{prompts + 21 if prompts > 10 else 1}"
+    (note,) = [note for note in found["notes"] if note.startswith("--against")]
+    assert note.endswith("left out as boilerplate: 1 run of 13 words in more than 10 of them") == (prompts > 10)
+
+
 def test_prompts_of_suites_are_found(tmp_path: Path) -> None:
     suite = tmp_path / "suite"
     suite.mkdir()

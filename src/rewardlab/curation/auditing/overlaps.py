@@ -24,6 +24,9 @@ from rewardlab.data.suites.reading import folder_of, read_suite, require_suites
 LENGTHS: Final = (13, 8)
 """Lengths in words of the runs that are compared: GPT-3 removed texts that shared a run of 13 (Brown et al. 2020), PaLM
 counted shared runs of 8."""
+MOST_PROMPTS: Final = 10
+"""A run of the first length that stands in more different prompts of the other data is boilerplate, such as the wording
+of a task, and does not count: GPT-3 ignored runs that occurred in more than 10 documents."""
 SUITES: Final = get_args(SuiteName)
 
 
@@ -36,10 +39,12 @@ class Places:
     """[G] index of the first item with each hash."""
 
     @classmethod
-    def of(cls, hashes: Sequence[Hashes], items: Sequence[Numbers]) -> Places:
-        """Return all distinct hashes, each with the first item that has it."""
-        found, first = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]), return_index=True)
-        return cls(hashes_G=found, of_G=np.concatenate([np.zeros(0, np.int64), *items])[first])
+    def of(cls, hashes: Sequence[Hashes], items: Sequence[Numbers], *, most: int | None = None) -> Places:
+        """Return all distinct hashes, each with the first item that has it; with `most`, those given no more often."""
+        joined = np.concatenate([np.zeros(0, np.uint64), *hashes])
+        found, first, counts = np.unique(joined, return_index=True, return_counts=True)
+        wanted = counts <= (len(joined) if most is None else most)
+        return cls(hashes_G=found[wanted], of_G=np.concatenate([np.zeros(0, np.int64), *items])[first[wanted]])
 
     def find(self, hashes: Hashes) -> Numbers:
         """Return for each hash the item that has it, −1 where there is none."""
@@ -60,6 +65,8 @@ class Others:
     """The runs of words of each of `LENGTHS`."""
     unread: int
     """Number of rows of datasets whose prompt could not be read."""
+    boilerplate: int
+    """Runs of the first length that are left out, since they stand in more than `MOST_PROMPTS` of the prompts."""
 
     def score(
         self,
@@ -97,23 +104,29 @@ def read_others(names: Sequence[str], *, split: str, suite_data: Path | None, ru
     runs: list[list[Hashes]] = [[] for _ in LENGTHS]
     owners: list[list[Numbers]] = [[] for _ in LENGTHS]
     known = WordHashes()
+    seen: set[int] = set()
     unread = 0
     for name, prompt in _prompts(names, suites, split, suite_data, rules):
         if prompt is None:
             unread += 1
             continue
-        words = [[known[word] for word in words_of(text_of_prompt(prompt))]]
+        key = int(prompt_key(prompt), 16)
+        words = [[known[word] for word in words_of(text_of_prompt(prompt))]] if key not in seen else []
         for place, length in enumerate(LENGTHS):
-            hashes, _ = shingles_of(_long_enough(words, length), length)
+            hashes = np.unique(shingles_of(_long_enough(words, length), length)[0])
             runs[place].append(hashes)
             owners[place].append(np.full(len(hashes), len(items)))
-        prompts.append(np.array([int(prompt_key(prompt), 16)], dtype=np.uint64))
+        prompts.append(np.array([key], dtype=np.uint64))
         items.append(name)
+        seen.add(key)
+    longer, shorter = zip(runs, owners, strict=True)
+    counted = Places.of(*longer, most=MOST_PROMPTS)
     return Others(
         names=tuple(items),
         prompts=Places.of(prompts, [np.arange(len(items))]),
-        runs=tuple(Places.of(*each) for each in zip(runs, owners, strict=True)),
+        runs=(counted, Places.of(*shorter)),
         unread=unread,
+        boilerplate=len(np.unique(np.concatenate([np.zeros(0, np.uint64), *longer[0]]))) - len(counted.hashes_G),
     )
 
 

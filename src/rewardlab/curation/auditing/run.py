@@ -22,7 +22,7 @@ from rewardlab.curation.auditing.across import FAMILIES, Scored, numbers_of
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.auditing.facts import CUTS, ROW_CHECKS, Facts, Scores, joined
 from rewardlab.curation.auditing.measuring import Plan, measure
-from rewardlab.curation.auditing.overlaps import Others, read_others
+from rewardlab.curation.auditing.overlaps import LENGTHS, MOST_PROMPTS, Others, read_others
 from rewardlab.curation.auditing.registry import CHECKS, LEAKS, Check, adjusted
 from rewardlab.curation.auditing.result import Audit, Finding, ReadSource, share_of
 from rewardlab.curation.auditing.texts import damage_finder
@@ -237,7 +237,14 @@ def _notes(config: AuditConfig, others: Others | None, rule: str | None) -> list
             if others.unread
             else ""
         )
-        notes.append(f"--against {' '.join(config.against)}: {number_of(len(others.names), 'prompt')}{unread}")
+        common = (
+            f"; left out as boilerplate: {number_of(others.boilerplate, 'run')} of {LENGTHS[0]} words in more than "
+            f"{MOST_PROMPTS} of them"
+            if others.boilerplate
+            else ""
+        )
+        prompts = number_of(len(others.names), "prompt")
+        notes.append(f"--against {' '.join(config.against)}: {prompts}{unread}{common}")
     if config.limit is not None:
         whole = "; streams are read whole all the same, and --shuffle-buffer draws nothing"
         told = f"--limit {config.limit}: rows that reading drops, and {config.limit} others of each dataset"
