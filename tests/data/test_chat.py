@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from common import CHATML, make_tokenizer, pair
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Comparison, Message, Preference
-from rewardlab.data.chat import ReplyTooLong, to_messages
+from rewardlab.data.chat import ReplyTooLong, load_tokenizer, to_messages
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import PLAIN_TEMPLATE, build_renderer
 from rewardlab.data.token_report import tokenize
@@ -325,3 +326,18 @@ def test_a_message_that_is_none_is_told_by_its_keys_and_never_by_what_it_holds()
     assert len(str(told.value)) < 200
     with pytest.raises(RenderError, match="with the keys none"):
         to_messages([{}])
+
+
+def test_a_long_text_brings_no_warning_of_the_tokenizer(tmp_path, caplog):
+    """It would say that the model fails on a text which is cut before."""
+    made = make_tokenizer()
+    made.model_max_length = 8
+    made.save_pretrained(tmp_path)
+    transformers_logger = logging.getLogger("transformers")
+    transformers_logger.addHandler(caplog.handler)
+    try:
+        renderer = build_renderer(load_tokenizer(str(tmp_path)), RenderingConfig(max_seq_len=64))
+        tokenize([pair("Water? " * 40, "yes", "no")], renderer, max_drop_fraction=1.0, name="data")
+    finally:
+        transformers_logger.removeHandler(caplog.handler)
+    assert "longer than" not in caplog.text

@@ -350,7 +350,10 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder_or_name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(folder_or_name, trust_remote_code=trust_remote_code)
+        # Long texts are cut by the rule and counted here; transformers would warn of "indexing errors" in the model.
+        getattr(tokenizer, "deprecation_warnings", {})["sequence-length-is-longer-than-the-specified-maximum"] = True
+        return tokenizer
     except Exception as error:
         # For damaged files transformers and tokenizers raise errors of any type.
         said = str(error).splitlines() or [type(error).__name__]
