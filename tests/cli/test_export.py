@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 
 from command_line import refusal
 from common import make_model, make_tokenizer, write_pairs
+from rewardlab.artifact.calibrated import store_calibration
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import sha256_file
-from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.core.spec import SPEC_FILE, CalibrationSpec, read_spec
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.serve.folders import export as export_module
@@ -95,6 +96,27 @@ def test_there_and_back_the_scores_are_those_of_the_half_precision_folder(tmp_pa
     main(["export", str(tmp_path / "back"), "--dtype", "float32", "--output-dir", str(tmp_path / "again")])
     assert read_spec(tmp_path / "again").rounding == "stochastic", "and so does a copy of it"
     assert back.max_rounding_error == 0
+
+
+def test_a_calibration_goes_along_where_no_weight_is_rounded(tmp_path, folder, verified_here, capsys, monkeypatch):
+    monkeypatch.setattr("rewardlab.artifact.calibrated.verify_in_clean_process", verify)
+    record = CalibrationSpec(
+        reward_mean=0.5, reward_std=2.0, num_replies=9, num_comparisons=9, precision="fp32", data={}, judged={}
+    )
+    store_calibration(folder, temperature=1.5, affine=(2.0, -1.0), calibration=record)
+    rounded, half, back, copy = (tmp_path / name for name in ("rounded", "half", "back", "copy"))
+    main(["export", str(folder), "--dtype", "float32", "--max-shard-size", "20KB", "--output-dir", str(copy)])
+    assert "not carried over" not in capsys.readouterr().out
+    main(["export", str(folder), "--dtype", "bfloat16", "--output-dir", str(rounded)])
+    assert "is not carried over, since rounding moves scores" in capsys.readouterr().out
+    store_calibration(rounded, temperature=1.5, affine=(2.0, -1.0), calibration=record)
+    main(["export", str(rounded), "--dtype", "bfloat16", "--output-dir", str(half)])
+    main(["export", str(rounded), "--dtype", "float32", "--output-dir", str(back)])
+    for exported in (copy, half, back):
+        spec = read_spec(exported)
+        assert (spec.temperature, spec.affine, spec.calibration) == (1.5, (2.0, -1.0), record)
+        verify(exported)
+    assert load(copy).probabilities([0.3]) == load(folder).probabilities([0.3])
 
 
 def test_adapters_are_copied_as_trained(base_model, tmp_path, verified_here):

@@ -40,8 +40,7 @@ def store_calibration(
     with replacing_folder(folder) as place:
         for name in spec.files:
             _copy(folder, place, name)
-        new = seal(place, replace(spec, temperature=temperature, affine=affine, calibration=calibration))
-        write_json(place / SPEC_FILE, new.to_dict())
+        new = put_calibration(place, spec, temperature=temperature, affine=affine, calibration=calibration)
         # Copy other files only after sealing, so that they do not become part of the model.
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
@@ -52,6 +51,20 @@ def store_calibration(
             else:
                 _copy(folder, place, name, follow_links=False)
         verify_in_clean_process(place)
+    return new
+
+
+def put_calibration(
+    folder: Path,
+    spec: RewardSpec,
+    *,
+    temperature: float,
+    affine: tuple[float, float] | None,
+    calibration: CalibrationSpec,
+) -> RewardSpec:
+    """Write a calibration into the spec of a folder that is being made, which has no name yet; return the new spec."""
+    new = seal(folder, replace(spec, temperature=temperature, affine=affine, calibration=calibration))
+    write_json(folder / SPEC_FILE, new.to_dict())
     return new
 
 

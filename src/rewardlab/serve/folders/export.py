@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import torch
+
+from rewardlab.artifact.calibrated import put_calibration
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import Exported, save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.artifact.shards import ONE, FileForm
@@ -22,8 +25,8 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
     """Write the model in `source` to `target` with its weights in `dtype`, and canaries of their own.
 
     Weights are rounded stochastically, seeded by their names, so the result equals what saving in this dtype would have
-    given. `form` divides them into files. Adapters are copied as trained. The new spec says which folder it was made
-    from.
+    given. `form` divides them into files. Adapters are copied as trained. A calibration goes along where no weight is
+    rounded. The new spec says which folder it was made from.
 
     Raises ArtifactError if `source` fails verification, or if its weights do not fit the range of `dtype`; ConfigError
     if `target` exists and may not be replaced, or if one folder contains the other. `target` appears, or replaces
@@ -41,7 +44,9 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
             how,
             target,
         )
-    if before.calibration is not None:
+    # No weight changes where every value has a place in the new dtype, and so no score.
+    keeps_scores = saved_dtype(dtype) in (torch.float32, saved_dtype(before.save_dtype))
+    if before.calibration is not None and not keeps_scores:
         logger.warning(
             "the calibration of %s is not carried over, since rounding moves scores; fit one for %s with `rewardlab "
             "calibrate`",
@@ -58,6 +63,10 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
             provenance=before.provenance | {"export": provenance()},
             source=Exported(folder=source, save_dtype=before.save_dtype, rounding=before.rounding, form=form),
         )
+        if before.calibration is not None and keeps_scores:
+            spec = put_calibration(
+                place, spec, temperature=before.temperature, affine=before.affine, calibration=before.calibration
+            )
         # Free this model first: the verifying process loads one as well, and memory may not be enough for both.
         del scorer
         verify_in_clean_process(place)
