@@ -301,3 +301,19 @@ def test_what_json_cannot_hold_besides_nan_ends_the_cleaning(value: object, tmp_
     table = pyarrow.table({"prompt": ["p"], "chosen": ["a."], "rejected": ["x."], "more": [value]})
     parquet.write_table(table, tmp_path / "table.parquet")
     assert run(tmp_path / "table.parquet", "--fix", "--output", tmp_path / "cleaned.jsonl") == 2
+
+
+@pytest.mark.parametrize(("num_pairs", "is_told"), [(3, False), (8, True)])
+def test_that_much_was_removed_is_told_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_pairs: int, is_told: bool
+) -> None:
+    """Three people who judge each pair in a row of their own: two of them agree."""
+    rows = [{"prompt": f"prompt {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(40)]
+    pairs = [{"prompt": f"both {n}", "chosen": f"a {n}", "rejected": f"b {n}"} for n in range(num_pairs)]
+    voted = [one | two for one in pairs for two in ({}, {}, {"chosen": one["rejected"], "rejected": one["chosen"]})]
+    write_jsonl(tmp_path / "voted.jsonl", [*rows, *voted])
+    assert run(tmp_path / "voted.jsonl", "--fix", "--output", tmp_path / "cleaned.jsonl") == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"40 of {40 + 3 * num_pairs} rows; {3 * num_pairs} removed" in told
+    assert ("38% of all rows went (contradictions 16, duplicate-rows 8)" in told) == is_told
+    assert ("bring what they say into one row (`labels`)" in told) == is_told

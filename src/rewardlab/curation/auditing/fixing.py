@@ -42,6 +42,8 @@ from rewardlab.data.shards import EXTENSIONS
 from rewardlab.data.sources import rows_of_units
 
 TRACE: Final = "removed.jsonl"
+MUCH: Final = 0.2
+"""Share of the rows above which it is said that so many went."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +198,25 @@ def write_fixed(audited: Audited, config: AuditConfig, outputs: Outputs) -> list
         for entry in nulled:
             sink.write(as_line(entry, str(outputs.trace)).encode())
     said.append(f"why each row went: {outputs.trace}")
+    said += _much_removed(found, stays_U)
     if kept := _still_above(audited, stays_U):
         said.append(f"above their limits and still in: {', '.join(kept)}; --remove names what goes")
+    return said
+
+
+def _much_removed(found: Sequence[Removed], stays_U: Mask) -> list[str]:
+    """Return what is said where so many rows went that what was taken for a defect may be how the data are made."""
+    share = float((~stays_U).sum()) / max(len(stays_U), 1)
+    if share <= MUCH:
+        return []
+    counts = Counter(one.check for one in found)
+    checks = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(3))
+    said = [f"{share:.0%} of all rows went ({checks}): is that a defect of them, or how these data are made?"]
+    if counts["contradictions"]:
+        said.append(
+            "several people who judge a pair in rows of their own contradict each other here; bring what they say into "
+            "one row (`labels`), where it is no defect, or leave contradictions and duplicate-rows out of --remove"
+        )
     return said
 
 
