@@ -317,3 +317,21 @@ def test_that_much_was_removed_is_told_with_what_to_do(
     assert f"40 of {40 + 3 * num_pairs} rows; {3 * num_pairs} removed" in told
     assert ("38% of all rows went (contradictions 16, duplicate-rows 8)" in told) == is_told
     assert ("bring what they say into one row (`labels`)" in told) == is_told
+
+
+@pytest.mark.parametrize(("near", "gone"), [(0.8, 30), (0.97, 0)])
+def test_prompts_of_one_template_are_told_apart_by_a_higher_threshold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], near: float, gone: int
+) -> None:
+    template = " ".join(f"word{place}" for place in range(80))
+    for part, count in (("train", 30), ("test", 5)):
+        rows = [
+            {"prompt": f"{template} {part} {n}", "chosen": f"good {part} {n}", "rejected": f"bad {part} {n}"}
+            for n in range(count)
+        ]
+        write_jsonl(tmp_path / f"a.{part}.jsonl", rows)
+    files = tmp_path / "a.train.jsonl", tmp_path / "a.test.jsonl"
+    run(*files, "--fix", "--near", near, "--output", tmp_path / "cleaned")
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"{30 - gone} of 30 rows; {gone} removed" in told
+    assert ("a higher --near tells them apart" in told) == (gone > 0)

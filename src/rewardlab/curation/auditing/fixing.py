@@ -217,6 +217,8 @@ def _much_removed(found: Sequence[Removed], stays_U: Mask) -> list[str]:
             "several people who judge a pair in rows of their own contradict each other here; bring what they say into "
             "one row (`labels`), where it is no defect, or leave contradictions and duplicate-rows out of --remove"
         )
+    if counts["leaks"] or counts["near-duplicates"]:
+        said.append("texts that are one template for the most part are alike; a higher --near tells them apart")
     return said
 
 
