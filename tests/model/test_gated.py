@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from transformers import Gemma3nTextConfig
 from transformers.activations import ACT2FN
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
 
 from common import CONFIGS, make_groups, make_model
 from harness.storages import Storages
@@ -124,6 +126,11 @@ def test_where_nothing_is_saved_the_parts_own_operations_compute(monkeypatch, ho
             assert part(torch.ones(1, 3, 32)).dtype is torch.bfloat16
 
 
+def in_float32(self, x):
+    gate, up = self.gate_proj(x), self.up_proj(x)
+    return self.down_proj((self.act_fn(gate.float()) * up.float()).to(gate.dtype))
+
+
 def changed(forward, **more):
     kind = type("OtherMLP", (type(feed_forward()),), {"forward": forward})
     part = feed_forward()
@@ -143,14 +150,42 @@ def changed(forward, **more):
         lambda: changed(type(feed_forward()).forward, dropout=nn.Dropout(0.5)),
         lambda: changed(type(feed_forward()).forward, act_fn=nn.Tanh()),
         lambda: changed(type(feed_forward()).forward, own=nn.Parameter(torch.ones(1))),
+        lambda: changed(in_float32),
+        lambda: changed(lambda self, x, scale: self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))),
+        lambda: changed(lambda self, x: (self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)),)),
     ],
-    ids=["turned round", "clamped", "scaled", "another activation", "another child", "unknown", "a weight of its own"],
+    ids=[
+        "turned round",
+        "clamped",
+        "scaled",
+        "another activation",
+        "another child",
+        "unknown",
+        "a weight of its own",
+        "widened",
+        "more arguments",
+        "a tuple",
+    ],
 )
 def test_parts_that_compute_something_else_are_left_alone(part):
     made = part()
     kind = type(made)
     assert use_gated_products(made) == 0
     assert type(made) is kind
+
+
+@pytest.mark.parametrize("sparse", [0, 2])
+def test_a_layer_that_sets_small_gates_to_zero_is_left_alone_beside_others(sparse):
+    pattern = [0.95 if number == sparse else 0.0 for number in range(3)]
+    config = Gemma3nTextConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, activation_sparsity_pattern=pattern
+    )
+    layers = nn.ModuleList(Gemma3nTextMLP(config, number) for number in range(3))
+    x = torch.randn(2, 5, 32)
+    wanted = [layer(x) for layer in layers]
+    assert use_gated_products(layers) == 2
+    for layer, output in zip(layers, wanted, strict=True):
+        assert torch.equal(layer(x), output)
 
 
 def test_random_numbers_are_as_they_would_have_been_and_inference_mode_does_not_matter():

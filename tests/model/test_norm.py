@@ -79,16 +79,26 @@ def test_norms_are_known_before_their_weights_are_read():
     assert use_norms(make_model().to("meta").backbone, "blockwise") == 5
 
 
-def test_a_norm_that_only_looks_like_it_is_left_alone():
-    class OddRMSNorm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.variance_epsilon = nn.Parameter(torch.ones(32)), 1e-6
+class OddRMSNorm(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.weight, self.variance_epsilon, self.change = nn.Parameter(torch.ones(32)), 1e-6, change
 
-        def forward(self, rows):
-            return self.weight.abs() * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+    def forward(self, rows):
+        scaled = rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        if self.change == "tuple":
+            return self.weight * scaled, rows
+        return (self.weight.abs() if self.change == "positive" else self.weight) * scaled
 
-    assert use_norms(OddRMSNorm(), "blockwise") == 0
+
+@pytest.mark.parametrize("name", ["blockwise", "fused"])
+@pytest.mark.parametrize(
+    ("changes", "count"), [(["positive"], 0), (["tuple"], 0), (["positive", ""], 1), (["", "positive"], 1)]
+)
+def test_a_norm_that_only_looks_like_it_is_left_alone(name, changes, count):
+    norms = nn.ModuleList(map(OddRMSNorm, changes))
+    assert use_norms(norms, name) == count
+    assert all(type(layer) is not OddRMSNorm for layer in norms if not layer.change)
 
 
 def test_without_gradients_the_layers_own_class_computes(monkeypatch):

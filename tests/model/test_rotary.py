@@ -133,6 +133,18 @@ def interleaved(q, k, cos, sin, unsqueeze_dim=1):
     return q * cos + turn(q) * sin, k * cos + turn(k) * sin
 
 
+def rounded_at_the_end(q, k, cos, sin):
+    return tuple(given.to(q.dtype) for given in LLAMA.apply_rotary_pos_emb(q, k, cos, sin))
+
+
+def computed_in_float32(q, k, cos, sin):
+    return rounded_at_the_end(q, k, cos.float(), sin.float())
+
+
+def of_another_device(q, k, cos, sin):
+    raise AssertionError("a kernel's own error")
+
+
 @pytest.mark.parametrize(
     ("layer", "count"),
     [
@@ -141,8 +153,20 @@ def interleaved(q, k, cos, sin, unsqueeze_dim=1):
         (lambda: layer_with(lambda q, cos, sin: q), 0),
         (lambda: layer_with(lambda q, k, cos, sin, unsqueeze_dim=1: (q[:, :1], k)), 0),
         (lambda: layer_with(LLAMA.apply_rotary_pos_emb, wrapped=True), 0),
+        (lambda: layer_with(rounded_at_the_end), 0),
+        (lambda: layer_with(computed_in_float32), 0),
+        (lambda: layer_with(of_another_device), 0),
     ],
-    ids=["the same", "interleaved", "other arguments", "other shapes", "wrapped by someone"],
+    ids=[
+        "the same",
+        "interleaved",
+        "other arguments",
+        "other shapes",
+        "wrapped by someone",
+        "OLMo's dtype",
+        "wider",
+        "another device",
+    ],
 )
 def test_only_a_function_with_the_same_numbers_is_replaced(layer, count):
     made = layer()
@@ -164,8 +188,9 @@ def test_other_shapes_are_left_to_the_original():
     q, k, cos, sin = drawn()
     rotate(original, q, k, cos[..., :4], sin[..., :4])
     rotate(original, q, k, cos, sin, unsqueeze_dim=2)
+    rotate(original, q, k, cos, sin, 3)
     rotate(original, q, k, cos, sin)
-    assert asked == [(4, 1), (8, 2)]
+    assert asked == [(4, 1), (8, 2), (8, 3)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 PLACES: Final = 1 << 17
@@ -47,3 +47,15 @@ def trial_on_cpu() -> Iterator[None]:
     """Meanwhile gradients are recorded and float32 stays float32, wherever this is called from."""
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         yield
+
+
+def alike(module: nn.Module) -> tuple[object, ...]:
+    """Return what two modules of a model have in common if a trial of one, but for its weights, speaks for the other:
+    the class and all settings.
+    """
+    settings = {
+        name: value if isinstance(value, bool | int | float | str) else id(value)
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    }
+    return type(module), *sorted(settings.items())

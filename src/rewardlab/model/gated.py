@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
-from rewardlab.model.autograd import first_order, in_parts, trial_on_cpu
+from rewardlab.model.autograd import alike, first_order, in_parts, trial_on_cpu
 
 PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 """What a gated feed-forward part has, under the names of transformers, if it is computed here."""
@@ -164,9 +164,9 @@ def use_gated_products(module: nn.Module, *, keep_product: bool = False) -> int:
     how many do. With `keep_product` the product is kept for the backward pass, as checkpoints of activations need it.
     """
     parts = [child for child in module.modules() if _is_gated(child)]
-    kinds = {(type(child), type(child.act_fn)): child for child in parts}
+    kinds = {_alike(child): child for child in parts}
     agreeing = {kind for kind, child in kinds.items() if _agrees(child)}
-    changed = [child for child in parts if (type(child), type(child.act_fn)) in agreeing]
+    changed = [child for child in parts if _alike(child) in agreeing]
     # The class is swapped and the module kept, so that parameter names and references to the module stay valid.
     for child in changed:
         kind: Any = type(child)
@@ -179,25 +179,40 @@ def use_gated_products(module: nn.Module, *, keep_product: bool = False) -> int:
 def _is_gated(part: nn.Module) -> bool:
     """Return whether a feed-forward part has the names of a gated one, and an activation function that is known."""
     named = {name for name, _ in part.named_children()} == PARTS and not isinstance(part, _Gated)
-    return named and type(part.act_fn) in ACTIVATIONS and not list(part.parameters(recurse=False))
+    held = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    return named and type(part.act_fn) in ACTIVATIONS and not held
+
+
+def _alike(part: Any) -> tuple[object, ...]:
+    """Return what parts have in common of which one is tried: Gemma 3n's differ by layer in what they set to zero."""
+    return alike(part), alike(part.act_fn)
 
 
 def _agrees(part: nn.Module) -> bool:
     """Return whether a part with small layers of random weights gives the same bits by GatedProduct, forward and
-    backward.
+    backward; in half precision, those of its operations one by one, which a class that widens between them does not.
     """
+    try:
+        return all(torch.equal(a, b) for dtype in (torch.float32, torch.bfloat16) for a, b in _tried(part, dtype))
+    except Exception:  # it wants other layers, or more arguments
+        return False
+
+
+def _tried(part: nn.Module, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of what a part's own class computes and what is computed here: the output and every gradient."""
     width, inner = STAND_IN
     own: Any = copy.copy(part)
     found = []
     with trial_on_cpu():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            layers = [nn.Linear(*shape, bias=False) for shape in ((width, inner), (width, inner), (inner, width))]
-            x = (FAR * torch.randn(1, 16, width)).requires_grad_()
+            shapes = ((width, inner), (width, inner), (inner, width))
+            layers = [nn.Linear(*shape, bias=False, dtype=dtype) for shape in shapes]
+            x = (FAR * torch.randn(1, 16, width, dtype=dtype)).requires_grad_()
         own.keeps_product = False
         own._modules = dict(zip(("gate_proj", "up_proj", "down_proj"), layers, strict=True), act_fn=own.act_fn)
         trained = (x, *(layer.weight for layer in layers))
         for forward in (type(part).forward, _Gated.forward):
             output = forward(own, x)
             found.append([output, *torch.autograd.grad(output.sum(), trained)])
-    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    return list(zip(*found, strict=True))

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rewardlab.model.autograd import first_order, in_parts, trial_on_cpu
+from rewardlab.model.autograd import alike, first_order, in_parts, trial_on_cpu
 
 MIN_WIDTH: Final = 256
 """Narrower norms stay with PyTorch: they are a small part of a step."""
@@ -139,8 +139,9 @@ def use_norms(module: nn.Module, name: str) -> int:
     how many do.
     """
     layers = [child for child in module.modules() if _is_plain_rms_norm(child)]
-    found = {kind: _agrees(next(one for one in layers if type(one) is kind), name) for kind in set(map(type, layers))}
-    agreeing = [child for child in layers if found[type(child)]]
+    kinds = {alike(child): child for child in layers}
+    found = {kind: _agrees(child, name) for kind, child in kinds.items()}
+    agreeing = [child for child in layers if found[alike(child)]]
     # The class is swapped and the module kept, so that parameter names and references to the module stay valid.
     for child in agreeing:
         kind: Any = type(child)
@@ -165,8 +166,11 @@ def _agrees(layer: nn.Module, name: str) -> bool:
         own.weight = nn.Parameter(torch.randn(own.weight.shape, generator=draw))
         rows, gradient = (torch.randn(1, 5, own.weight.shape[0], generator=draw) for _ in range(2))
         rows.requires_grad_()
-        outputs = own(rows), KINDS[name].compute(rows, own.weight, own.variance_epsilon)
-        plain, other = (torch.autograd.grad(output, (rows, own.weight), gradient) for output in outputs)
+        try:
+            outputs = own(rows), KINDS[name].compute(rows, own.weight, own.variance_epsilon)
+            plain, other = (torch.autograd.grad(output, (rows, own.weight), gradient) for output in outputs)
+        except Exception:  # it takes more arguments, or gives more than the norm
+            return False
     same = torch.equal(*outputs) if name == "blockwise" else _is_near(*outputs)
     return same and all(map(_is_near, plain, other))
 

@@ -76,11 +76,12 @@ def rotate(
     k: Float[Tensor, "B _ T D"],
     cos: Float[Tensor, "_ T _"],
     sin: Float[Tensor, "_ T _"],
-    **more: Any,
+    *more: Any,
+    **named: Any,
 ) -> tuple[Float[Tensor, "B _ T D"], Float[Tensor, "B _ T D"]]:
     """Rotate queries and keys as `original` does; compiled, for other shapes and with other arguments by `original`."""
-    if torch.compiler.is_compiling() or more or cos.ndim != 3 or q.shape[-1] != cos.shape[-1]:
-        return original(q, k, cos, sin, **more)
+    if torch.compiler.is_compiling() or more or named or cos.ndim != 3 or q.shape[-1] != cos.shape[-1]:
+        return original(q, k, cos, sin, *more, **named)
     function: Any = Rotation
     return function.apply(q, cos, sin), function.apply(k, cos, sin)
 
@@ -133,15 +134,20 @@ def _is_wrapped(forward: Any) -> bool:
 
 
 def _agrees(original: Callable[..., Any]) -> bool:
-    """Return whether a function of transformers gives the bits of Rotation in float32, forward and backward."""
+    """Return whether a function of transformers gives the bits of Rotation: in float32 forward and backward, in half
+    precision forward, where some compute in float32 and round once.
+    """
     draw = torch.Generator().manual_seed(0)
     with trial_on_cpu():
         q, k = (torch.randn(2, heads, 7, 8, generator=draw).requires_grad_() for heads in (4, 2))
         cos, sin = (torch.randn(1, 7, 8, generator=draw) for _ in range(2))
+        half = [tensor.bfloat16() for tensor in (q, k, cos, sin)]
+        found = []
         try:
-            both = original(q, k, cos, sin), rotate(original, q, k, cos, sin)
-            gradients = [torch.autograd.grad(a.sum() + (b * b).sum(), (q, k)) for a, b in both]
-        except (RuntimeError, TypeError, ValueError):  # it takes other arguments
+            for function in (original, partial(rotate, original)):
+                a, b = function(q, k, cos, sin)
+                gradients = torch.autograd.grad(a.sum() + (b * b).sum(), (q, k))
+                found.append((a, b, *gradients, *function(*half[:2], cos, sin), *function(*half)))
+        except Exception:  # it takes other arguments, or is a kernel for another device
             return False
-    theirs, ours = ((*outputs, *found) for outputs, found in zip(both, gradients, strict=True))
-    return all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+    return all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(*found, strict=True))
