@@ -29,6 +29,7 @@ from rewardlab.training.cost.memory import (
     is_out_of_memory,
     peak_memory,
     process_peak,
+    release_cached,
     unless_out_of_memory,
 )
 from rewardlab.training.loop import losses
@@ -77,6 +78,32 @@ def test_only_running_out_of_memory_is_caught_and_its_tensors_are_let_go():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+class RunsOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_what_a_failed_backward_pass_kept_is_given_back(mode):
+    kept = []
+
+    def compute():
+        values = torch.randn(10, requires_grad=True) * 2
+        kept.append(weakref.ref(values))
+        other = values * values
+        (other + RunsOut.apply(values * 1)).sum().backward()
+
+    assert unless_out_of_memory(compute) is None
+    with mode():
+        release_cached(CPU)
+    assert kept[0]() is None
+
+
 def test_the_high_water_mark_sees_what_came_and_went():
     size = 1 << 28
     before = in_use(CPU)

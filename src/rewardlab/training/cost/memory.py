@@ -55,6 +55,10 @@ def unless_out_of_memory(compute: Callable[[], Result]) -> Result | None:
 
 def release_cached(device: torch.device) -> None:
     """Give back the memory that the allocator keeps for later."""
+    # A backward pass that failed leaves what it had not come to in its thread's queue, and with it the rest of the
+    # graph; the next backward pass empties the queue.
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.autograd.backward(torch.zeros((), requires_grad=True))
     # Tensors in reference cycles, as exceptions leave them, are freed only by the garbage collector.
     gc.collect()
     if device.type == "cuda":
