@@ -24,7 +24,7 @@ from rewardlab.core.files import write_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Message
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.model import compute
+from rewardlab.model import applying, compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.serve.verifying.folder import verify
 
@@ -218,7 +218,7 @@ def test_commands_choose_the_allocator_and_write_it_down_and_the_library_leaves_
 ):
     kept = []
     monkeypatch.setattr(compute, "can_keep_freed_memory", lambda: True)
-    monkeypatch.setattr(compute, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(applying, "keep_freed_memory", lambda: kept.append(True))
     assert load(saved).compute == ComputeConfig(
         attention_backend="segments", linear_backend="torch", allocator="system"
     )
