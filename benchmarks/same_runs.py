@@ -33,6 +33,7 @@ from rewardlab.data.synthetic import generate, write_dataset
 ROOT: Final = Path(__file__).resolve().parents[1]
 CLOCK: Final = ("tokens_per_second", "pairs_per_second", "model_tflops_per_second", "mfu", "peak_memory_gib", "seconds")
 """Columns of metrics.jsonl that depend on the machine's mood."""
+ABSENT = object()
 STOPPED: Final = 75
 """Exit status of a run that was asked to end."""
 TRAIN: Final = (
@@ -144,7 +145,7 @@ def other_columns(mine: Sequence[Mapping[str, object]], theirs: Sequence[Mapping
     return [
         name if any(name in one and name in other for one, other in pairs) else f"{name} in one of them alone"
         for name in columns
-        if any(one.get(name, other) != other.get(name, one) for one, other in pairs)
+        if any(one.get(name, ABSENT) != other.get(name, ABSENT) for one, other in pairs)
     ]
 
 

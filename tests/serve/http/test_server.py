@@ -20,6 +20,7 @@ import pytest
 from fake_engine import FakeEngine, expected
 from rewardlab.client.protocol import ErrorResponse, ScoreRequest
 from rewardlab.core.errors import ConfigError
+from rewardlab.serve.http import run
 from rewardlab.serve.http.config import LimitsConfig
 from rewardlab.serve.http.run import listen, url_of
 
@@ -142,6 +143,18 @@ def test_a_client_that_does_not_read_loses_its_connection(serve):
         wait_until(lambda: len(server.server_state.connections) == 1)
         client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 300)
         wait_until(lambda: len(server.server_state.connections) == 0)
+
+
+def test_at_the_end_a_client_that_does_not_read_loses_its_connection_too(serve, monkeypatch):
+    monkeypatch.setattr(run, "LAST_WORDS_S", 0.05)
+    host, port, server, end = serve(drain_timeout_s=0.05)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, port))
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 300)
+        wait_until(lambda: any(one.transport.get_write_buffer_size() for one in [*server.server_state.connections]))
+        end()
+        assert not server.server_state.connections
 
 
 def test_a_body_that_does_not_arrive_gets_408(serve):

@@ -107,6 +107,13 @@ class Server(uvicorn.Server):
         # Requests that the engine has not answered by then fail with DrainingError, so that their clients get 503.
         self._loop.call_later(self._drain_timeout_s, self._close_engine)
 
+    async def cut_connections(self) -> None:
+        """Cut the connections whose clients have not read their answers in time; the loop would leave them open."""
+        for connection in [*self.server_state.connections]:
+            if (transport := getattr(connection, "transport", None)) is not None:
+                transport.abort()
+        await asyncio.sleep(0)  # in which the loop closes them
+
     def _close_engine(self) -> None:
         if left := self._served.scoring.in_flight:
             logger.warning("%d requests could not be answered within --drain-timeout; they get 503", left)
@@ -141,6 +148,7 @@ def serve_until_ended(
             await asyncio.sleep(0.005)
         on_start(server)
         await serving
+        await server.cut_connections()
 
     try:
         asyncio.run(run())
