@@ -93,7 +93,7 @@ def test_many_clients_at_a_time_each_get_their_own_scores(serve, engine: FakeEng
 
 @pytest.mark.parametrize("ending", ["gone", "half-closed"])
 def test_a_client_that_goes_away_takes_its_request_out_of_the_queue(serve, engine: FakeEngine, ending):
-    host, port, _, _ = serve()
+    host, port, server, _ = serve()
     engine.gate.clear()
     with socket.create_connection((host, port)) as client:
         client.sendall(request_bytes(json.dumps(BODY).encode()))
@@ -103,9 +103,11 @@ def test_a_client_that_goes_away_takes_its_request_out_of_the_queue(serve, engin
             assert read_all(client) == b"", "one that closes its side is taken to be gone"
     other = threading.Thread(target=post, args=(host, port))
     other.start()
-    wait_until(lambda: engine._queue.qsize() > 0)
+    # The server sees by itself that the first is gone, and counts what was done after it has answered.
+    wait_until(lambda: engine._queue.qsize() > 0 and server._served.scoring.in_flight == 1)
     engine.gate.set()
     other.join()
+    wait_until(lambda: engine.cancelled + engine.done == 2)
     assert (engine.cancelled, engine.done) == (1, 1)
 
 
