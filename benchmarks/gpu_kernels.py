@@ -21,9 +21,9 @@ from rewardlab.batch import pack
 from rewardlab.core.types import TokenGroup
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import BACKENDS, unavailable
-from rewardlab.model.compute import ROUNDING
 from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.trials import ROUNDING
 from rewardlab.training.loop.losses import preference_loss, total_weight
 from rewardlab.training.settings.config import LossConfig
 

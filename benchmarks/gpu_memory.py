@@ -12,7 +12,7 @@ from typing import Any
 from harness import gpu_runs, memory_formula, ours, results
 from rewardlab.core.types import TokenGroup
 from rewardlab.model.layers import decoder_layers
-from rewardlab.model.norm import KINDS
+from rewardlab.model.norm import ReplacedNorm
 from rewardlab.training.cost.memory import HighWater, in_use
 from rewardlab.training.monitoring.observers import Observer, Observers
 
@@ -85,7 +85,7 @@ def measure(name: str, options: argparse.Namespace, work: Path, until: float) ->
             keys=keys,
             lora_rank=config.model.lora_rank if config.model.lora else 0,
             checkpointing=checkpointing,
-            fused_norms=any(isinstance(part, KINDS["fused"]) for part in model.modules()),
+            fused_norms=any(isinstance(part, ReplacedNorm) for part in model.modules()),
         )
     return {
         "cell": name,

@@ -24,7 +24,6 @@ import torch
 
 from harness import machine, ours, results, timing, workload
 from harness.storages import Storages
-from norms import hold_weights
 from rewardlab.model import applying
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.loop.reward_trainer import RewardTrainer
@@ -51,7 +50,7 @@ def trainer_with(
             if name not in parts:
                 stack.enter_context(mock.patch.object(applying, function, return_value=0))
         trainer = ours.build_trainer(ours.settings(folder, fixed), groups, sharing=True, device=CPU)
-    hold_weights(trainer)
+    ours.hold_weights(trainer)
     return trainer
 
 
@@ -130,11 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     works = {name: partial(timing.timed, ours.step_of(trainer)) for name, trainer in trainers.items()}
     samples = timing.interleave(works, repeats=options.rounds, warmup=1).samples
     differ = differences(samples)
-    depth = f"the first {options.layers} layers" if options.layers else "all layers"
-    what = (
-        f"{Path(options.model).name}, {depth}, all weights, {options.precision}, {options.pairs} pairs of {data.name}, "
-        f"{data.fixed_by}, attention {trainers[PLAIN].model.attention_backend}, {' '.join(options.set)}"
-    )
+    what = ours.step_words(options, data, trainers[PLAIN].model)
     results.write(
         "layer_parts",
         f"{data.name}.{options.layers or 'all'}-layers.{options.precision}",

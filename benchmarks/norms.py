@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from harness import machine, ours, results, timing, workload
 from rewardlab.model import norm
 from rewardlab.training.loop.reward_trainer import RewardTrainer
-from rewardlab.training.loop.schedule import seek
 
 CPU = torch.device("cpu")
 TORCH, BLOCKWISE = "torch", "blockwise"
@@ -62,16 +61,10 @@ class Single:
         return self.in_step * (self.milliseconds(TORCH)[0] - self.milliseconds(BLOCKWISE)[0])
 
 
-def hold_weights(trainer: RewardTrainer) -> None:
-    """Set the learning rate to zero for all steps to come."""
-    trainer.schedule.base_lrs = [0.0] * len(trainer.schedule.base_lrs)
-    seek(trainer.schedule, trainer.step)
-
-
 def norms_of(trainer: RewardTrainer) -> dict[str, nn.Module]:
     """The norms of a trainer's model that compute blockwise, by name. SystemExit if there are none."""
     named = trainer.model.backbone.named_modules()
-    found = {name: child for name, child in named if isinstance(child, norm._Blockwise)}
+    found = {name: child for name, child in named if isinstance(child, norm.ReplacedNorm)}
     if not found:
         raise SystemExit(
             "this model has no RMSNorm that can be computed blockwise. Take one of LLaMA's or Qwen's kind."
@@ -232,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in (TORCH, BLOCKWISE):
             config = ours.settings(folder, {**ours.step_settings(options), "norm_backend": name})
             trainers[name] = ours.build_trainer(config, groups, sharing=True, device=CPU)
-            hold_weights(trainers[name])
+            ours.hold_weights(trainers[name])
     works = {name: ours.step_of(trainer) for name, trainer in trainers.items()}
     # The first step makes the optimiser's state. Both take it, since in bf16 each step draws the rounding of weights.
     shapes = shapes_of(works[BLOCKWISE], norms_of(trainers[BLOCKWISE]).values())
@@ -244,11 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = dict.fromkeys([*sorted(shapes, reverse=True), *((count, max(layers)) for count in options.rows)])
     singles = [measure_single(layers[shape[1]], shape, in_step=shapes[shape], rounds=options.rounds) for shape in asked]
     differ = differences(steps, singles)
-    depth = f"the first {options.layers} layers" if options.layers else "all layers"
-    what = (
-        f"{Path(options.model).name}, {depth}, all weights, {options.precision}, {options.pairs} pairs of {data.name}, "
-        f"{data.fixed_by}, attention {trainers[TORCH].model.attention_backend}, {' '.join(options.set)}"
-    )
+    what = ours.step_words(options, data, trainers[TORCH].model)
     results.write(
         "norms",
         f"{data.name}.{options.layers or 'all'}-layers.{options.precision}",

@@ -21,6 +21,7 @@ from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.loop.schedule import seek
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -125,6 +126,21 @@ def step_of(trainer: RewardTrainer) -> Callable[[], Mapping[str, float]]:
         return {**work.facts(), "micro_batches": len(batches), "loss": report.sums.mean_loss}
 
     return step
+
+
+def hold_weights(trainer: RewardTrainer) -> None:
+    """Set the learning rate to zero for all steps to come."""
+    trainer.schedule.base_lrs = [0.0] * len(trainer.schedule.base_lrs)
+    seek(trainer.schedule, trainer.step)
+
+
+def step_words(options: argparse.Namespace, data: workload.Rows, model: RewardModel) -> str:
+    """What a step is of, for a page."""
+    depth = f"the first {options.layers} layers" if options.layers else "all layers"
+    return (
+        f"{Path(options.model).name}, {depth}, all weights, {options.precision}, {options.pairs} pairs of {data.name}, "
+        f"{data.fixed_by}, attention {model.attention_backend}, {' '.join(options.set)}"
+    )
 
 
 def quiet() -> None:

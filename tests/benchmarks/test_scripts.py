@@ -168,7 +168,7 @@ def test_norms_are_timed_with_the_rows_of_a_step_and_keep_every_bit(tmp_path, mo
     in_step = {one["rows"]: one["in_step"] for one in found["norms"]}
     assert in_step == {tokens: 5, 7: 0}, "two a layer and the last; seven rows were asked for"
     assert all(one["equal"] and one["gradients_apart"] < 1e-5 for one in found["norms"])
-    monkeypatch.setattr(norms.norm._Blockwise, "forward", lambda layer, rows: layer.weight * rows)
+    monkeypatch.setattr(norms.norm.ReplacedNorm, "forward", lambda layer, rows: layer.weight * rows)
     assert norms.main([*size, "--no-result"]) == 1, "another norm, other losses"
     assert "not the same to the bit: loss of round 3, " in capsys.readouterr().err
 
@@ -183,7 +183,10 @@ def test_parts_of_a_layer_are_timed_and_weighed_and_keep_every_bit(tmp_path, mon
     assert kept["all three"] < min(kept["norms"], kept["gated"]) < kept["transformers"] == kept["rotary"]
     losses = {name: [sample["facts"]["loss"] for sample in samples] for name, samples in found["steps"].items()}
     assert all(own == losses["transformers"] for own in losses.values())
-    harm = lambda backbone, **how: backbone.norm.weight.data.mul_(1.001)  # noqa: E731
+
+    def harm(backbone, **how):
+        backbone.norm.weight.data.mul_(1.001)
+
     monkeypatch.setattr(layer_parts.applying, "use_gated_products", harm)
     assert layer_parts.main([*size, "--no-result"]) == 1
     assert "not the same to the bit: gated, loss of round 1: " in capsys.readouterr().err

@@ -105,8 +105,7 @@ def test_a_layer_keeps_what_the_formula_says(lora, checkpointing, norms, monkeyp
     fused = norms == "fused"
     if fused:
         function: Any = FusedNorm
-        compute = staticmethod(lambda rows, weight, epsilon: function.apply(rows, weight))
-        monkeypatch.setattr(norm.KINDS["fused"], "compute", compute)
+        monkeypatch.setitem(norm.COMPUTE, "fused", lambda rows, weight, epsilon: function.apply(rows, weight))
         monkeypatch.setattr(norm, "_agrees", lambda layer, name: True)
     found = {
         (layers, pairs): kept(layers, pairs, lora=lora, checkpointing=checkpointing, norms=norms)

@@ -128,8 +128,10 @@ def layer_with(function, *, wrapped=False):
 
 
 def interleaved(q, k, cos, sin, unsqueeze_dim=1):
+    def turn(x):
+        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    turn = lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # noqa: E731
     return q * cos + turn(q) * sin, k * cos + turn(k) * sin
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 PLACES: Final = 1 << 17
@@ -40,22 +39,3 @@ def in_parts(*tensors: Tensor, dim: int = 0) -> Iterator[tuple[Tensor, ...]]:
         yield tensors
     else:
         yield from zip(*(torch.split(tensor, count, dim) for tensor in tensors), strict=True)
-
-
-@contextmanager
-def trial_on_cpu() -> Iterator[None]:
-    """Meanwhile gradients are recorded and float32 stays float32, wherever this is called from."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        yield
-
-
-def alike(module: nn.Module) -> tuple[object, ...]:
-    """Return what two modules of a model have in common if a trial of one, but for its weights, speaks for the other:
-    the class and all settings.
-    """
-    settings = {
-        name: value if isinstance(value, bool | int | float | str) else id(value)
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-    }
-    return type(module), *sorted(settings.items())

@@ -21,7 +21,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
-from rewardlab.model.autograd import alike, first_order, in_parts, trial_on_cpu
+from rewardlab.model.autograd import first_order, in_parts
+from rewardlab.model.trials import alike, trial_on_cpu
 
 PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 """What a gated feed-forward part has, under the names of transformers, if it is computed here."""
@@ -139,7 +140,7 @@ class _Gated(nn.Module):
             plain: Tensor = base.forward(x)
             return plain
         gate, up = self.gate_proj(x), self.up_proj(x)
-        # In half precision a processor takes longer to compute act(gate) again than it saves.
+        # A processor takes half as long again for this backward pass in half precision, to compute act(gate).
         slow = gate.device.type == "cpu" and gate.dtype is not torch.float32
         if slow or gate.dtype is not up.dtype or gate.shape != up.shape:
             plainly: Tensor = self.down_proj(self.act_fn(gate) * up)

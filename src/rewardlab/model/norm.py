@@ -14,7 +14,7 @@ import copy
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rewardlab.model.autograd import alike, first_order, in_parts, trial_on_cpu
+from rewardlab.model.autograd import first_order, in_parts
+from rewardlab.model.trials import alike, beyond_rounding, failed, trial_on_cpu
 
 MIN_WIDTH: Final = 256
 """Narrower norms stay with PyTorch: they are a small part of a step."""
@@ -34,8 +35,6 @@ not have the same bits."""
 BESIDE_TORCH: Final = {"cpu": "blockwise", "cuda": "fused"}
 """Type of device -> what there is beside transformers' own operations."""
 
-ROUNDING: Final = 2.0
-"""How many times as large as that of transformers' operations the error of another norm may be."""
 Compute = Callable[[Tensor, Tensor, float], Tensor]
 """(rows, weight, epsilon) -> the norm"""
 
@@ -79,59 +78,45 @@ class BlockwiseNorm(torch.autograd.Function):
         return None if d_input is None else d_input.view_as(gradients[0]), d_weight, None
 
 
-class _Replaced(nn.Module):
+def _blockwise(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    norm: Any = BlockwiseNorm
+    output: Tensor = norm.apply(rows, weight, epsilon)
+    return output
+
+
+def _fused(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return F.rms_norm(rows, weight.shape, weight, epsilon)
+
+
+COMPUTE: Final[dict[str, Compute]] = {"blockwise": _blockwise, "fused": _fused}
+
+
+class ReplacedNorm(nn.Module):
     """An RMSNorm of transformers that computes in another way; the layer's own class follows in the inheritance."""
 
     weight: nn.Parameter
     variance_epsilon: float
+    backend: ClassVar[str]
+    """Which of COMPUTE."""
 
     def forward(self, hidden_states: Float[Tensor, "... W"]) -> Float[Tensor, "... W"]:
-        """Compute as the layer's own class does; by that class when compiled, sharded or not in float32."""
+        """Compute as the layer's own class does; by that class when compiled, sharded or not in float32, and blockwise
+        without a gradient, where the bits are the same.
+        """
         weight = self.weight
+        trains = torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad)
         known = hidden_states.dtype is weight.dtype is torch.float32 and not isinstance(weight, DTensor)
-        if not known or torch.compiler.is_compiling() or not self.is_wanted(hidden_states):
+        if not known or torch.compiler.is_compiling() or not (trains or self.backend == "fused"):
             base: Any = super()
             plain: Tensor = base.forward(hidden_states)
             return plain
-        return self.compute(hidden_states, weight, self.variance_epsilon)
-
-    def is_wanted(self, hidden_states: Tensor) -> bool:
-        """Return whether these rows are computed here."""
-        return True
-
-    @staticmethod
-    def compute(rows: Float[Tensor, "... W"], weight: Float[Tensor, " W"], epsilon: float) -> Float[Tensor, "... W"]:
-        """Return the norm of rows in float32."""
-        raise NotImplementedError
-
-
-class _Blockwise(_Replaced):
-    def is_wanted(self, hidden_states: Tensor) -> bool:
-        """Return whether there is a gradient to compute; without one, the bits are the same."""
-        return torch.is_grad_enabled() and (hidden_states.requires_grad or self.weight.requires_grad)
-
-    @staticmethod
-    def compute(rows: Float[Tensor, "... W"], weight: Float[Tensor, " W"], epsilon: float) -> Float[Tensor, "... W"]:
-        """Compute by BlockwiseNorm."""
-        norm: Any = BlockwiseNorm
-        output: Tensor = norm.apply(rows, weight, epsilon)
-        return output
-
-
-class _Fused(_Replaced):
-    @staticmethod
-    def compute(rows: Float[Tensor, "... W"], weight: Float[Tensor, " W"], epsilon: float) -> Float[Tensor, "... W"]:
-        """Compute by PyTorch's own kernel."""
-        return F.rms_norm(rows, weight.shape, weight, epsilon)
-
-
-KINDS: Final[dict[str, type[_Replaced]]] = {"blockwise": _Blockwise, "fused": _Fused}
+        return COMPUTE[self.backend](hidden_states, weight, self.variance_epsilon)
 
 
 @cache
 def _replaced(name: str, kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of an RMSNorm of this kind that computes as `name` says."""
-    return type(f"{name.capitalize()}{kind.__name__}", (KINDS[name], kind), {})
+    return type(f"{name.capitalize()}{kind.__name__}", (ReplacedNorm, kind), {"backend": name})
 
 
 def use_norms(module: nn.Module, name: str) -> int:
@@ -151,7 +136,7 @@ def use_norms(module: nn.Module, name: str) -> int:
 
 def _is_plain_rms_norm(layer: nn.Module) -> bool:
     """Return whether a layer has the name and the parts of an RMSNorm as LLaMA's and Qwen's are."""
-    named = type(layer).__name__.endswith("RMSNorm") and not isinstance(layer, _Replaced)
+    named = type(layer).__name__.endswith("RMSNorm") and not isinstance(layer, ReplacedNorm)
     return named and hasattr(layer, "variance_epsilon") and [name for name, _ in layer.named_parameters()] == ["weight"]
 
 
@@ -167,7 +152,7 @@ def _agrees(layer: nn.Module, name: str) -> bool:
         rows, gradient = (torch.randn(1, 5, own.weight.shape[0], generator=draw) for _ in range(2))
         rows.requires_grad_()
         try:
-            outputs = own(rows), KINDS[name].compute(rows, own.weight, own.variance_epsilon)
+            outputs = own(rows), COMPUTE[name](rows, own.weight, own.variance_epsilon)
             plain, other = (torch.autograd.grad(output, (rows, own.weight), gradient) for output in outputs)
         except Exception:  # it takes more arguments, or gives more than the norm
             return False
@@ -182,7 +167,7 @@ def _is_near(a: Tensor, b: Tensor) -> bool:
 def trial(name: str, width: int, device: torch.device) -> str:
     """Return why norms computed by `name` on this device are off by more than rounding, or "".
 
-    They are compared in float64 with transformers' operations in float32, and may err ROUNDING times as much.
+    They are compared with transformers' operations, in float64 and in float32 (`beyond_rounding`).
     """
     try:
         exact, plain, tried = (
@@ -190,16 +175,12 @@ def trial(name: str, width: int, device: torch.device) -> str:
             for compute, dtype in (
                 (_by_operations, torch.float64),
                 (_by_operations, torch.float32),
-                (KINDS[name].compute, torch.float32),
+                (COMPUTE[name], torch.float32),
             )
         )
-    except Exception as error:  # as in the trial of a kernel of attention
-        return f"it failed here, {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    for part, truth, reference, found in zip(("output", "dx", "dw"), exact, plain, tried, strict=True):
-        distance, allowed = _distance(found, truth), ROUNDING * _distance(reference, truth) + BARELY
-        if not distance <= allowed:  # also true of a NaN, which `distance > allowed` would let pass
-            return f"its {part} is off by {distance:.1e}, where {allowed:.1e} would be rounding"
-    return ""
+    except Exception as error:
+        return failed(error)
+    return beyond_rounding(("output", "dx", "dw"), exact, plain, tried, least=BARELY)
 
 
 def _computed(compute: Compute, width: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
@@ -216,10 +197,6 @@ def _drawn(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor
     return rows.requires_grad_(), weight.requires_grad_(), gradient
 
 
-def _distance(tensor: Tensor, truth: Tensor) -> float:
-    return float((tensor.double() - truth).norm() / truth.norm())
-
-
 @cache  # a process that loads many models measures each width once
 def norm_speed(name: str, width: int, device: torch.device, *, repeats: int = 5) -> float:
     """Measure how many times as fast as transformers' operations norms by `name` are, forward and backward."""
@@ -227,7 +204,7 @@ def norm_speed(name: str, width: int, device: torch.device, *, repeats: int = 5)
     best = [float("inf"), float("inf")]
     # Taking turns and keeping the shortest times, for the reasons given in `attention_speed`.
     for _ in range(repeats + 1):
-        for number, compute in enumerate((_by_operations, KINDS[name].compute)):
+        for number, compute in enumerate((_by_operations, COMPUTE[name])):
             _wait_for(device)
             started = time.perf_counter()
             torch.autograd.grad(compute(rows, weight, 1e-6), (rows, weight), gradient)

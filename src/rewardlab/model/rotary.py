@@ -1,8 +1,8 @@
 """Rotary position embeddings in three operations a tensor and direction, where transformers takes five forward and ten
 backward.
 
-Half of a small model's step on a GPU is the time that it takes to start operations; on a CPU these wait for memory, so
-there they run on as many tokens as fit the processor's cache. In float32 every bit is that of transformers on a CPU; in
+On a GPU a small model's step takes the time in which its operations are started. On a CPU these run on as many tokens
+as fit the processor's cache. In float32 every bit is that of transformers on a CPU; in
 half precision the gradient is summed in float32 and rounded once.
 
 Legend: B rows of a batch, H heads, T tokens, D width of a head.
@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rewardlab.model.autograd import first_order, in_parts, trial_on_cpu
+from rewardlab.model.autograd import first_order, in_parts
+from rewardlab.model.trials import trial_on_cpu
 
 NAME: Final = "apply_rotary_pos_emb"
 """The function of transformers that attention layers call, one in each module of a model."""
