@@ -153,7 +153,7 @@ ACROSS: Final = (
     ),
     Check(
         name="near-duplicates",
-        meaning="an earlier row of the split judges alike replies, not the same, in the same way",
+        meaning="an earlier row of the split judges similar replies, not equal ones, in the same way",
         score="different texts in its group of near duplicates, for all but the first",
         threshold=2,
         limit=Limit(number=0.01, is_share=True),
