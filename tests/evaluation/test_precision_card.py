@@ -32,8 +32,7 @@ from rewardlab.evaluation import precision as precision_module
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder
 from rewardlab.score import Scorer
-from rewardlab.training import closing_card
-from rewardlab.training import run as run_module
+from rewardlab.training import closing, closing_card
 from rewardlab.training.loop.selection import Selection
 from rewardlab.training.run import train
 
@@ -74,10 +73,10 @@ def test_a_short_run_in_float32_has_one_if_it_is_asked_for(base_model, pairs_fil
     assert again.card is None
     assert not (tmp_path / "run/evals/precision.json").exists()
     enough = 4 * config.run.batch_size
-    monkeypatch.setattr(run_module, "CARD_WORTH", enough)
-    assert run_module._wants_card(config.replace(precision_card="auto"), 4)
-    assert not run_module._wants_card(config.replace(precision_card="auto"), 3)
-    assert not run_module._wants_card(config.replace(precision_card="never"), 4)
+    monkeypatch.setattr(closing, "CARD_WORTH", enough)
+    assert closing.wants_card(config.replace(precision_card="auto"), 4)
+    assert not closing.wants_card(config.replace(precision_card="auto"), 3)
+    assert not closing.wants_card(config.replace(precision_card="never"), 4)
 
 
 @pytest.mark.quick_cases(1)

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
 from rewardlab.analysis.health import WarningSign
-from rewardlab.analysis.precision import CANONICAL, CARD_WORTH, PrecisionCard
-from rewardlab.artifact.load import Where, assemble
+from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.config import require_kind
 from rewardlab.core.signals import StopRequests
@@ -25,22 +24,15 @@ from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import largest_cost
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, share
-from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_evaluation, read_scores, write_evaluation
-from rewardlab.evaluation.precision import (
-    CARD_FILE,
-    LIVE_FILE,
-    judge_live,
-    require_range,
-    write_card,
-)
+from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_evaluation, write_evaluation
+from rewardlab.evaluation.precision import require_range
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import parameter_counts
-from rewardlab.score import Scorer
 from rewardlab.training.budget import DEFAULT, choose_budget
 from rewardlab.training.checkpoints.model_folders import Saver
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
-from rewardlab.training.closing_card import card_of_chosen
+from rewardlab.training.closing import computed_in, judge_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_flops_of
 from rewardlab.training.ended import KeptEnd
@@ -57,7 +49,6 @@ from rewardlab.training.states import LookedUp
 
 logger = logging.getLogger("rewardlab")
 Rows = Iterable[Mapping[str, Any] | Preference]
-AS_TRAINED: Final = ", as it trains"
 
 
 @runtime_checkable
@@ -308,7 +299,7 @@ def _finish(
     # A process of its own proves that the folder alone gives the scores, with nothing left over from training.
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
-    judged = _judge_chosen(config, trainer, ready, chosen, ranks, parts, looked_up)
+    judged = judge_chosen(config, trainer, ready, chosen, ranks, parts, looked_up)
     if judged.live is not None:
         watch.judge_live(judged.live)
     if judged.card is not None:
@@ -324,108 +315,10 @@ def _finish(
         test_baseline=trained.test_baseline,
         test=judged.test,
         baselines=ready.baselines,
-        computed_in=_computed_in(config, read_spec(chosen).save_dtype),
+        computed_in=computed_in(config, read_spec(chosen).save_dtype),
         card=judged.card,
         live=judged.live,
         train_seconds=trained.seconds,
         speed=trained.speed,
         warnings=tuple(watch.signs),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Judged:
-    """The chosen model, reloaded from its folder, on the data that there are; see `TrainResult`."""
-
-    selected: EvalResult | None = None
-    test: EvalResult | None = None
-    live: PrecisionCard | None = None
-    card: PrecisionCard | None = None
-
-
-def _judge_chosen(
-    config: RewardTrainerConfig,
-    trainer: RewardTrainer,
-    ready: Ready,
-    chosen: Path,
-    ranks: Ranks,
-    parts: Parts | None,
-    looked_up: LookedUp | None,
-) -> _Judged:
-    """Reload the chosen model, judge it on evaluation and test data, and write the results."""
-    if not (trainer.judge.data.eval or ready.test or looked_up is not None):
-        return _Judged()
-    evals, saved_as = config.run.output_dir / "evals", read_spec(chosen).save_dtype
-    scorer = _reload(chosen, ready.device, parts)
-    if looked_up is not None:
-        looked_up.attach_saved(scorer.model)
-    results: dict[str, EvalResult] = {}
-    for name, groups in (("selection", trainer.judge.data.eval), ("test", ready.test)):
-        if groups:
-            results[name] = evaluate_groups(
-                scorer.model,
-                groups,
-                beta=config.loss.beta,
-                budget=config.run.token_budget,
-                progress=f"judging on {name} data",
-                ranks=ranks,
-            )
-            if ranks.is_first:
-                write_evaluation(evals, name, results[name])
-    if looked_up is not None:
-        looked_up.check_saved(scorer.model, chosen)
-    selected, test = results.get("selection"), results.get("test")
-    live = _live_card(config, trainer, selected, saved_as)
-    if ranks.is_first:
-        # Resuming may have chosen another model than the shorter run before, whose card would no longer be true.
-        (evals / LIVE_FILE).unlink(missing_ok=True)
-        if live is not None:
-            write_card(evals, live, LIVE_FILE)
-        (evals / CARD_FILE).unlink(missing_ok=True)
-    card = None
-    if _wants_card(config, trainer.step):
-        groups, known = ready.test or trainer.judge.data.eval, test or selected
-        card = card_of_chosen(config, scorer, groups, known, saved_as, ranks, is_sharded=parts is not None)
-    return _Judged(selected=selected, test=test, live=live, card=card)
-
-
-def _wants_card(config: RewardTrainerConfig, steps: int) -> bool:
-    """Return whether a run of this many steps ends with a precision card."""
-    wanted = config.monitor.precision_card
-    if wanted == "auto":
-        return config.model.precision != "fp32" or steps * config.run.batch_size >= CARD_WORTH
-    return wanted == "always"
-
-
-def _live_card(
-    config: RewardTrainerConfig, trainer: RewardTrainer, selected: EvalResult | None, saved_as: str
-) -> PrecisionCard | None:
-    """Return how far the evaluations that chose the model are from its saved folder; None where they cannot differ."""
-    step = trainer.step if trainer.judge.best_step is None else trainer.judge.best_step
-    live = _live_arithmetic(config)
-    if selected is None or (live == CANONICAL and saved_as == "float32"):
-        return None
-    if (seen := read_scores(config.run.output_dir / "evals", f"step_{step}")) is None:
-        return None
-    name = f"{live.removesuffix(AS_TRAINED)}{AS_TRAINED}"
-    return judge_live(seen, selected.rows, name=name, beta=config.loss.beta, seed=config.run.seed)
-
-
-def _reload(folder: Path, device: torch.device, parts: Parts | None) -> Scorer:
-    """Return the saved model in float32, as every reader of the folder computes it: whole on each rank, or sharded."""
-    return assemble(
-        folder, read_spec(folder), where=Where(device=device, division=parts), precision="fp32", attention_mode="auto"
-    )
-
-
-def _computed_in(config: RewardTrainerConfig, saved_as: str) -> dict[str, str]:
-    """Return in which arithmetic, and with which weights, the numbers of the closing tables were computed."""
-    saved = CANONICAL if saved_as == "float32" else f"float32 by the saved {saved_as} weights"
-    return {"baselines": "float64", "before": _live_arithmetic(config), "after": saved}
-
-
-def _live_arithmetic(config: RewardTrainerConfig) -> str:
-    """Return in which arithmetic, and with which weights, the model computes while it trains."""
-    held = "" if config.model.quantization == "none" else f" on {config.model.quantization} weights"
-    arithmetic = CANONICAL if config.model.precision == "fp32" else config.model.precision
-    return arithmetic if arithmetic == CANONICAL and not held else f"{arithmetic}{held}{AS_TRAINED}"
