@@ -31,7 +31,15 @@ from rewardlab.core.files import sha256_file
 from rewardlab.data.synthetic import generate, write_dataset
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-CLOCK: Final = ("tokens_per_second", "pairs_per_second", "model_tflops_per_second", "mfu", "peak_memory_gib", "seconds")
+CLOCK: Final = (
+    "tokens_per_second",
+    "pairs_per_second",
+    "model_tflops_per_second",
+    "mfu",
+    "peak_memory_gib",
+    "seconds",
+    "eval_seconds",
+)
 """Columns of metrics.jsonl that depend on the machine's mood."""
 ABSENT = object()
 STOPPED: Final = 75

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rewardlab.training.loop.losses import plackett_luce as plackett_luce
     from rewardlab.training.loop.losses import score_regularizer as score_regularizer
     from rewardlab.training.loop.reward_trainer import reward_trainer as reward_trainer
+    from rewardlab.training.rehearsal import rehearse as rehearse
+    from rewardlab.training.rehearsed import Rehearsal as Rehearsal
     from rewardlab.training.run import TrainResult as TrainResult
     from rewardlab.training.run import train as train
     from rewardlab.training.settings.config import RewardTrainerConfig as RewardTrainerConfig
@@ -49,6 +51,7 @@ _HOME = {
     "Preference": "core.types",
     "ProbeConfig": "probing.config",
     "ProbeResult": "probing.run",
+    "Rehearsal": "training.rehearsed",
     "RewardTrainerConfig": "training.settings.config",
     "RewardlabError": "core.errors",
     "ScoreRow": "core.types",
@@ -63,6 +66,7 @@ _HOME = {
     "margin_regularizer": "training.loop.losses",
     "plackett_luce": "training.loop.losses",
     "probe": "probing.run",
+    "rehearse": "training.rehearsal",
     "reward_trainer": "training.loop.reward_trainer",
     "score_regularizer": "training.loop.losses",
     "train": "training.run",

@@ -166,6 +166,18 @@ def test_a_run_on_two_ranks_leaves_what_a_run_on_one_leaves(
 
 
 @pytest.mark.slow
+def test_a_dry_run_on_two_ranks_keeps_nothing(base_model, pairs_file, tmp_path, on_ranks):
+    config = config_for(base_model, pairs_file, tmp_path / "many", sharding="full")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    ends, said, _ = on_ranks("rehearsal", 2, tmp_path, config=settings_of(config))
+    assert set(ends.values()) == {0}, said[-3000:]
+    taken, steps, (low, high) = json.loads((tmp_path / "result.json").read_text())
+    assert (taken, steps) == (5, 6)
+    assert 0 < low <= high
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "result.json", "said"])
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(base_model, pairs_file, tmp_path, on_ranks):
     config = config_for(base_model, pairs_file, tmp_path / "alone", lr=1e-3)
     train(config)

@@ -39,6 +39,7 @@ from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.monitoring.records import Records
+from rewardlab.training.rehearsal import rehearse
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 run_module.verify_in_clean_process = lambda folder: None
@@ -189,6 +190,14 @@ def whole_run(folder: Path, how: Mapping[str, Any]) -> None:
         (folder / "result.json").write_text(json.dumps([row.score for row in rows]))
 
 
+def rehearsal(folder: Path, how: Mapping[str, Any]) -> None:
+    """`rehearse` with the settings in `how`."""
+    tried = rehearse(from_mapping(RewardTrainerConfig, how["config"], where="settings"))
+    assert (tried is None) == (os.environ["RANK"] != "0")
+    if tried is not None:
+        (folder / "result.json").write_text(json.dumps([tried.steps_taken, tried.num_steps, tried.train_seconds]))
+
+
 def crash(folder: Path, how: Mapping[str, Any]) -> None:
     """The last rank fails in the second step, by an error or by dying where it stands."""
     parallel.GRACE_S = 2.0
@@ -292,6 +301,7 @@ FUNCTIONS = {
     for function in (
         one_step,
         whole_run,
+        rehearsal,
         crash,
         runs_out_of_memory,
         runs_out_of_memory_while_clipping,

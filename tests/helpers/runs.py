@@ -29,7 +29,15 @@ def config_for(base_model: Path, data: Path, folder: Path, **changes) -> RewardT
     return RewardTrainerConfig.of(**{**settings, **changes})
 
 
-CLOCK = ("tokens_per_second", "pairs_per_second", "model_tflops_per_second", "mfu", "peak_memory_gib", "seconds")
+CLOCK = (
+    "tokens_per_second",
+    "pairs_per_second",
+    "model_tflops_per_second",
+    "mfu",
+    "peak_memory_gib",
+    "seconds",
+    "eval_seconds",
+)
 """Columns of metrics.csv that depend on the machine's mood."""
 
 

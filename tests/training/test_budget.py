@@ -236,7 +236,15 @@ def test_a_preference_that_does_not_fit_is_an_error_that_names_the_flags(monkeyp
         choose_budget(model, make_groups(20), LossConfig(), batch_size=16, floor=60)
 
 
-TIMED = {"seconds", "tokens_per_second", "pairs_per_second", "model_tflops_per_second", "mfu", "peak_memory_gib"}
+TIMED = {
+    "seconds",
+    "eval_seconds",
+    "tokens_per_second",
+    "pairs_per_second",
+    "model_tflops_per_second",
+    "mfu",
+    "peak_memory_gib",
+}
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:

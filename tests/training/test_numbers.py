@@ -32,7 +32,15 @@ from rewardlab.training.run import train
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=4, log_every=1)
-TIMED = {"seconds", "tokens_per_second", "pairs_per_second", "model_tflops_per_second", "mfu", "peak_memory_gib"}
+TIMED = {
+    "seconds",
+    "eval_seconds",
+    "tokens_per_second",
+    "pairs_per_second",
+    "model_tflops_per_second",
+    "mfu",
+    "peak_memory_gib",
+}
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:

@@ -47,6 +47,9 @@ def train(arguments: Sequence[str]) -> None:
     with ending_with_status():
         # Checked before torch is imported, so that a mistyped file name is reported at once.
         require_sources(config.data)
+        if config.run.dry_run:
+            _try_run(config)
+            return
         publish = publisher_of(config.publish)
         from rewardlab.report.run import next_steps, train_report
         from rewardlab.training.run import train
@@ -66,6 +69,18 @@ def train(arguments: Sequence[str]) -> None:
         )
         print_report(_noticed(report, config.data), folder=result.output_dir)
         report_on(result.output_dir)
+
+
+def _try_run(config: RewardTrainerConfig) -> None:
+    """Try a training run in small, and print what the whole run would take."""
+    from rewardlab.training.publishing import publisher_of
+    from rewardlab.training.rehearsal import rehearse
+    from rewardlab.training.rehearsed import dry_run_report
+
+    publisher_of(config.publish)  # which refuses a token that is not there
+    if (tried := rehearse(config)) is not None:
+        report = dry_run_report(tried)
+        print_report(_noticed(report, config.data))
 
 
 def probe(arguments: Sequence[str]) -> None:

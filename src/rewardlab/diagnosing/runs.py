@@ -158,6 +158,7 @@ def _settings(
     values = read_train_config(config.run.train_config)
     values |= winning(config, given)
     values |= {"output_dir": str(folder), "seed": seed, "diagnostic_seed": seed, "resume": "auto", "overwrite": False}
+    values["dry_run"] = False
     values |= MODES.get(name, {})
     if name == "random_subset":
         if kept >= 1:

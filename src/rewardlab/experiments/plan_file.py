@@ -67,7 +67,7 @@ NUMBERS: Final[Mapping[str, tuple[float, float]]] = {
     "runs": (0, math.inf),
 }
 """Number of `assume` or `budget` -> the least and the largest that it can be."""
-OURS: Final = ("output_dir", "overwrite", "resume", "seed", "publish_to")
+OURS: Final = ("output_dir", "overwrite", "resume", "seed", "publish_to", "dry_run")
 """Settings that the plan decides for every run."""
 BACKBONE: Final = (
     "differential_lr",

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.save import verify_in_clean_process
-from rewardlab.core.config import require_kind
+from rewardlab.core.config import require, require_kind
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Preference
@@ -44,11 +44,12 @@ from rewardlab.training.monitoring.records import Records
 from rewardlab.training.publishing import publisher_of
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.presets import rate_notice
-from rewardlab.training.start import Ready, make_ready, write_run_start
+from rewardlab.training.start import Ready, log_settings, make_ready, write_run_start
 from rewardlab.training.states import LookedUp
 
 logger = logging.getLogger("rewardlab")
 Rows = Iterable[Mapping[str, Any] | Preference]
+Shorten: TypeAlias = Callable[[Ready], Ready]
 
 
 @runtime_checkable
@@ -134,15 +135,27 @@ def train(
     is the server of `publish_to`, if there is one.
 
     Raises a subclass of RewardlabError for anything the user can fix, also DiskFullError, and RunInterrupted if a
-    signal or `max_hours` ended the run early. Nothing of an earlier run is overwritten unless asked for.
+    signal or `max_hours` ended the run early. Nothing of an earlier run is overwritten unless asked for. With `dry_run`
+    it is a ConfigError, since `rehearse` tries a run.
     """
     require_kind(config, RewardTrainerConfig)
+    require(not config.run.dry_run, "dry_run: this would train. Call rewardlab.rehearse with the same configuration.")
     publish = publisher_of(config.publish) if publish is None else publish
-    stops = StopRequests(max_hours=config.run.max_hours)
     given = given_rows(preferences=preferences, eval_preferences=eval_preferences, test_preferences=test_preferences)
+    return carry_out(config, given, publish)
+
+
+def carry_out(
+    config: RewardTrainerConfig, given: Given, publish: Publish | None, *, shorten: Shorten | None = None
+) -> TrainResult:
+    """Do what `train` does, with rows that are `given`; `shorten` changes the run once its model is loaded.
+
+    Raises what `train` does.
+    """
+    stops = StopRequests(max_hours=config.run.max_hours)
     run = config.run.output_dir
     with KeptEnd(run) as end, told_when_full(run), joined_ranks() as ranks, ExitStack() as held:
-        result = _train(config, ranks, stops, held, end, given, publish if ranks.is_first else None)
+        result = _train(config, ranks, stops, held, end, given, publish if ranks.is_first else None, shorten)
         end.finish()
         if publish is not None and ranks.is_first:
             publish.finish(result.model, result.step)
@@ -157,6 +170,7 @@ def _train(
     end: KeptEnd,
     given: Given,
     publish: Publish | None,
+    shorten: Shorten | None,
 ) -> TrainResult:
     ready = make_ready(config, ranks, held, given)
     config = ready.config
@@ -164,30 +178,19 @@ def _train(
     torch.manual_seed(config.run.seed)
     parts = parts_of(config.run.sharding, ranks)
     division = parts if ranks.size > 1 else None
-    model = load_reward_model(
-        ready.base.path,
-        config.model,
-        config.compute,
-        seed=config.run.seed,
-        layout=ready.layout,
-        device=ready.device,
-        log=logger.info,
-        division=division,
-    )
-    said = rate_notice(weights=parameter_counts(model)["total"], lora=config.model.lora, lr=config.learning_rate)
-    if said:
-        logger.warning("rate: %s", said)
-    # A model may overflow in float16 whatever is trained. The canaries show that now, and not as NaN at some later
-    # step.
-    require_range(model, ready.base.renderer)
-    config = _settle_budget(config, model, ready.data)
+    model = _load(ready, division)
+    ready = replace(ready, config=_settle_budget(config, model, ready.data))
+    ready = ready if shorten is None else shorten(ready)
+    config = ready.config
     looked_up = LookedUp(config, model, ready.data, ready.test) if config.model.cache_states else None
     peak_flops = peak_flops_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
     logger.info("peak: %s", peak_flops.line())
     # Checkpoints hold only weights that train, so resuming compares the frozen ones by this.
     fingerprint = frozen_fingerprint(model)
-    ready = replace(ready, config=config, facts={**ready.facts, "parameters": parameter_counts(model)})
+    ready = replace(ready, facts={**ready.facts, "parameters": parameter_counts(model)})
     ranks.by_first(lambda: write_run_start(ready, fingerprint, peak_flops))
+    if shorten is None:
+        log_settings(config)
     # From here on the folder is this run's.
     end.begin(is_first=ranks.is_first)
     saver = Saver(config, ready.base, model, ranks, division)
@@ -229,6 +232,28 @@ def _train(
     # The chosen model is loaded again below, and may not fit beside the one that trained.
     trainer.release()
     return _finish(trained, ready, watch, ranks, division, looked_up)
+
+
+def _load(ready: Ready, division: Parts | None) -> RewardModel:
+    """Return the model to train. Warns about a learning rate that is unusual for it."""
+    config = ready.config
+    model = load_reward_model(
+        ready.base.path,
+        config.model,
+        config.compute,
+        seed=config.run.seed,
+        layout=ready.layout,
+        device=ready.device,
+        log=logger.info,
+        division=division,
+    )
+    said = rate_notice(weights=parameter_counts(model)["total"], lora=config.model.lora, lr=config.learning_rate)
+    if said:
+        logger.warning("rate: %s", said)
+    # A model may overflow in float16 whatever is trained. The canaries show that now, and not as NaN at some later
+    # step.
+    require_range(model, ready.base.renderer)
+    return model
 
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:

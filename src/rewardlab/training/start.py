@@ -195,14 +195,20 @@ def _claim(config: RewardTrainerConfig, held: ExitStack, given: Given) -> Interr
     # With --resume a folder without models may be replaced: a process that was killed while it began has left it, and a
     # batch job that is queued again must be able to start.
     may_begin = config.run.resume is not None and not holds_models(config.run.output_dir)
+    overwrite = config.run.overwrite or interrupted is not None or may_begin
+    require_free(config, overwrite=overwrite, replaces=interrupted is None)
+    return interrupted
+
+
+def require_free(config: RewardTrainerConfig, *, overwrite: bool, replaces: bool = True) -> None:
+    """Raise ConfigError unless the run may write to its folder, as `claim_folder` does."""
     datasets = without_weights(config.data.dataset, "--dataset")
     claim_folder(
         config.run.output_dir,
         (config.model.model, *datasets, *config.data.selection.eval_dataset, *config.data.test_dataset),
-        overwrite=config.run.overwrite or interrupted is not None or may_begin,
-        replaces=interrupted is None,
+        overwrite=overwrite,
+        replaces=replaces,
     )
-    return interrupted
 
 
 def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool) -> None:
@@ -288,8 +294,8 @@ def _resolve(
         steps = max(1, round(config.run.epochs * steps_per_epoch(num_groups, config.run.batch_size)))
     computed = decide_computing(base, config.model, config.compute, layout=layout, device=device, train=True)
     decided: dict[str, Any] = computed | {
-        # These three are permissions for this start; they are not properties of the run, so its hash must not depend on
-        # them.
+        # These four are about this start; they are not properties of the run, so its hash must not depend on them.
+        "dry_run": False,
         "overwrite": False,
         "resume": None,
         "reschedule": False,
@@ -345,6 +351,10 @@ def write_run_start(ready: Ready, fingerprint: str, peak_flops: PeakFlops) -> No
     for name, results in ready.baselines.items():
         for on, judged in results.items():
             write_evaluation(folder / "evals", f"{on}_{name.replace(' ', '_')}", judged)
+
+
+def log_settings(config: RewardTrainerConfig) -> None:
+    """Log the hash and the settings of a run, as `configuration_block` has them."""
     for line in configuration_block(config, width=min(100, shutil.get_terminal_size((100, 24)).columns)).splitlines():
         logger.info("%s", line)
 

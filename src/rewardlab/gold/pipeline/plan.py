@@ -27,7 +27,8 @@ READS: Final = {
 }
 """Stage -> the stage that writes what it reads, and where."""
 SET_HERE: Final = (
-    *("output", "output_dir", "target_path", "resume", "overwrite", "restart", "follow_input", "folder", "plan"),
+    *("output", "output_dir", "target_path", "folder", "plan"),
+    *("resume", "overwrite", "restart", "follow_input", "dry_run"),
 )
 """Settings that the plan decides for every stage."""
 

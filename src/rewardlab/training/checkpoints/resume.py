@@ -28,7 +28,7 @@ AUTO: Final = "auto"
 DRAWN_BY_CONVERSATION: Final = 2
 """The first format of checkpoints in which adapter dropout does not depend on micro-batches."""
 
-PERMISSIONS: Final = ("overwrite", "resume", "reschedule")
+PERMISSIONS: Final = ("dry_run", "overwrite", "resume", "reschedule")
 """Settings of one start of the program, which are not properties of the run."""
 PROBED: Final = (
     "special_tokens_in_text",

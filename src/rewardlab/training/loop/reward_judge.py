@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ class RewardJudge:
         """Evaluate on held-out data and on the fixed part of the training data, record both, and select."""
         if not self.data.eval:
             return
+        started = time.perf_counter()
         result = self._judge(self.data.eval, budget, "evaluating")
         estimates = result.overall.estimates
         values = {
@@ -90,6 +92,7 @@ class RewardJudge:
             **score_spread(result.rows),
             "epoch": step / steps_per_epoch(len(self.data.train), self.config.run.batch_size),
         } | self._evaluate_training_part(step, budget, result)
+        values["eval_seconds"] = time.perf_counter() - started
         self.records.add(step, values)
         self.records.add_distribution(step, distributions(result.rows))
         if self._ranks.is_first:

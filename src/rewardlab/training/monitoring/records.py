@@ -85,6 +85,7 @@ COLUMNS = (
     "mfu",
     "peak_memory_gib",
     "seconds",
+    "eval_seconds",
     "epoch",
 )
 """Columns of metrics.csv. Training values are sums over all steps since the row before, divided once."""

@@ -171,6 +171,8 @@ class RunConfig:
     """Run folder: configuration, metrics, samples and the saved models."""
     overwrite: bool = False
     """Replace an existing run in `--output-dir`."""
+    dry_run: bool = False
+    """Try the run in small, keep nothing, and say what the whole run would take: time, memory and disk."""
     steps: int | None = None
     """Optimiser steps; without it, `--epochs` decides."""
     epochs: float = 1.0

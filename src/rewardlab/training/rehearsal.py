@@ -1,0 +1,265 @@
+"""`rewardlab train --dry-run`: a whole run in small, of which nothing is kept, and what the whole run would take.
+
+A rehearsal reads all of the data, as the run will, and then goes through every stage of it with a few steps and a few
+rows: it trains, evaluates, saves, loads the saved model in a process of its own, and judges it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rewardlab.core.config import require_kind, settings_of
+from rewardlab.core.errors import ConfigError, RunInterrupted
+from rewardlab.core.folders import remove, require_writable_folder
+from rewardlab.core.run_folder import CHECKPOINTS
+from rewardlab.core.signals import INTERRUPTED, RESUME_LATER, Terminated, raised_at_once
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.dataset_names import given_rows
+from rewardlab.data.groups import Datasets, Groups
+from rewardlab.data.pack import costs
+from rewardlab.data.prepare import draw
+from rewardlab.data.step_order import batch_of_step, steps_per_epoch
+from rewardlab.training.cost.memory import free_memory, in_use
+from rewardlab.training.monitoring.monitor import require_monitoring
+from rewardlab.training.rehearsed import Rehearsal
+from rewardlab.training.run import Rows, TrainResult, carry_out
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.start import Ready, log_settings, require_free
+
+logger = logging.getLogger("rewardlab")
+
+STEPS: Final = 5
+"""Steps that are taken; the first, in which kernels are prepared, is not timed."""
+JUDGED: Final = 64
+"""Preferences of each kind of data that are evaluated."""
+QUIET: Final[Mapping[str, Any]] = {
+    "dry_run": False,
+    "overwrite": True,  # what a rehearsal left that was killed
+    "report_to": ("none",),
+    "profile": False,
+    "profile_memory": False,
+    "track_gpu": False,
+    "max_hours": None,
+    "early_stopping_patience": None,
+    "log_every": 1,
+}
+"""Settings without what only a whole run is for."""
+
+
+def rehearse(
+    config: RewardTrainerConfig,
+    *,
+    preferences: Rows | None = None,
+    eval_preferences: Rows | None = None,
+    test_preferences: Rows | None = None,
+) -> Rehearsal | None:
+    """Try the run of `config` in small, in a folder that is removed, and return what it would take.
+
+    Rows in memory are as for `train`. The first step is that with the most tokens, the second that with the largest
+    preference, and the others are the run's first; at most `JUDGED` preferences of each kind of data are evaluated.
+    The run's folder is neither made nor changed. With several processes all but the first get None.
+
+    Raises what `train` would, ConfigError for a run to be resumed, and RunInterrupted if a signal ends it.
+    """
+    require_kind(config, RewardTrainerConfig)
+    given = given_rows(preferences=preferences, eval_preferences=eval_preferences, test_preferences=test_preferences)
+    if config.run.resume is not None:
+        raise ConfigError("--dry-run tries a run that begins. Leave out --resume, or --dry-run.")
+    # What the rehearsal itself leaves out.
+    require_monitoring(config)
+    if config.run.output_dir.exists():
+        require_writable_folder(config.run.output_dir, "--output-dir")
+        require_free(config, overwrite=config.run.overwrite)
+    shortened = _Shortened(config)
+    with _interruptible(), _removed(_place(config.run.output_dir)) as folder:
+        logger.info("dry run: a few steps and rows, in %s, which is removed at the end", folder)
+        result = carry_out(config.replace(**QUIET, output_dir=folder), given, None, shorten=shortened)
+        return shortened.rehearsal(result) if _is_first() else None
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _place(output_dir: Path) -> Path:
+    """Return the folder of the rehearsal: on the disk of the run's, in it if it is there, else as near as can be."""
+    if output_dir.is_dir():
+        return output_dir / ".dry-run"
+    above = next(folder for folder in output_dir.absolute().parents if folder.is_dir())
+    return above / f".{output_dir.name}.dry-run"
+
+
+@contextmanager
+def _removed(folder: Path) -> Iterator[Path]:
+    """Yield a folder, and remove it."""
+    require_writable_folder(folder.parent, "--output-dir")
+    try:
+        yield folder
+    finally:
+        if _is_first():
+            remove(folder)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let signals end a rehearsal by RunInterrupted wherever it is."""
+    try:
+        with raised_at_once():
+            yield
+    except RunInterrupted as stopped:
+        raise _interruption(str(stopped).partition(" after ")[0], stopped.exit_status) from None
+    except Terminated as ended:
+        raise _interruption(f"stopped by {ended}", RESUME_LATER) from None
+    except KeyboardInterrupt:
+        raise _interruption("stopped by Ctrl-C", INTERRUPTED) from None
+
+
+def _interruption(how: str, status: int) -> RunInterrupted:
+    return RunInterrupted(f"{how}. A dry run keeps nothing; the same command begins anew.", exit_status=status)
+
+
+class _Shortened:
+    """Shortens a run that is ready, once its model is loaded, and remembers the whole."""
+
+    def __init__(self, config: RewardTrainerConfig) -> None:
+        self._asked = config
+        self._whole: Ready | None = None
+        self._short: Ready | None = None
+        self._memory: int | None = None
+
+    def __call__(self, ready: Ready) -> Ready:
+        """Return the run with a few steps and rows."""
+        # As the run itself will have them, so that its hash is the same.
+        asked = {name: own.of(self._asked) for name, own in settings_of(RewardTrainerConfig).items() if name in QUIET}
+        decided = {"dry_run": False, "overwrite": False, "output_dir": self._asked.run.output_dir}
+        self._whole = replace(ready, config=ready.config.replace(**asked | decided))
+        log_settings(self._whole.config)
+        free = free_memory(ready.device)
+        self._memory = None if free is None else free + in_use(ready.device)
+        config = ready.config
+        assert config.run.steps is not None
+        taken = min(STEPS, config.run.steps)
+        seed, data = config.run.seed, ready.data
+        short = Datasets(
+            train=_rows_of(data.train, ready, taken),
+            eval=_some(data.eval, seed),
+            train_eval=_some(data.train_eval, seed),
+        )
+        changed = config.replace(
+            steps=taken, eval_every=taken, warmup_steps=min(config.schedule.warmup_steps or 0, taken), save_every=None
+        )
+        self._short = replace(ready, config=changed, data=short, test=_some(ready.test, seed))
+        return self._short
+
+    def rehearsal(self, result: TrainResult) -> Rehearsal:
+        """Return what the whole run would take, by the record of the short one."""
+        assert self._whole is not None
+        assert self._short is not None
+        whole, short, folder = self._whole, self._short, result.output_dir
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rows: Sequence[Mapping[str, Any]] = [json.loads(line) for line in lines]
+        steps = [row for row in rows if row.get("tokens")]
+        timed = steps[1:] or steps
+        rates = [row["seconds"] / row["tokens"] for row in timed]
+        tokens = _tokens_of_training(whole)
+        model = _size(result.last)
+        checkpoint = _size(folder / CHECKPOINTS)
+        judged = [row["eval_seconds"] for row in rows if row.get("eval_seconds")]
+        evaluations = _evaluations(whole) if whole.data.eval else 0
+        return Rehearsal(
+            config=whole.config,
+            preferences={
+                "training": len(whole.data.train),
+                "evaluation": len(whole.data.eval),
+                "training rows evaluated": len(whole.data.train_eval),
+                "test": len(whole.test),
+            },
+            num_steps=whole.config.run.steps or 0,
+            steps_taken=result.last_step,
+            train_seconds=(min(rates) * tokens, max(rates) * tokens) if rates else None,
+            steps_timed=len(timed),
+            evaluations=evaluations,
+            eval_seconds=_seconds_of_evaluations(whole, short, judged, evaluations),
+            peak_bytes=round(max((row.get("peak_memory_gib") or 0.0) for row in rows) * 2**30),
+            memory_bytes=self._memory,
+            model_bytes=model,
+            checkpoint_bytes=checkpoint,
+            disk_bytes=_most_on_disk(whole, model, checkpoint),
+            free_disk_bytes=shutil.disk_usage(folder).free + _size(folder),
+        )
+
+
+def _some(groups: Sequence[TokenGroup], seed: int) -> Sequence[TokenGroup]:
+    return draw(groups, JUDGED, seed) if isinstance(groups, Groups) else groups[:JUDGED]
+
+
+def _rows_of(train: Sequence[TokenGroup], ready: Ready, num_steps: int) -> Sequence[TokenGroup]:
+    """Return training data whose first steps are the heaviest of the run, and then the run's first."""
+    assert isinstance(train, Groups)
+    size, seed, number = ready.config.run.batch_size, ready.config.run.seed, len(train)
+    whole_steps = number // size  # those of an epoch that are not cut short at its end
+    if whole_steps <= num_steps:
+        return train
+    steps = [batch_of_step(step, num_groups=number, batch_size=size, seed=seed) for step in range(whole_steps)]
+    tokens = np.array(costs(train, ready.layout))
+    heaviest = [int(np.argmax([of(tokens[rows]) for rows in steps])) for of in (np.sum, np.max)]
+    chosen = list(dict.fromkeys([*heaviest, *range(num_steps)]))[:num_steps]
+    rows = np.concatenate([np.array(steps[step]) for step in chosen])
+    order = [batch_of_step(step, num_groups=len(rows), batch_size=size, seed=seed) for step in range(num_steps)]
+    placed: npt.NDArray[np.int64] = np.empty(len(rows), np.int64)
+    placed[np.concatenate([np.array(batch) for batch in order])] = rows
+    return train.take(placed)
+
+
+def _tokens(groups: Sequence[TokenGroup], ready: Ready) -> int:
+    return sum(costs(groups, ready.layout)) if len(groups) else 0
+
+
+def _tokens_of_training(whole: Ready) -> float:
+    """Return the tokens that all steps compute, padding left out: epochs times those of the training data."""
+    run, number = whole.config.run, len(whole.data.train)
+    assert run.steps is not None
+    return _tokens(whole.data.train, whole) * run.steps / steps_per_epoch(number, run.batch_size)
+
+
+def _evaluations(whole: Ready) -> int:
+    """Return how often a run evaluates: before its first step, at its interval, and at its end."""
+    steps, every = whole.config.run.steps, whole.config.run.eval_every
+    assert steps is not None
+    assert every is not None
+    return 1 + -(-steps // every)
+
+
+def _seconds_of_evaluations(whole: Ready, short: Ready, judged: Sequence[float], evaluations: int) -> float | None:
+    """Return the seconds of all evaluations, of the chosen model's, and of the tests before and after training."""
+    seen = _tokens(short.data.eval, short) + _tokens(short.data.train_eval, short)
+    if not judged or not seen:
+        return None
+    held_out, test = _tokens(whole.data.eval, whole), _tokens(whole.test, whole)
+    each = held_out + _tokens(whole.data.train_eval, whole)
+    return judged[-1] / seen * (evaluations * each + held_out + 2 * test)
+
+
+def _most_on_disk(whole: Ready, model: int, checkpoint: int) -> int:
+    """Return the bytes of models and checkpoints when a run has most of them, and is writing one more."""
+    run, best = whole.config.run, 1 if whole.data.eval else 0
+    assert run.steps is not None
+    saved = -(-run.steps // run.save_every) if run.save_every else 1
+    saved = min(saved, run.save_total_limit or saved)
+    return (saved + best) * model + (run.checkpoint_limit * checkpoint) + max(model, checkpoint)
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
