@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rewardlab.analysis.stats import proportion
 from rewardlab.core.files import write_jsonl
-from rewardlab.curation.auditing.across import FAMILIES, numbers_of
+from rewardlab.curation.auditing.across import FAMILIES, near_duplicates, numbers_of
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.auditing.facts import Facts
 from rewardlab.curation.auditing.fixing import removals
@@ -247,6 +247,27 @@ def test_rows_are_near_duplicates_if_they_judge_similar_replies_alike(
     second: dict[str, object], expected: list[int]
 ) -> None:
     assert scores("near-duplicates", facts_of([pair(ARTICLE, BASIL, FERN), second])) == expected
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        pytest.param(pair(ARTICLE + " end", FERN, BASIL), [1, 1], id="of a prompt a word longer"),
+        pytest.param(pair(ARTICLE, FERN + " end", BASIL), [1, 1], id="of a reply a word longer"),
+        pytest.param(pair(ARTICLE, FERN, BASIL), [0, 0], id="of the same texts, which are contradictions"),
+        pytest.param(pair(ARTICLE + " end", BASIL, FERN), [0, 0], id="judged alike"),
+        pytest.param({**pair(ARTICLE + " end", FERN, BASIL), "label": 0}, [0, 0], id="told the other way round"),
+        pytest.param({**pair(ARTICLE + " end", FERN, BASIL), "label": 0.5}, [0, 0], id="a tie"),
+        pytest.param(pair(ARTICLE, MOSS, BASIL), [0, 0], id="another reply"),
+        pytest.param(pair(ARTICLE + " end", FERN, BASIL, system="Be brief."), [0, 0], id="under another system turn"),
+    ],
+)
+def test_rows_are_near_contradictions_if_they_judge_similar_replies_both_ways(
+    second: dict[str, object], expected: list[int]
+) -> None:
+    facts = facts_of([pair(ARTICLE, BASIL, FERN), second])
+    assert scores("near-contradictions", facts) == expected
+    assert near_duplicates(facts, 0.8).counts["near-contradictions"] == {"pairs of similar replies": expected[0]}
 
 
 def test_pairs_of_similar_replies_are_near_duplicates_only_if_their_texts_are_the_same() -> None:

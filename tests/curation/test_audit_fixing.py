@@ -316,7 +316,7 @@ def test_that_much_was_removed_is_told_with_what_to_do(
     told = " ".join(capsys.readouterr().out.split())
     assert f"40 of {40 + 3 * num_pairs} rows; {3 * num_pairs} removed" in told
     assert ("38% of all rows went (contradictions 16, duplicate-rows 8)" in told) == is_told
-    assert ("bring what they say into one row (`labels`)" in told) == is_told
+    assert ("convert --join pairs` makes one row of them" in told) == is_told
 
 
 @pytest.mark.parametrize(("near", "gone"), [(0.8, 30), (0.97, 0)])

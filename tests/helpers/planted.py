@@ -128,6 +128,11 @@ class Planted:
         for _ in range(7):
             prompt = self.words(60, 80)
             self.add(self.sound(prompt=prompt), self.sound(prompt=f"{prompt} please"), near_prompts=2)
+        for _ in range(9):
+            row = self.sound()
+            turned = {**row, "chosen": row["rejected"], "rejected": f"{row['chosen']} indeed."}
+            self.add(row, turned, near_contradictions=2)
+        self.counts["near-contradictions"] = {"pairs of similar replies": 9}
         self.counts["near-duplicates"] = {"groups": 23}
         self.counts["near-prompts"] = {"groups": 7}
 

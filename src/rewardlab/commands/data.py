@@ -75,6 +75,13 @@ def convert(arguments: Sequence[str]) -> None:
 
     done = convert(config)
     say(f"wrote {done.output}: {number_of(done.rows, 'row')} from {number_of(done.preferences, 'preference')}")
+    if done.joined is not None:
+        say(
+            f"  {number_of(done.joined.rows, 'row')} became {done.joined.joined_rows:,} by --join {config.join}; the "
+            f"largest has {number_of(done.joined.largest, 'reply')}"
+        )
+        if done.joined.rankings:
+            say(f"  with a ranking of their own, and so left as they are: {done.joined.rankings:,}")
     if done.pairs is not None:
         told = {"left out": done.pairs.left_out, "hardened": done.pairs.hardened, "not kept": done.pairs.not_kept}
         say(

@@ -22,6 +22,8 @@ from rewardlab.data.token_report import TokenReport, report_of, require_enough, 
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50
 """Below this many evaluation rows an accuracy is uncertain by ±14 points or more."""
+WORTH_JOINING: Final = 0.1
+"""Share of the tokens that several rows of a prompt repeat, from which the log says so."""
 HELD_OUT: Final = "held_out"
 """Purpose of training data that are read again, since a control changes what is held out of them in another way."""
 FAR = 0.1
@@ -186,6 +188,15 @@ def token_groups(
         report.truncated_replies,
         f", cut in their middle {report.shortened_replies}" if report.shortened_replies else "",
     )
+    groups = part.groups()
+    if name == "training" and (repeated := repeated_tokens(groups)) > WORTH_JOINING * report.tokens:
+        logger.info(
+            "tokens: %s: they have %s; joined by `rewardlab data convert --join prompts` they are at least %.1f times "
+            "fewer tokens",
+            name,
+            number_of(len(np.unique(groups.prompt_keys())), "prompt"),
+            report.tokens / (report.tokens - repeated),
+        )
     tell_typed(report.special_tokens_in_text, report.replies, renderer.spec, name)
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
@@ -199,4 +210,12 @@ def token_groups(
             number_of(report.lost_replies, "reply"),
             number_of(report.lost_comparisons, "comparison"),
         )
-    return part.groups(), report
+    return groups, report
+
+
+def repeated_tokens(groups: Groups) -> int:
+    """Return the tokens of prompts that are computed again because several groups have the same one."""
+    keys, shared = groups.prompt_keys(), groups.column("shared").astype(np.int64)
+    order = np.lexsort((shared, keys))
+    is_longest = np.append(np.diff(keys[order]) != 0, True)
+    return int(shared[order][~is_longest].sum())

@@ -70,7 +70,7 @@ def dry_run_report(tried: Rehearsal) -> str:
 def _training(tried: Rehearsal) -> str:
     steps = number_of(tried.num_steps, "step")
     if tried.train_seconds is None:
-        return f"{steps}, which compute no tokens"
+        return f"{steps} that look states up, next to nothing; computing the states before them is not measured"
     low, high = (duration(seconds) for seconds in tried.train_seconds)
     if tried.steps_timed == 1:
         return f"{steps}, about {high} by the pace of one, which prepared the kernels too"

@@ -78,17 +78,24 @@ def near_duplicates(facts: Facts, near: float) -> Scored:
     Of rows, prompt and replies together must be similar, and what is judged the same: a long prompt makes rows similar
     that judge other replies to it.
     """
-    groups_P = _near_groups(facts.parts_P, facts.whole_P, facts.whole_signatures_PH, near)
-    groups_P = numbers_of(groups_P, facts.systems_P, _judged_alike(facts, groups_P, near))
+    whole_P = _near_groups(facts.parts_P, facts.whole_P, facts.whole_signatures_PH, near)
+    judged = _judged_replies(facts, numbers_of(whole_P, facts.systems_P), near)
+    groups_P = numbers_of(whole_P, facts.systems_P, _judged_alike(judged, len(whole_P)))
     sizes_P, is_first_P, rows = _alike(groups_P, facts.whole_P)
+    both_ways_P, pairs = _judged_both_ways(judged, facts.whole_P)
     groups_P = _near_groups(facts.parts_P, facts.texts.prompts_P, facts.prompt_signatures_PH, near)
     prompt_sizes_P, _, prompts = _alike(groups_P, facts.texts.prompts_P)
     return Scored(
         scores={
             "near-duplicates": facts.spread(np.where(is_first_P, 0, sizes_P)),
+            "near-contradictions": facts.spread(both_ways_P),
             "near-prompts": facts.spread(np.where(prompt_sizes_P > 1, prompt_sizes_P, 0)),
         },
-        counts={"near-duplicates": {"groups": rows}, "near-prompts": {"groups": prompts}},
+        counts={
+            "near-duplicates": {"groups": rows},
+            "near-contradictions": {"pairs of similar replies": pairs},
+            "near-prompts": {"groups": prompts},
+        },
     )
 
 
@@ -105,12 +112,19 @@ def _near_groups(parts_P: Integers, texts_P: Hashes, signatures_PH: Signatures, 
     return groups_P
 
 
-def _judged_alike(facts: Facts, groups_P: Numbers, near: float) -> Numbers:
-    """Return [P] a number for each row: rows of one group have the same where they judge similar replies alike.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _JudgedReplies:
+    """The judgements of rows that are not alone in their group of similar rows. Legend: W such judgements."""
 
-    Two judgements are alike if the preferred replies are similar, and so are the others. Replies of one judgement that
-    are similar to each other must be the same texts in both rows. All rows that are alone in their group get 0.
-    """
+    owners_W: Numbers
+    pairs_W: Numbers
+    """[W] a number for the two replies, within the group: similar ones have the same. Replies of one judgement that are
+    similar to each other must be the same texts."""
+    leans_W: Numbers
+    """[W] 1 if the reply of the first kind is preferred, −1 if the other one, 0 if neither."""
+
+
+def _judged_replies(facts: Facts, groups_P: Numbers, near: float) -> _JudgedReplies:
     wanted_P = np.bincount(groups_P)[groups_P] > 1 if len(groups_P) else np.zeros(0, dtype=bool)
     wanted_J, wanted_R = wanted_P[facts.owners_J], wanted_P[facts.texts.owners_R]
     first_J, second_J, owners_J = facts.first_J[wanted_J], facts.second_J[wanted_J], facts.owners_J[wanted_J]
@@ -121,15 +135,40 @@ def _judged_alike(facts: Facts, groups_P: Numbers, near: float) -> Numbers:
     one_J = np.where(is_exact_J, np.searchsorted(replies_N, first_J) + len(groups_N), one_J)
     other_J = np.where(is_exact_J, np.searchsorted(replies_N, second_J) + len(groups_N), other_J)
     lean_J = np.sign(np.round(facts.label_J[wanted_J].astype(np.float64) - 0.5, 6)) * np.where(one_J < other_J, 1, -1)
-    kinds_J = numbers_of(np.minimum(one_J, other_J), np.maximum(one_J, other_J), lean_J.astype(np.int8))
-    judged: dict[int, set[int]] = {}
-    for owner, kind in zip(owners_J.tolist(), kinds_J.tolist(), strict=True):
-        judged.setdefault(owner, set()).add(kind)
+    pairs_J = numbers_of(groups_P[owners_J], np.minimum(one_J, other_J), np.maximum(one_J, other_J))
+    return _JudgedReplies(owners_W=owners_J, pairs_W=pairs_J, leans_W=lean_J.astype(np.int64))
+
+
+def _judged_alike(judged: _JudgedReplies, num_rows: int) -> Numbers:
+    """Return [P] a number for each row: rows of one group have the same where they judge similar replies alike.
+
+    Two judgements are alike if the preferred replies are similar, and so are the others. All rows that are alone in
+    their group get 0.
+    """
+    said: dict[int, set[int]] = {}
+    kinds_W = numbers_of(judged.pairs_W, judged.leans_W)
+    for owner, kind in zip(judged.owners_W.tolist(), kinds_W.tolist(), strict=True):
+        said.setdefault(owner, set()).add(kind)
     numbers: dict[frozenset[int], int] = {}
-    alike_P = np.zeros(len(groups_P), dtype=np.int64)
-    for owner, kinds in judged.items():
+    alike_P = np.zeros(num_rows, dtype=np.int64)
+    for owner, kinds in said.items():
         alike_P[owner] = numbers.setdefault(frozenset(kinds), len(numbers) + 1)
     return alike_P
+
+
+def _judged_both_ways(judged: _JudgedReplies, whole_P: Hashes) -> tuple[Numbers, int]:
+    """Return ([P] judgements of each row that a row of similar, not equal, texts contradicts, pairs of replies)."""
+    told: dict[int, tuple[set[int], set[int]]] = {}
+    texts_W = whole_P[judged.owners_W].tolist()
+    judgements = list(zip(judged.pairs_W.tolist(), judged.leans_W.tolist(), texts_W, strict=True))
+    for pair, lean, text in judgements:
+        if lean:
+            told.setdefault(pair, (set(), set()))[lean > 0].add(text)
+    clashes_W = np.array(
+        [bool(lean) and bool(told[pair][lean < 0] - {text}) for pair, lean, text in judgements], dtype=bool
+    )
+    both_ways_P = np.bincount(judged.owners_W[clashes_W], minlength=len(whole_P))
+    return both_ways_P, len(np.unique(judged.pairs_W[clashes_W]))
 
 
 def _alike(groups_P: Numbers, texts_P: Hashes) -> tuple[Numbers, Mask, int]:
@@ -339,6 +378,7 @@ FAMILIES: Final[Mapping[str, Callable[[Facts, float], Scored]]] = MappingProxyTy
         "duplicate-rows": duplicates,
         "duplicate-pairs": duplicates,
         "near-duplicates": near_duplicates,
+        "near-contradictions": near_duplicates,
         "near-prompts": near_duplicates,
         "contradictions": contradictions,
         "cycles": contradictions,

@@ -214,8 +214,8 @@ def _much_removed(found: Sequence[Removed], stays_U: Mask) -> list[str]:
     said = [f"{share:.0%} of all rows went ({checks}): is that a defect of them, or how these data are made?"]
     if counts["contradictions"]:
         said.append(
-            "several people who judge a pair in rows of their own contradict each other here; bring what they say into "
-            "one row (`labels`), where it is no defect, or leave contradictions and duplicate-rows out of --remove"
+            "several people who judge a pair in rows of their own contradict each other here; `rewardlab data "
+            "convert --join pairs` makes one row of them, where it is no defect"
         )
     if counts["leaks"] or counts["near-duplicates"]:
         said.append("texts that are one template for the most part are alike; a higher --near tells them apart")

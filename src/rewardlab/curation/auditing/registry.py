@@ -160,6 +160,12 @@ ACROSS: Final = (
         is_removed=True,
     ),
     Check(
+        name="near-contradictions",
+        meaning="similar replies to a similar prompt, not equal ones, are judged both ways",
+        score="judgements of the row that another row contradicts so",
+        threshold=1,
+    ),
+    Check(
         name="near-prompts",
         meaning="the prompt is alike to another one of the split, but not the same",
         score="different prompts in its group of near duplicates",

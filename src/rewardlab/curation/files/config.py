@@ -26,10 +26,21 @@ class ConvertConfig(RowsConfig):
     inexpressible: Literal["error", "drop", "harden"] = "error"
     """Judgements that TRL's pairs cannot hold (ties, soft labels, weights, margins): stop, leave them out, or write
     them as if they were certain and of weight 1 (ties are left out all the same). All are counted."""
+    join: Literal["none", "pairs", "prompts"] = "none"
+    """Make one row of all rows of a dataset that judge the same replies to a prompt (such as a row each of several
+    annotators), or of all rows of a prompt, whose replies are then computed with it together. All judgements stay."""
     seed: int = 0
     """Draws rows (`--limit`) and replies (`--max-replies`)."""
     overwrite: bool = False
     """Replace the file if it exists."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for joined rows in TRL's form, which holds one judgement a row."""
+        super().__post_init__()
+        require(
+            self.join == "none" or self.to == "rewardlab",
+            f"--join {self.join} needs --to rewardlab: a row of TRL's pairs holds one judgement.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_json, write_json
 from rewardlab.curation.files.config import ConvertConfig
 from rewardlab.curation.files.forms import LOST, PairCounts, Pairs, as_own_row, as_pairs, provenance_of
+from rewardlab.curation.files.joining import Join, JoinCounts, Joiner, Named
 from rewardlab.curation.files.reading import (
     Chunk,
     Mask,
@@ -26,6 +28,7 @@ from rewardlab.curation.files.reading import (
     tally_of,
 )
 from rewardlab.curation.files.writing import (
+    RowFile,
     facts_of,
     manifest_beside,
     own_columns,
@@ -49,14 +52,15 @@ class Converted:
     """Number of preferences written; a K-wise one becomes several pairs."""
     pairs: PairCounts | None
     """Counts of the pairs; None in the project's own form, which holds everything."""
+    joined: JoinCounts | None
+    """Counts of the joined rows; None if none were to be joined."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lines:
-    """The lines of each preference of a chunk, and the counts of its pairs in TRL's forms."""
-
-    lines: list[tuple[str, ...]]
-    counts: list[PairCounts]
+Rendered = tuple[tuple[str, ...], PairCounts]
+"""The lines of a preference, and the counts of its pairs in TRL's forms."""
+Made = TypeVar("Made")
+Make = Callable[[Sequence[ReadRow]], Chunk[list[Made]]]
+"""Makes something of each preference among some rows, in a worker process."""
 
 
 def convert(config: ConvertConfig) -> Converted:
@@ -70,29 +74,54 @@ def convert(config: ConvertConfig) -> Converted:
     require_output(config.output, [path for one in readings for path in one.files], overwrite=config.overwrite)
     pairs = _pairs_of(config)
     counts = PairCounts()
+    joined = JoinCounts()
     used = []
     columns = own_columns if pairs is None else partial(
         pair_columns, implicit=pairs.implicit, with_margin=pairs.with_margin
     )  # fmt: skip
     with crew_of(config) as crew, writing(config.output, columns) as file:
         for reading in readings:
-            preferences = 0
-            for lines, chunk_counts in lines_of(reading, pairs, crew):
-                preferences += 1
-                counts.add(chunk_counts)
-                for line in lines:
-                    file.write(line)
-            used.append(preferences)
+            if config.join == "none":
+                used.append(_write_each(file, reading, pairs, crew, counts))
+            else:
+                used.append(_write_joined(file, reading, config.join, crew, joined))
             reading.require_unchanged()
         if pairs is not None:
             _require_expressed(counts, pairs, config.output)
         num_rows = file.num_rows
-    entries = {} if pairs is None else {"judgements": counts.as_dict()}
+    entries: dict[str, object] = {} if pairs is None else {"judgements": counts.as_dict()}
+    entries |= {} if config.join == "none" else {"joined": joined.as_dict()}
     told = manifest("convert", config, readings, used, [facts_of(config.output, num_rows)], **entries)
     write_json(manifest_beside(config.output), told)
     return Converted(
-        output=config.output, rows=num_rows, preferences=sum(used), pairs=None if pairs is None else counts
+        output=config.output,
+        rows=num_rows,
+        preferences=sum(used),
+        pairs=None if pairs is None else counts,
+        joined=None if config.join == "none" else joined,
     )
+
+
+def _write_each(file: RowFile, reading: Reading, pairs: Pairs | None, crew: Crew, counts: PairCounts) -> int:
+    """Write the preferences of a dataset, count their pairs, and return how many preferences there are."""
+    number = 0
+    for lines, own in each_of(reading, partial(_render, pairs), crew):
+        number += 1
+        counts.add(own)
+        for line in lines:
+            file.write(line)
+    return number
+
+
+def _write_joined(file: RowFile, reading: Reading, by: Join, crew: Crew, counts: JoinCounts) -> int:
+    """Write the joined preferences of a dataset, count them, and return how many there were before."""
+    joiner = Joiner(by)
+    for named in each_of(reading, _named, crew):
+        joiner.add(named)
+    for named in joiner.joined():
+        file.write(to_json(as_own_row(*named), indent=None))
+    counts.add(joiner.counts)
+    return joiner.counts.rows
 
 
 def _pairs_of(config: ConvertConfig) -> Pairs | None:
@@ -102,8 +131,8 @@ def _pairs_of(config: ConvertConfig) -> Pairs | None:
     return Pairs(implicit=config.to == "trl-implicit", with_margin=with_margin, inexpressible=config.inexpressible)
 
 
-def lines_of(reading: Reading, pairs: Pairs | None, crew: Crew) -> Iterator[tuple[tuple[str, ...], PairCounts]]:
-    """Yield (lines, counts of pairs) for each preference that the limit leaves, in the order of the rows.
+def each_of(reading: Reading, make: Make[Made], crew: Crew) -> Iterator[Made]:
+    """Yield what `make` makes of each preference that the limit leaves, in the order of the rows.
 
     It also counts the rows in `reading.tally`. Raises DataError as `count_rows` does.
     """
@@ -112,12 +141,12 @@ def lines_of(reading: Reading, pairs: Pairs | None, crew: Crew) -> Iterator[tupl
         count_rows(reading, nothing, crew)
         wanted = as_mask(reading.chosen(), reading.tally.kept)
     number = 0
-    for chunk in render_all(reading, pairs, crew):
+    for chunk in reading.map(make, crew, "writing"):
         if wanted is None:
             reading.tally.add(chunk.tally)
-        for lines, counts in zip(chunk.extract.lines, chunk.extract.counts, strict=True):
+        for made in chunk.extract:
             if wanted is None or (number < len(wanted) and wanted[number]):
-                yield lines, counts
+                yield made
             number += 1
     if wanted is None:
         settle(reading)
@@ -129,8 +158,8 @@ def lines_again(reading: Reading, crew: Crew, wanted: Mask) -> Iterator[str]:
     Raises DataError if the dataset has changed since.
     """
     number = 0
-    for chunk in render_all(reading, None, crew):
-        for (line,) in chunk.extract.lines:
+    for chunk in reading.map(partial(_render, None), crew, "writing"):
+        for (line,), _ in chunk.extract:
             if number < len(wanted) and wanted[number]:
                 yield line
             number += 1
@@ -139,27 +168,23 @@ def lines_again(reading: Reading, crew: Crew, wanted: Mask) -> Iterator[str]:
         raise DataError(f"{reading.source.label} gave other rows when it was read again. Start again.")
 
 
-def render_all(reading: Reading, pairs: Pairs | None, crew: Crew) -> Iterator[Chunk[Lines]]:
-    """Yield the lines of all preferences of a dataset, by chunks. Raises DataError if it cannot be read."""
-    yield from reading.map(partial(_render, pairs), crew, "writing")
+def _named(rows: Sequence[ReadRow]) -> Chunk[list[Named]]:
+    """Return the rows that are preferences, with their ids and sources."""
+    return Chunk(
+        tally=tally_of(rows),
+        extract=[(row.preference, *provenance_of(row)) for row in rows if row.preference is not None],
+    )
 
 
-def _render(pairs: Pairs | None, rows: Sequence[ReadRow]) -> Chunk[Lines]:
+def _render(pairs: Pairs | None, rows: Sequence[ReadRow]) -> Chunk[list[Rendered]]:
     """Return the lines of the rows that are preferences."""
-    lines: list[tuple[str, ...]] = []
-    counts: list[PairCounts] = []
-    for row in rows:
-        if row.preference is None:
-            continue
-        row_id, source = provenance_of(row)
+    chunk = _named(rows)
+    rendered: list[Rendered] = []
+    for named in chunk.extract:
         own = PairCounts()
-        if pairs is None:
-            made: Sequence[dict[str, object]] = [as_own_row(row.preference, row_id, source)]
-        else:
-            made = as_pairs(row.preference, row_id, source, pairs, own)
-        lines.append(tuple(to_json(one, indent=None) for one in made))
-        counts.append(own)
-    return Chunk(tally=tally_of(rows), extract=Lines(lines=lines, counts=counts))
+        made = [as_own_row(*named)] if pairs is None else as_pairs(*named, pairs, own)
+        rendered.append((tuple(to_json(one, indent=None) for one in made), own))
+    return Chunk(tally=chunk.tally, extract=rendered)
 
 
 def _require_expressed(counts: PairCounts, pairs: Pairs, output: Path) -> None:
