@@ -223,5 +223,7 @@ def test_the_text_of_what_a_run_would_take(tmp_path):
     alone = replace(tried, steps_timed=1, evaluations=0, memory_bytes=None, train_seconds=(4.0, 4.0))
     said = " ".join(dry_run_report(alone).split())
     assert "772 steps, about 4.0 s by the pace of one, which prepared the kernels too" in said
-    assert "evaluation none; no evaluation data" in said
+    assert "evaluation none without evaluation data memory" in said
+    tested = dry_run_report(replace(alone, preferences={"training": 5, "test": 9}))
+    assert "none without evaluation data, and the test data twice, not timed here" in " ".join(tested.split())
     assert "3.0 GiB at the peak disk" in said

@@ -79,9 +79,9 @@ def _training(tried: Rehearsal) -> str:
 
 
 def _evaluation(tried: Rehearsal) -> str:
-    if not tried.evaluations:
-        return "none; no evaluation data"
     tests = ", and the test data twice" if tried.preferences.get("test") else ""
+    if not tried.evaluations:
+        return f"none without evaluation data{tests and tests + ', not timed here'}"
     seconds = "" if tried.eval_seconds is None else f": about {duration(tried.eval_seconds)} by the pace of one"
     return f"{number_of(tried.evaluations, 'time')}, the saved model once more{tests}{seconds}"
 
