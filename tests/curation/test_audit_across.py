@@ -270,6 +270,13 @@ def test_rows_are_near_contradictions_if_they_judge_similar_replies_both_ways(
     assert near_duplicates(facts, 0.8).counts["near-contradictions"] == {"pairs of similar replies": expected[0]}
 
 
+def test_equal_texts_judged_both_ways_are_contradictions_whatever_else_their_rows_hold() -> None:
+    more = {"prompt": ARTICLE, "replies": [BASIL, FERN, BASIL + " end"], "comparisons": [{"first": 1, "second": 0}]}
+    facts = facts_of([{**more, "replies": [BASIL, FERN], "comparisons": [{"first": 0, "second": 1}]}, more])
+    assert scores("contradictions", facts) == [1, 1]
+    assert scores("near-contradictions", facts) == [0, 0]
+
+
 def test_pairs_of_similar_replies_are_near_duplicates_only_if_their_texts_are_the_same() -> None:
     """Which of two similar replies is better is told by their few differences, which similarity does not see."""
     rows = [pair(ARTICLE, BASIL, BASIL + " end"), pair(ARTICLE + " end", BASIL + " end", BASIL)]

@@ -316,7 +316,8 @@ def test_that_much_was_removed_is_told_with_what_to_do(
     told = " ".join(capsys.readouterr().out.split())
     assert f"40 of {40 + 3 * num_pairs} rows; {3 * num_pairs} removed" in told
     assert ("38% of all rows went (contradictions 16, duplicate-rows 8)" in told) == is_told
-    assert ("convert --join pairs` makes one row of them" in told) == is_told
+    assert ("makes one row of them, where it is no defect" in told) == is_told
+    assert "several people who judged the same replies in a row each contradict each other here" in told
 
 
 @pytest.mark.parametrize(("near", "gone"), [(0.8, 30), (0.97, 0)])

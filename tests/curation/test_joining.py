@@ -33,6 +33,10 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
+AGAIN = {"judged_again": 1, "agreeing": 0, "merged": 0, "rankings": 0}
+"""Of ROWS, the counts that do not depend on what is joined."""
+
+
 def joined(tmp_path: Path, rows: Sequence[dict[str, Any]], by: str, **settings: Any) -> Converted:
     """The rows, joined into a file beside them."""
     path = write(tmp_path / "in.jsonl", rows)
@@ -59,7 +63,7 @@ def test_rows_become_fewer_and_every_judgement_stays(tmp_path, by, sizes):
     assert (done.joined.rows, done.joined.joined_rows, done.rows, done.preferences) == (6, len(sizes), len(sizes), 6)
     assert done.joined.largest == max(len(one.replies) for one in after)
     told = told_by(done.output)
-    assert told["joined"] == {"rows": 6, "joined_rows": len(sizes), "largest": done.joined.largest, "rankings": 0}
+    assert told["joined"] == {"rows": 6, "joined_rows": len(sizes), "largest": done.joined.largest} | AGAIN
     assert told["used"] == 6
     assert [row["id"] for row in rows_in(done.output)][:2] == ["in.jsonl:1", "in.jsonl:2"]
 
@@ -94,9 +98,32 @@ def test_equal_replies_of_a_row_become_one_and_are_judged_once(tmp_path):
         {"prompt": "Why?", "responses": ["a", "b", "b"], "scores": [3, 1, 1]},
         {"prompt": "Why?", "responses": ["a", "c"], "scores": [2, 1]},
     ]
-    (one,) = preferences_in(joined(tmp_path, rows, "prompts").output)
+    done = joined(tmp_path, rows, "prompts")
+    assert done.joined.merged == 1
+    (one,) = preferences_in(done.output)
     assert [reply[-1].content for reply in one.replies] == ["a", "b", "c"]
     assert [(own.first, own.second) for own in one.comparisons] == [(0, 1), (0, 2)]
+
+
+def test_equal_judgements_of_several_people_in_a_row_stay(tmp_path):
+    voted = {"prompt": "Why?", "chosen": "a", "rejected": "b", "labels": [1, 1, 0], "annotators": ["1", "1", "bob"]}
+    done = joined(tmp_path, [voted, {**voted, "labels": [1], "annotators": ["eve"]}], "pairs")
+    (one,) = preferences_in(done.output)
+    assert [(own.first, own.annotator) for own in one.comparisons] == [(0, "1"), (0, "1"), (1, "bob"), (0, "eve")]
+    assert done.joined.merged == 0
+
+
+def test_the_annotator_of_a_pair_is_kept(tmp_path, capsys):
+    from rewardlab.cli import main
+
+    rows = [{"prompt": "Why?", "chosen": "a", "rejected": "b", "annotator": who} for who in ("ann", 7, None)]
+    out = tmp_path / "out.jsonl"
+    main(["data", "convert", str(write(tmp_path / "in.jsonl", rows)), "--output", str(out), "--join", "pairs"])
+    (one,) = preferences_in(out)
+    assert [own.annotator for own in one.comparisons] == ["ann", "7", "1"]
+    said = capsys.readouterr().out
+    assert "1 pair of replies has several judgements, which agree in 1: of several people, or copies?" in said
+    assert "each row is one preference of --batch-size now" in said
 
 
 def test_rankings_stay_as_they_are(tmp_path, capsys):
@@ -156,23 +183,42 @@ def test_joined_rows_are_judged_as_they_were_apart(base_model, tmp_path):
             assert getattr(together.estimates[name], part) == pytest.approx(getattr(estimate, part), abs=1e-5), name
 
 
-@pytest.mark.parametrize(("times", "is_told"), [(1, False), (3, True)])
-def test_a_run_says_where_joining_is_worth_it(base_model, tmp_path, caplog, times, is_told):
+SAME = "the same long beginning of two replies, which a row of its own computes once for both of them, "
+MANY = [
+    pytest.param([{**pair(k), "chosen": f"good {n}"} for k in range(20) for n in range(3)], True, id="three a prompt"),
+    pytest.param([pair(k) for k in range(20)], False, id="one a prompt"),
+    pytest.param(
+        [{"prompt": f"P {k // 2}", "chosen": f"{k} {SAME}good", "rejected": f"{k} {SAME}no"} for k in range(40)],
+        False,
+        id="replies that begin alike",
+    ),
+    pytest.param(
+        [{"prompt": f"How is {k // 2}?", "responses": [*"abc"], "ranking": [0, 1, 2]} for k in range(40)],
+        False,
+        id="rankings",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rows", "is_told"), MANY)
+def test_a_run_says_where_joining_is_worth_it(base_model, tmp_path, caplog, rows, is_told):
     caplog.set_level("INFO", logger="rewardlab")
-    rows = [{**pair(k), "chosen": f"good {n}"} for k in range(20) for n in range(times)]
-    config = runs.config_for(base_model, write(tmp_path / "in.jsonl", rows), tmp_path / "run", steps=1)
-    train(config.replace(eval_fraction=0.0))
+    config = runs.config_for(
+        base_model, write(tmp_path / "in.jsonl", rows), tmp_path / "run", steps=1, micro_token_budget=4096
+    )
+    train(config.replace(eval_fraction=0.0, kwise_loss="pairs"))
     told = [line for line in caplog.messages if "--join prompts" in line]
     assert len(told) == is_told
+    done = joined(tmp_path, rows, "prompts")
+    train(config.replace(dataset=(str(done.output),), output_dir=tmp_path / "again", eval_fraction=0.0))
+    before, after = (
+        read_json(tmp_path / name / "manifest.json")["tokens"]["training"]["tokens"] for name in ("run", "again")
+    )
     if is_told:
-        done = joined(tmp_path, rows, "prompts")
-        train(config.replace(dataset=(str(done.output),), output_dir=tmp_path / "again", eval_fraction=0.0))
-        before, after = (
-            read_json(tmp_path / name / "manifest.json")["tokens"]["training"]["tokens"] for name in ("run", "again")
-        )
-        ratio = float(told[0].partition("at least ")[2].split()[0])
-        assert "they have 20 prompts" in told[0]
-        assert 1.05 < ratio <= round(before / after, 1)
+        assert "these have 20 prompts" in told[0]
+        assert 1.05 < float(told[0].partition("some ")[2].split()[0]) <= round(before / after, 1)
+    else:
+        assert after > 0.9 * before
 
 
 @pytest.mark.parametrize("by", ["pairs", "prompts"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from functools import partial
@@ -14,10 +15,11 @@ import runs
 from resuming import stop_after
 from rewardlab import Rehearsal, rehearse, train
 from rewardlab.cli import main
-from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
+from rewardlab.core.errors import ConfigError, DataError, RewardlabError, RunInterrupted
 from rewardlab.core.files import read_json
 from rewardlab.data.pack import costs
 from rewardlab.data.step_order import batch_of_step
+from rewardlab.training import closing
 from rewardlab.training import rehearsal as module
 from rewardlab.training.loop.reward_trainer import RewardSteps
 from rewardlab.training.rehearsed import dry_run_report
@@ -136,14 +138,58 @@ def test_a_folder_with_a_run_is_refused_as_by_the_run_itself_and_stays(base_mode
     assert tree(tmp_path) == before
 
 
-def test_what_a_killed_rehearsal_left_is_replaced(base_model, pairs_file, tmp_path, monkeypatch):
+def test_folders_of_others_stay(base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "run")
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "remove", lambda folder: None)
+    mine = tmp_path / "run" / ".dry-run" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("precious")
+    before = tree(tmp_path)
+    assert rehearse(config) is not None
+    assert tree(tmp_path) == before
+    (tmp_path / "run" / f".dry-run-{os.getpid()}").mkdir()
+    with pytest.raises(ConfigError, match="a dry run that was killed left it"):
         rehearse(config)
-    assert (tmp_path / ".run.dry-run" / "manifest.json").exists()
-    rehearse(config)
-    assert not (tmp_path / ".run.dry-run").exists()
+    assert (tmp_path / "run" / f".dry-run-{os.getpid()}").is_dir()
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "link"])
+def test_a_folder_that_cannot_be_made_is_an_error_of_both(base_model, pairs_file, tmp_path, name):
+    (tmp_path / "file").write_text("here")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    config = config_for(base_model, pairs_file, tmp_path / name)
+    for attempt in (rehearse, train):
+        with pytest.raises(RewardlabError, match="cannot write to"):
+            attempt(config)
+    assert not list(tmp_path.glob("**/.dry-run*"))
+
+
+def test_long_names_are_no_trouble(base_model, pairs_file, tmp_path):
+    assert rehearse(config_for(base_model, pairs_file, tmp_path / ("n" * 240))) is not None
+    assert not list(tmp_path.glob(".dry-run*"))
+
+
+def test_a_run_that_is_under_way_is_seen(base_model, pairs_file, tmp_path, monkeypatch):
+    config = config_for(base_model, pairs_file, tmp_path / "run")
+    train(config)
+    monkeypatch.setattr(module, "only_process", lambda folder, flag: pytest.fail(f"asked for {folder.name}"))
+    with pytest.raises(pytest.fail.Exception, match="asked for run"):
+        rehearse(config.replace(overwrite=True))
+
+
+def test_the_closing_card_is_tried_where_the_run_has_one(base_model, pairs_file, tmp_path, monkeypatch):
+    cards = []
+    monkeypatch.setattr(closing, "CARD_WORTH", 60)
+    monkeypatch.setattr(closing, "card_of_chosen", lambda *_, **__: cards.append(1))
+    for steps, made in ((7, 0), (8, 1)):
+        cards.clear()
+        rehearse(config_for(base_model, pairs_file, tmp_path / "run", steps=steps))
+        assert len(cards) == made
+
+
+def test_settings_of_the_whole_run_are_checked(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", profile=True, profile_steps=100)
+    with pytest.raises(ConfigError, match="--profile-steps 100"):
+        rehearse(config)
 
 
 def test_errors_are_those_of_the_run_and_leave_nothing(base_model, tmp_path):
@@ -153,9 +199,6 @@ def test_errors_are_those_of_the_run_and_leave_nothing(base_model, tmp_path):
     with pytest.raises(DataError, match="pairs"):
         rehearse(config_for(base_model, data, tmp_path / "run"))
     assert tree(tmp_path) == before
-    (tmp_path / "file").write_text("here")
-    with pytest.raises(Exception, match="cannot write to .*file"):
-        rehearse(config_for(base_model, data, tmp_path / "file"))
 
 
 def test_it_is_for_runs_that_begin(base_model, pairs_file, tmp_path):
@@ -220,7 +263,7 @@ def test_the_text_of_what_a_run_would_take(tmp_path):
     assert "evaluation 11 times, the saved model once more: about 1 min 35 s by the pace of one" in said
     assert "memory 3.0 GiB at the peak, of 8.0 GiB that could be had" in said
     assert "at most 3.0 GiB in runs/mine (a model takes 1.0 GiB); 2.0 GiB are free. That is too little" in said
-    alone = replace(tried, steps_timed=1, evaluations=0, memory_bytes=None, train_seconds=(4.0, 4.0))
+    alone = replace(tried, steps_taken=1, steps_timed=1, evaluations=0, memory_bytes=None, train_seconds=(4.0, 4.0))
     said = " ".join(dry_run_report(alone).split())
     assert "772 steps, about 4.0 s by the pace of one, which prepared the kernels too" in said
     assert "evaluation none without evaluation data memory" in said

@@ -80,6 +80,15 @@ def convert(arguments: Sequence[str]) -> None:
             f"  {number_of(done.joined.rows, 'row')} became {done.joined.joined_rows:,} by --join {config.join}; the "
             f"largest has {number_of(done.joined.largest, 'reply')}"
         )
+        if done.joined.joined_rows < done.joined.rows:
+            say("  each row is one preference of --batch-size now, and of the loss without --kwise-weight comparison")
+        if again := done.joined.judged_again:
+            say(
+                f"  {number_of(again, 'pair')} of replies {plural(again, 'has', 'have')} several judgements, which "
+                f"agree in {done.joined.agreeing:,}: of several people, or copies?"
+            )
+        if done.joined.merged:
+            say(f"  the same said of equal replies of a row, and so written once: {done.joined.merged:,}")
         if done.joined.rankings:
             say(f"  with a ranking of their own, and so left as they are: {done.joined.rankings:,}")
     if done.pairs is not None:

@@ -162,6 +162,20 @@ class Groups(Sequence[TokenGroup]):
         """Return [G] tokens of each group's longest conversation."""
         return self.column("longest").astype(np.int64)
 
+    def prompt_tokens(self) -> Numbers:
+        """Return [G] tokens before the reply, the fewest of each group's conversations."""
+
+        def fewest(store: TokenStore) -> Numbers:
+            ends = store.columns["reply_end"].astype(np.int64)
+            tokens = store.columns["prompt_tokens"].astype(np.int64)
+            return np.minimum.reduceat(tokens, np.append(0, ends[:-1])) if len(ends) else ends
+
+        return self._column(fewest)
+
+    def datasets(self) -> Numbers:
+        """Return [G] the number of each group's dataset, from 0."""
+        return np.repeat(np.arange(len(self.stores)), [store.num_groups for store in self.stores])[self.numbers_G]
+
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return [G] a column of the stores that has one entry for each group."""
         return self._column(lambda store: store.columns[name])

@@ -23,6 +23,7 @@ from rewardlab.data.rows import (
     UnusableRowError,
     is_absent,
     read_integers,
+    read_name,
     read_number,
     show,
     text_key,
@@ -105,6 +106,8 @@ def make_pair(
         )
     label = read_number(row, "label", "bad_label", high=1.0)
     comparison = make_comparison(0, 1, 1.0 if label is None else label, row, rules.reading)
+    if isinstance(who := row.get("annotator"), (str, int)) and not is_absent(who):
+        comparison = replace(comparison, annotator=read_name(who))
     ranking = {1.0: (0, 1), 0.0: (1, 0)}.get(comparison.label)
     preference = Preference(
         id=place, source=rules.source, prompt=prompt, replies=replies, comparisons=(comparison,), ranking=ranking

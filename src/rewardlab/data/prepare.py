@@ -188,15 +188,6 @@ def token_groups(
         report.truncated_replies,
         f", cut in their middle {report.shortened_replies}" if report.shortened_replies else "",
     )
-    groups = part.groups()
-    if name == "training" and (repeated := repeated_tokens(groups)) > WORTH_JOINING * report.tokens:
-        logger.info(
-            "tokens: %s: they have %s; joined by `rewardlab data convert --join prompts` they are at least %.1f times "
-            "fewer tokens",
-            name,
-            number_of(len(np.unique(groups.prompt_keys())), "prompt"),
-            report.tokens / (report.tokens - repeated),
-        )
     tell_typed(report.special_tokens_in_text, report.replies, renderer.spec, name)
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
@@ -210,12 +201,37 @@ def token_groups(
             number_of(report.lost_replies, "reply"),
             number_of(report.lost_comparisons, "comparison"),
         )
-    return groups, report
+    return part.groups(), report
 
 
-def repeated_tokens(groups: Groups) -> int:
-    """Return the tokens of prompts that are computed again because several groups have the same one."""
-    keys, shared = groups.prompt_keys(), groups.column("shared").astype(np.int64)
-    order = np.lexsort((shared, keys))
-    is_longest = np.append(np.diff(keys[order]) != 0, True)
-    return int(shared[order][~is_longest].sum())
+def tell_joinable(groups: Groups) -> None:
+    """Log by how many times fewer tokens training data had if rows of a prompt were joined, where that is worth it."""
+    tokens = int(groups.num_tokens().sum())
+    if (saved := saved_by_joining(groups)) > WORTH_JOINING * tokens:
+        logger.info(
+            "tokens: training: these have %s; joined by `rewardlab data convert --join prompts` they would be some "
+            "%.1f times fewer tokens",
+            number_of(len(np.unique(groups.prompt_keys())), "prompt"),
+            tokens / (tokens - saved),
+        )
+
+
+def saved_by_joining(groups: Groups) -> int:
+    """Return how many fewer tokens groups had if those of one prompt of a dataset were one, at least.
+
+    A joined prompt is computed once. What replies of a row have in common at their beginning, and those of others have
+    not, is then computed for each. Equal replies, which are computed once too, are not looked for.
+    """
+    replies, prompt = groups.num_replies(), groups.prompt_tokens()
+    open_G = ~(groups.column("ranked") & (replies > 2))  # rankings are not joined
+    # The key of a prompt is blind to case, and texts are joined if they are the same; so their tokens must be as many.
+    columns = [column[open_G] for column in (groups.datasets(), groups.prompt_keys(), prompt)]
+    if not open_G.any():
+        return 0
+    _, of_G, sizes = np.unique(np.stack(columns).astype(np.uint64), axis=1, return_inverse=True, return_counts=True)
+    sizes_G = sizes[of_G.reshape(-1)]
+    is_joined = sizes_G > 1
+    again = (prompt[open_G] * (1 - 1 / sizes_G))[is_joined]
+    beginnings = groups.column("shared").astype(np.int64)[open_G] - prompt[open_G]
+    lost = (np.maximum(beginnings, 0) * (replies[open_G] - 1))[is_joined]
+    return round(float(again.sum() - lost.sum()))

@@ -54,7 +54,8 @@ def choose_precision(
         log(f"precision: bf16, which this processor has; not tried beforehand ({type(error).__name__}: {error})")
         return chosen
     chosen = "bf16" if ratio >= WORTH_HALF else "fp32"
-    log(f"precision: {chosen}, since bf16 is {ratio:.1f} times as fast as fp32 in the model's shape")
+    worth = "" if chosen == "bf16" else f"; it is worth its rounding from {WORTH_HALF:g} times on"
+    log(f"precision: {chosen}, since bf16 is {ratio:.2f} times as fast as fp32 in the model's shape{worth}")
     return chosen
 
 

@@ -19,10 +19,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rewardlab.core.config import require_kind, settings_of
+from rewardlab.core.config import require, require_kind, settings_of
 from rewardlab.core.errors import ConfigError, RunInterrupted
 from rewardlab.core.folders import remove, require_writable_folder
-from rewardlab.core.run_folder import CHECKPOINTS
+from rewardlab.core.lock import LOCK, only_process
+from rewardlab.core.run_folder import CHECKPOINTS, saved_steps
 from rewardlab.core.signals import INTERRUPTED, RESUME_LATER, Terminated, raised_at_once
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.dataset_names import given_rows
@@ -30,6 +31,8 @@ from rewardlab.data.groups import Datasets, Groups
 from rewardlab.data.pack import costs
 from rewardlab.data.prepare import draw
 from rewardlab.data.step_order import batch_of_step, steps_per_epoch
+from rewardlab.evaluation.precision import MOST
+from rewardlab.training.closing import wants_card
 from rewardlab.training.cost.memory import free_memory, in_use
 from rewardlab.training.monitoring.monitor import require_monitoring
 from rewardlab.training.rehearsed import Rehearsal
@@ -45,7 +48,7 @@ JUDGED: Final = 64
 """Preferences of each kind of data that are evaluated."""
 QUIET: Final[Mapping[str, Any]] = {
     "dry_run": False,
-    "overwrite": True,  # what a rehearsal left that was killed
+    "overwrite": False,
     "report_to": ("none",),
     "profile": False,
     "profile_memory": False,
@@ -78,11 +81,14 @@ def rehearse(
         raise ConfigError("--dry-run tries a run that begins. Leave out --resume, or --dry-run.")
     # What the rehearsal itself leaves out.
     require_monitoring(config)
-    if config.run.output_dir.exists():
+    if config.run.output_dir.is_dir():
         require_writable_folder(config.run.output_dir, "--output-dir")
+        if (config.run.output_dir / LOCK).exists():
+            with only_process(config.run.output_dir, "--output-dir"):
+                pass  # no run is under way there
         require_free(config, overwrite=config.run.overwrite)
     shortened = _Shortened(config)
-    with _interruptible(), _removed(_place(config.run.output_dir)) as folder:
+    with _interruptible(), _own_folder(_above(config.run.output_dir)) as folder:
         logger.info("dry run: a few steps and rows, in %s, which is removed at the end", folder)
         result = carry_out(config.replace(**QUIET, output_dir=folder), given, None, shorten=shortened)
         return shortened.rehearsal(result) if _is_first() else None
@@ -92,18 +98,24 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _place(output_dir: Path) -> Path:
-    """Return the folder of the rehearsal: on the disk of the run's, in it if it is there, else as near as can be."""
-    if output_dir.is_dir():
-        return output_dir / ".dry-run"
-    above = next(folder for folder in output_dir.absolute().parents if folder.is_dir())
-    return above / f".{output_dir.name}.dry-run"
+def _above(output_dir: Path) -> Path:
+    """Return the folder of a run, or the nearest one above that is there. Raises RewardlabError if none can be made."""
+    output_dir = output_dir.absolute()
+    there = next(path for path in (output_dir, *output_dir.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        require_writable_folder(output_dir, "--output-dir")  # says why that cannot be
+    return there
 
 
 @contextmanager
-def _removed(folder: Path) -> Iterator[Path]:
-    """Yield a folder, and remove it."""
-    require_writable_folder(folder.parent, "--output-dir")
+def _own_folder(above: Path) -> Iterator[Path]:
+    """Yield a folder of this process and its ranks alone, on the disk of the run's, and remove it."""
+    require_writable_folder(above, "--output-dir")
+    # The processes of one run have the port of their meeting in common, and no other run on these machines has it.
+    ranks = [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if "RANK" in os.environ]
+    folder = above / f".dry-run-{'-'.join(ranks) or os.getpid()}"
+    if _is_first():
+        require(not os.path.lexists(folder), f"{folder} is there; a dry run that was killed left it. Remove it.")
     try:
         yield folder
     finally:
@@ -143,8 +155,10 @@ class _Shortened:
         # As the run itself will have them, so that its hash is the same.
         asked = {name: own.of(self._asked) for name, own in settings_of(RewardTrainerConfig).items() if name in QUIET}
         decided = {"dry_run": False, "overwrite": False, "output_dir": self._asked.run.output_dir}
-        self._whole = replace(ready, config=ready.config.replace(**asked | decided))
-        log_settings(self._whole.config)
+        whole = ready.config.replace(**asked | decided)
+        self._whole = replace(ready, config=whole)
+        log_settings(whole)
+        require_monitoring(whole)  # of the steps, which are decided now
         free = free_memory(ready.device)
         self._memory = None if free is None else free + in_use(ready.device)
         config = ready.config
@@ -157,7 +171,11 @@ class _Shortened:
             train_eval=_some(data.train_eval, seed),
         )
         changed = config.replace(
-            steps=taken, eval_every=taken, warmup_steps=min(config.schedule.warmup_steps or 0, taken), save_every=None
+            steps=taken,
+            eval_every=taken,
+            save_every=None,
+            warmup_steps=min(config.schedule.warmup_steps or 0, taken),
+            precision_card="always" if wants_card(whole, config.run.steps) else "never",
         )
         self._short = replace(ready, config=changed, data=short, test=_some(ready.test, seed))
         return self._short
@@ -196,7 +214,16 @@ class _Shortened:
             model_bytes=model,
             checkpoint_bytes=checkpoint,
             disk_bytes=_most_on_disk(whole, model, checkpoint),
-            free_disk_bytes=shutil.disk_usage(folder).free + _size(folder),
+            free_disk_bytes=shutil.disk_usage(folder).free + _size(folder) + self._replaced(),
+        )
+
+    def _replaced(self) -> int:
+        """Return the bytes of models and checkpoints that the run will replace."""
+        run = self._asked.run.output_dir
+        if not (self._asked.run.overwrite and run.is_dir()):
+            return 0
+        return sum(
+            _size(folder) for folder in (run / "best", run / CHECKPOINTS, *(path for _, path in saved_steps(run)))
         )
 
 
@@ -248,7 +275,11 @@ def _seconds_of_evaluations(whole: Ready, short: Ready, judged: Sequence[float],
         return None
     held_out, test = _tokens(whole.data.eval, whole), _tokens(whole.test, whole)
     each = held_out + _tokens(whole.data.train_eval, whole)
-    return judged[-1] / seen * (evaluations * each + held_out + 2 * test)
+    card = 0.0
+    if wants_card(whole.config, whole.config.run.steps or 0):
+        groups = whole.test or whole.data.eval
+        card = 2 * _tokens(groups, whole) * min(1, MOST / len(groups))
+    return judged[-1] / seen * (evaluations * each + held_out + 2 * test + card)
 
 
 def _most_on_disk(whole: Ready, model: int, checkpoint: int) -> int:

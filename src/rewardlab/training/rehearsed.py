@@ -73,7 +73,8 @@ def _training(tried: Rehearsal) -> str:
         return f"{steps} that look states up, next to nothing; computing the states before them is not measured"
     low, high = (duration(seconds) for seconds in tried.train_seconds)
     if tried.steps_timed == 1:
-        return f"{steps}, about {high} by the pace of one, which prepared the kernels too"
+        prepared = ", which prepared the kernels too" if tried.steps_taken == 1 else ""
+        return f"{steps}, about {high} by the pace of one{prepared}"
     between = low if low == high else f"{low} to {high}"
     return f"{steps}, {between} by the fastest and the slowest of {tried.steps_timed} steps"
 

@@ -7,7 +7,7 @@ Rows are compared within their split, by hashes. Each function returns scores of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -32,6 +32,8 @@ class Scored:
     """Check -> [U] scores."""
     counts: Mapping[str, Mapping[str, int]]
     """Check -> what was counted -> number."""
+    partners: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Check -> row -> another row with which it was found."""
 
 
 def numbers_of(*columns_N: Integers) -> Numbers:
@@ -79,10 +81,11 @@ def near_duplicates(facts: Facts, near: float) -> Scored:
     that judge other replies to it.
     """
     whole_P = _near_groups(facts.parts_P, facts.whole_P, facts.whole_signatures_PH, near)
-    judged = _judged_replies(facts, numbers_of(whole_P, facts.systems_P), near)
+    judged = _judged_replies(facts, whole_P, near)
     groups_P = numbers_of(whole_P, facts.systems_P, _judged_alike(judged, len(whole_P)))
     sizes_P, is_first_P, rows = _alike(groups_P, facts.whole_P)
-    both_ways_P, pairs = _judged_both_ways(judged, facts.whole_P)
+    both_ways_P, pairs, partners = _judged_both_ways(judged, len(whole_P))
+    rows_P = np.flatnonzero(facts.kept_U)
     groups_P = _near_groups(facts.parts_P, facts.texts.prompts_P, facts.prompt_signatures_PH, near)
     prompt_sizes_P, _, prompts = _alike(groups_P, facts.texts.prompts_P)
     return Scored(
@@ -96,6 +99,7 @@ def near_duplicates(facts: Facts, near: float) -> Scored:
             "near-contradictions": {"pairs of similar replies": pairs},
             "near-prompts": {"groups": prompts},
         },
+        partners={"near-contradictions": {int(rows_P[one]): int(rows_P[two]) for one, two in partners.items()}},
     )
 
 
@@ -122,6 +126,8 @@ class _JudgedReplies:
     similar to each other must be the same texts."""
     leans_W: Numbers
     """[W] 1 if the reply of the first kind is preferred, −1 if the other one, 0 if neither."""
+    texts_W: Numbers
+    """[W] a number for the texts of the prompt and the two replies."""
 
 
 def _judged_replies(facts: Facts, groups_P: Numbers, near: float) -> _JudgedReplies:
@@ -135,8 +141,16 @@ def _judged_replies(facts: Facts, groups_P: Numbers, near: float) -> _JudgedRepl
     one_J = np.where(is_exact_J, np.searchsorted(replies_N, first_J) + len(groups_N), one_J)
     other_J = np.where(is_exact_J, np.searchsorted(replies_N, second_J) + len(groups_N), other_J)
     lean_J = np.sign(np.round(facts.label_J[wanted_J].astype(np.float64) - 0.5, 6)) * np.where(one_J < other_J, 1, -1)
-    pairs_J = numbers_of(groups_P[owners_J], np.minimum(one_J, other_J), np.maximum(one_J, other_J))
-    return _JudgedReplies(owners_W=owners_J, pairs_W=pairs_J, leans_W=lean_J.astype(np.int64))
+    return _JudgedReplies(
+        owners_W=owners_J,
+        pairs_W=numbers_of(
+            groups_P[owners_J], facts.systems_P[owners_J], np.minimum(one_J, other_J), np.maximum(one_J, other_J)
+        ),
+        leans_W=lean_J.astype(np.int64),
+        texts_W=numbers_of(
+            facts.texts.prompts_P[owners_J], np.minimum(first_J, second_J), np.maximum(first_J, second_J)
+        ),
+    )
 
 
 def _judged_alike(judged: _JudgedReplies, num_rows: int) -> Numbers:
@@ -156,19 +170,25 @@ def _judged_alike(judged: _JudgedReplies, num_rows: int) -> Numbers:
     return alike_P
 
 
-def _judged_both_ways(judged: _JudgedReplies, whole_P: Hashes) -> tuple[Numbers, int]:
-    """Return ([P] judgements of each row that a row of similar, not equal, texts contradicts, pairs of replies)."""
-    told: dict[int, tuple[set[int], set[int]]] = {}
-    texts_W = whole_P[judged.owners_W].tolist()
-    judgements = list(zip(judged.pairs_W.tolist(), judged.leans_W.tolist(), texts_W, strict=True))
-    for pair, lean, text in judgements:
+def _judged_both_ways(judged: _JudgedReplies, num_rows: int) -> tuple[Numbers, int, Mapping[int, int]]:
+    """Return ([P] judgements of each row that a row of similar, not equal, texts contradicts; pairs of replies; such a
+    row of each)."""
+    told: dict[int, tuple[dict[int, int], dict[int, int]]] = {}
+    columns = (judged.pairs_W, judged.leans_W, judged.owners_W, judged.texts_W)
+    judgements = list(zip(*(column.tolist() for column in columns), strict=True))
+    for pair, lean, owner, text in judgements:
         if lean:
-            told.setdefault(pair, (set(), set()))[lean > 0].add(text)
-    clashes_W = np.array(
-        [bool(lean) and bool(told[pair][lean < 0] - {text}) for pair, lean, text in judgements], dtype=bool
-    )
-    both_ways_P = np.bincount(judged.owners_W[clashes_W], minlength=len(whole_P))
-    return both_ways_P, len(np.unique(judged.pairs_W[clashes_W]))
+            told.setdefault(pair, ({}, {}))[lean > 0].setdefault(text, owner)
+    clashes_P = np.zeros(num_rows, dtype=np.int64)
+    pairs: set[int] = set()
+    partners: dict[int, int] = {}
+    for pair, lean, owner, text in judgements:
+        others = [other for about, other in told[pair][lean < 0].items() if about != text] if lean else []
+        if others:
+            clashes_P[owner] += 1
+            pairs.add(pair)
+            partners.setdefault(owner, others[0])
+    return clashes_P, len(pairs), partners
 
 
 def _alike(groups_P: Numbers, texts_P: Hashes) -> tuple[Numbers, Mask, int]:

@@ -186,7 +186,8 @@ def _score_judgements(number: int, row: ReadRow, own: _Words, keys: Sequence[int
     assert row.preference is not None
     judged = row.preference.comparisons
     found.note("ties", number, (row.parsed.skipped_ties if row.parsed else 0) + sum(one.label == 0.5 for one in judged))
-    found.note("identical-replies", number, sum(count * (count - 1) // 2 for count in Counter(keys).values()))
+    skipped = row.parsed.skipped_identical if row.parsed else 0
+    found.note("identical-replies", number, skipped + sum(keys[one.first] == keys[one.second] for one in judged))
     lengths = [max(len(reply), 1) for reply in own.replies]
     for one in judged:
         longer, shorter = sorted((lengths[one.first], lengths[one.second]), reverse=True)

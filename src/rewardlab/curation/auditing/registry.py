@@ -161,7 +161,7 @@ ACROSS: Final = (
     ),
     Check(
         name="near-contradictions",
-        meaning="similar replies to a similar prompt, not equal ones, are judged both ways",
+        meaning="replies and prompts that are alike, but not all the same, are judged both ways",
         score="judgements of the row that another row contradicts so",
         threshold=1,
     ),

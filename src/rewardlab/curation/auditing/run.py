@@ -118,6 +118,13 @@ def judge(
             **counts["overlong"],
             **dict(zip(CUTS, facts.cuts_UX.sum(axis=0).tolist(), strict=True)),
         }
+    labels = [source.label for source in sources]
+    details = dict(facts.details)
+    for name, partners in across.partners.items():
+        details[name] = {
+            row: f"the other way: {labels[facts.sources_U[other]]}:{facts.numbers_U[other]}"
+            for row, other in partners.items()
+        }
     findings = []
     for name, scores_U in scores.items():
         flagged_U = scores_U >= np.float32(checks[name].threshold)
@@ -131,16 +138,22 @@ def judge(
                 scores_F=scores_U[rows_F],
                 share=share_of(flagged_U[rows], clusters_U[rows]),
                 counts=counts.get(name, {}),
-                details=facts.details.get(name, {}),
+                details=details.get(name, {}),
                 num_rows=len(scores_U),
             )
         )
+    if any(one.check.name == "contradictions" and one.flagged for one in findings):
+        notes = [
+            *notes,
+            "several people who judged the same replies in a row each contradict each other here, and their equal "
+            "judgements are duplicates: `rewardlab data convert --join pairs` makes one row of them",
+        ]
     return Audit(
         sources=sources,
         findings=findings,
         not_run={name: unasked[name] for name in CHECKS if name in unasked},
         notes=notes,
-        labels_U=[source.label for source in sources],
+        labels_U=labels,
         sources_U=facts.sources_U.astype(np.int64),
         numbers_U=facts.numbers_U,
         scores=scores,
@@ -151,12 +164,14 @@ def across_scores(facts: Facts, near: float) -> Scored:
     """Return the scores of all checks that look at rows together."""
     scores: dict[str, Scores] = {}
     counts: dict[str, Mapping[str, int]] = {}
+    partners: dict[str, Mapping[int, int]] = {}
     # One function may compute several checks: call each only once.
     for compute in dict.fromkeys(FAMILIES.values()):
         scored = compute(facts, near)
         scores |= scored.scores
         counts |= scored.counts
-    return Scored(scores=scores, counts=counts)
+        partners |= scored.partners
+    return Scored(scores=scores, counts=counts, partners=partners)
 
 
 def sources_of(config: AuditConfig) -> tuple[Source, ...]:

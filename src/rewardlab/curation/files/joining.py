@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
+
+import numpy as np
 
 from rewardlab.core.types import Comparison, Conversation, Preference
 
@@ -26,6 +28,12 @@ class JoinCounts:
     """After."""
     largest: int = 0
     """The most replies of a row after it."""
+    judged_again: int = 0
+    """Pairs of replies with several judgements after it."""
+    agreeing: int = 0
+    """Those of which all judgements prefer the same reply, as copies of a row do."""
+    merged: int = 0
+    """Judgements that were left out, since they said the same of equal replies of one row."""
     rankings: int = 0
     """Rows with a ranking of three replies or more, which stay as they are."""
 
@@ -34,6 +42,9 @@ class JoinCounts:
         self.rows += later.rows
         self.joined_rows += later.joined_rows
         self.largest = max(self.largest, later.largest)
+        self.judged_again += later.judged_again
+        self.agreeing += later.agreeing
+        self.merged += later.merged
         self.rankings += later.rankings
 
     def as_dict(self) -> dict[str, int]:
@@ -73,8 +84,22 @@ class Joiner:
         for growing in self._open.values():
             whole = growing.whole()
             self.counts.joined_rows += 1
+            self.counts.merged += growing.merged if growing.is_joined else 0
             self.counts.largest = max(self.counts.largest, len(whole.replies))
+            again = [leans for leans in _leans(whole.comparisons) if len(leans) > 1]
+            self.counts.judged_again += len(again)
+            self.counts.agreeing += sum(len(set(leans)) == 1 for leans in again)
             yield whole, growing.row_id, growing.source
+
+
+def _leans(comparisons: Iterable[Comparison]) -> Iterable[list[float]]:
+    """Return, for each pair of replies, which of the two its judgements prefer: 1 or −1, or 0 for neither."""
+    of_pairs: dict[tuple[int, int], list[float]] = {}
+    for one in comparisons:
+        turned = 1 if one.first < one.second else -1
+        pair = (min(one.first, one.second), max(one.first, one.second))
+        of_pairs.setdefault(pair, []).append(turned * float(np.sign(one.label - 0.5)))
+    return of_pairs.values()
 
 
 class _Growing:
@@ -85,19 +110,32 @@ class _Growing:
         self._places: dict[Conversation, int] = {}
         self._comparisons: list[Comparison] = []
         self._taken = 0
+        self.merged = 0
+        """Judgements of equal replies of a row that became one."""
         self.take(self._first)
 
     def take(self, other: Preference) -> None:
         """Add the replies of another preference that are new, and all of its judgements."""
         self._taken += 1
         places = [self._places.setdefault(reply, len(self._places)) for reply in other.replies]
-        moved = (replace(one, first=places[one.first], second=places[one.second]) for one in other.comparisons)
-        # Equal replies of one row are one reply now, and what was judged of each of them the same judgement.
-        self._comparisons += dict.fromkeys(moved)
+        taken: dict[Comparison, tuple[int, int]] = {}
+        for one in other.comparisons:
+            own, moved = (one.first, one.second), replace(one, first=places[one.first], second=places[one.second])
+            # Equal replies of one row are one reply now, and what was said of each of them is said once. The same
+            # judgement twice of the same replies is that of two people.
+            if taken.setdefault(moved, own) == own:
+                self._comparisons.append(moved)
+            else:
+                self.merged += 1
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it took up any."""
+        return self._taken > 1
 
     def whole(self) -> Preference:
         """Return the preference with all that it took up."""
-        if self._taken == 1:
+        if not self.is_joined:
             return self._first
         return replace(self._first, replies=tuple(self._places), comparisons=tuple(self._numbered()), ranking=None)
 
