@@ -156,6 +156,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--kwise-weight comparison", {"kwise_weight": "comparison"}),
     ("--output-dir runs/x", {"output_dir": Path("runs/x")}),
     ("--overwrite", {"overwrite": True}),
+    ("--dry-run", {"dry_run": True}),
     ("--steps 30", {"steps": 30}),
     ("--steps 30 --steps 40", {"steps": 40}),
     ("--steps --steps 40", {"steps": 40}),

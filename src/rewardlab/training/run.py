@@ -155,7 +155,7 @@ def carry_out(
     stops = StopRequests(max_hours=config.run.max_hours)
     run = config.run.output_dir
     with KeptEnd(run) as end, told_when_full(run), joined_ranks() as ranks, ExitStack() as held:
-        result = _train(config, ranks, stops, held, end, given, publish if ranks.is_first else None, shorten)
+        result = _train(config, ranks, stops, held, end, given, shorten, publish if ranks.is_first else None)
         end.finish()
         if publish is not None and ranks.is_first:
             publish.finish(result.model, result.step)
@@ -169,8 +169,8 @@ def _train(
     held: ExitStack,
     end: KeptEnd,
     given: Given,
-    publish: Publish | None,
     shorten: Shorten | None,
+    publish: Publish | None,
 ) -> TrainResult:
     ready = make_ready(config, ranks, held, given)
     config = ready.config
