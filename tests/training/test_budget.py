@@ -28,7 +28,7 @@ from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
-from runs import config_for
+from runs import CLOCK, config_for
 
 
 @pytest.mark.slow
@@ -236,20 +236,9 @@ def test_a_preference_that_does_not_fit_is_an_error_that_names_the_flags(monkeyp
         choose_budget(model, make_groups(20), LossConfig(), batch_size=16, floor=60)
 
 
-TIMED = {
-    "seconds",
-    "eval_seconds",
-    "tokens_per_second",
-    "pairs_per_second",
-    "model_tflops_per_second",
-    "mfu",
-    "peak_memory_gib",
-}
-
-
 def rows_of(folder: Path) -> list[dict[str, str]]:
     with (folder / "metrics.csv").open() as file:
-        return [{name: row[name] for name in row if name not in TIMED} for row in csv.DictReader(file)]
+        return [{name: row[name] for name in row if name not in CLOCK} for row in csv.DictReader(file)]
 
 
 @pytest.mark.slow

@@ -32,20 +32,11 @@ from rewardlab.training.run import train
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=4, log_every=1)
-TIMED = {
-    "seconds",
-    "eval_seconds",
-    "tokens_per_second",
-    "pairs_per_second",
-    "model_tflops_per_second",
-    "mfu",
-    "peak_memory_gib",
-}
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
     """metrics.csv without what a clock decides."""
-    return [{name: row[name] for name in row if name not in TIMED} for row in runs.rows_of(folder)]
+    return [{name: row[name] for name in row if name not in runs.CLOCK} for row in runs.rows_of(folder)]
 
 
 def judged_rows() -> tuple[list[dict], list[dict]]:
