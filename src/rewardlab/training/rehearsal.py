@@ -70,8 +70,9 @@ def rehearse(
     """Try the run of `config` in small, in a folder that is removed, and return what it would take.
 
     Rows in memory are as for `train`. The first step is that with the most tokens, the second that with the largest
-    preference, and the others are the run's first; at most `JUDGED` preferences of each kind of data are evaluated.
-    The run's folder is neither made nor changed. With several processes all but the first get None.
+    preference, and the others are the run's first (all in their order where an epoch has no more than these); at most
+    `JUDGED` preferences of each kind of data are evaluated. The run's folder is neither made nor changed. With several
+    processes all but the first get None.
 
     Raises what `train` would, ConfigError for a run to be resumed, and RunInterrupted if a signal ends it.
     """

@@ -28,7 +28,7 @@ class ConvertConfig(RowsConfig):
     them as if they were certain and of weight 1 (ties are left out all the same). All are counted."""
     join: Literal["none", "pairs", "prompts"] = "none"
     """Make one row of all rows of a dataset that judge the same replies to a prompt (such as a row each of several
-    annotators), or of all rows of a prompt, whose replies are then computed with it together. All judgements stay."""
+    annotators), or of all rows of a prompt, whose replies are then computed with it together. Judgements stay."""
     seed: int = 0
     """Draws rows (`--limit`) and replies (`--max-replies`)."""
     overwrite: bool = False
