@@ -18,7 +18,7 @@ from rewardlab.client.protocol import ScoredGroup, Usage
 from rewardlab.core.types import TokenGroup
 from rewardlab.serve.engine.api import DrainingError, EngineFailedError, QueueFullError, Scored
 from rewardlab.serve.engine.batching import Batcher
-from rewardlab.serve.engine.merging import merged
+from rewardlab.data.merging import merged
 from rewardlab.serve.engine.queued import Work
 from rewardlab.serve.engine.request_tokens import Unit
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from rewardlab.data.pack import Piece, part_of
 from rewardlab.serve.engine.api import DrainingError, EngineFailedError, QueueFullError
-from rewardlab.serve.engine.merging import merged
+from rewardlab.data.merging import merged
 from rewardlab.serve.engine.queued import Batch, Filling, Work, num_tokens
 from rewardlab.serve.engine.request_tokens import Unit
 from rewardlab.training.cost.memory import is_out_of_memory
