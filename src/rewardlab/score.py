@@ -25,6 +25,7 @@ from rewardlab.core.terminal import plural
 from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup, is_readable
 from rewardlab.data.chat import Overlong, Renderer, to_messages
 from rewardlab.data.layout import Rendered, lay_out
+from rewardlab.data.merging import MergedGroups
 from rewardlab.data.pack import Piece, part_of, plan_replies
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.prompts import prompt_turns as prompt_turns
@@ -78,8 +79,9 @@ def score_groups(
     """Return float32 rewards [K] for every group of K replies, in order, computed without gradients.
 
     At most `budget` tokens are computed at a time. A larger group is computed in pieces, each with its own copy of the
-    prompt; only a single conversation may exceed the budget. `progress` is the title of a progress bar, None for none.
-    The rows are distributed over `ranks`.
+    prompt; only a single conversation may exceed the budget. Where prompts are shared, those of groups with equal ones
+    are computed once too, and equal replies to one prompt once, as far as the budget holds them together. `progress` is
+    the title of a progress bar, None for none. The rows are distributed over `ranks`.
     """
     return compute_groups(
         model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress, ranks=ranks
@@ -94,13 +96,29 @@ def compute_groups(
     budget: int,
     progress: str | None = None,
     ranks: Together = ALONE,
+    merge: bool = True,
 ) -> list[FloatArray]:
     """Return what `forward` makes of every group, in order: an array [K, …] for each group of K replies.
 
     `forward` returns [R, …] for a batch of R replies. It runs with the model in evaluation mode and without gradients.
     The other arguments are as in `score_groups`: a group may reach `forward` in pieces, which have no judgements.
-    `indices` of a batch are the numbers of its groups in `groups`.
+    With `merge=False` groups stay apart, and `indices` of a batch are the numbers of its groups in `groups`.
     """
+    if merge and model.layout == "shared":
+        together = MergedGroups(groups, most=budget)
+        return together.apart(_compute(model, together, forward, budget, progress, ranks))
+    return _compute(model, groups, forward, budget, progress, ranks)
+
+
+def _compute(
+    model: RewardModel,
+    groups: Sequence[TokenGroup],
+    forward: Callable[[PackedBatch], Tensor],
+    budget: int,
+    progress: str | None,
+    ranks: Together,
+) -> list[FloatArray]:
+    """Return what `forward` makes of every group, in order; groups stay as they are."""
     layout = model.layout
     rows = plan_replies(groups, budget, layout=layout)
     own = rows[ranks.rank :: ranks.size]

@@ -258,7 +258,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def counted(store: TokenStore, index: int, **settings: bool) -> TokenGroup:
         inner, asker = sys._getframe(0), sys._getframe(1)
         while (
-            asker.f_code.co_filename.endswith(("groups.py", "typecheck.py"))
+            asker.f_code.co_filename.endswith(("groups.py", "merging.py", "typecheck.py"))
             or "jaxtyping" in asker.f_code.co_filename
             or calls(asker, inner)
         ):

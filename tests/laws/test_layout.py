@@ -138,6 +138,46 @@ def packed(monkeypatch) -> list[PackedBatch]:
     return batches
 
 
+def rows_of_few_prompts(count: int, seed: int = 0) -> list[TokenGroup]:
+    """Pairs of replies to a third as many prompts; every third one has a reply of the row before."""
+    groups = make_groups(count, seed=seed)
+    rows = [replace(one, shared=groups[number % (count // 3)].shared) for number, one in enumerate(groups)]
+    for number in range(count // 3, count, 3):
+        prompt = rows[number].shared
+        rows[number - count // 3] = replace(
+            rows[number - count // 3], suffixes=(rows[number].suffixes[1], groups[number].suffixes[0])
+        )
+        assert np.array_equal(rows[number - count // 3].shared, prompt)
+    return [replace(one, prompt_tokens=(len(one.shared),) * one.num_replies) for one in rows]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [40, 100, 10_000])
+def test_a_prompt_of_several_groups_is_computed_once_and_changes_no_score(packed, family, budget):
+    groups = rows_of_few_prompts(12)
+    model = make_model(family)
+    alone = [score_groups(model, [group], budget=10_000)[0] for group in groups]
+    packed.clear()
+    together = score_groups(model, groups, budget=budget)
+    for one, other in zip(together, alone, strict=True):
+        assert np.abs(one - other).max() < 1e-5
+    computed = sum(batch.num_tokens for batch in packed)
+    assert computed < 0.9 * sum(group.num_tokens for group in groups)
+    if budget == 10_000:
+        conversations = {tuple(group.conversation(k).tolist()) for group in groups for k in range(group.num_replies)}
+        prompts = {tuple(group.shared.tolist()) for group in groups}
+        own = sum(len(group.suffixes[k]) for group in groups for k in range(group.num_replies))
+        assert sum(batch.num_replies for batch in packed) == len(conversations)
+        assert computed <= sum(map(len, prompts)) + own
+
+
+@pytest.mark.parametrize("layout", ["unshared", "padded"])
+def test_where_prompts_are_not_shared_groups_stay_as_they_are(packed, layout):
+    groups = rows_of_few_prompts(12)
+    score_groups(make_model("llama", layout=layout), groups, budget=10_000)
+    assert sum(batch.num_replies for batch in packed) == sum(group.num_replies for group in groups)
+
+
 @pytest.mark.parametrize("layout", ["shared", "unshared", "padded"])
 @pytest.mark.parametrize("budget", [16, 60, 300])
 def test_a_group_above_the_budget_is_scored_in_pieces_that_keep_to_it(packed, layout, budget):

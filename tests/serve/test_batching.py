@@ -11,14 +11,11 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rewardlab.client.protocol import ScoredGroup, Usage
 from rewardlab.core.types import TokenGroup
 from rewardlab.serve.engine.api import DrainingError, EngineFailedError, QueueFullError, Scored
 from rewardlab.serve.engine.batching import Batcher
-from rewardlab.data.merging import merged
 from rewardlab.serve.engine.queued import Work
 from rewardlab.serve.engine.request_tokens import Unit
 
@@ -354,6 +351,26 @@ def test_draining_finishes_what_was_taken_and_closing_fails_what_waits(start):
     assert not batcher.alive()
 
 
+def test_what_two_requests_have_in_common_is_computed_once_and_counted_for_the_first(start):
+    model = Adder()
+    batcher = start(token_budget=100)
+    running = held(model, batcher)
+    asked = [
+        work(model, unit([1, 2, 3], [[4, 5], [6]])),
+        work(model, unit([1, 2, 3], [[6], [7, 7], [6]])),
+        work(model, unit([8], [[6]])),
+    ]
+    for one in asked:
+        batcher.submit(one)
+    model.go.set()
+    answers = [one.future.result(timeout=30) for one in asked]
+    running.result(timeout=30)
+    for one, answer in zip(asked, answers, strict=True):
+        assert answer.groups[0].scores == wanted(one)
+    assert [answer.usage.computed_tokens for answer in answers] == [3 + 2 + 1, 2, 2]
+    assert sorted(group.num_replies for group in model.batches[-1]) == [1, 3]
+
+
 def test_a_thread_that_ends_leaves_nobody_waiting(start, monkeypatch):
     model = Adder()
     batcher = start()
@@ -369,22 +386,3 @@ def test_a_thread_that_ends_leaves_nobody_waiting(start, monkeypatch):
     assert not batcher.alive()
     with pytest.raises(DrainingError):
         batcher.submit(work(model, unit([1], [[1]])))
-
-
-conversations = st.lists(st.integers(0, 3), min_size=1, max_size=6)
-
-
-@pytest.mark.slow
-@given(
-    st.lists(st.tuples(st.sampled_from([[], [0], [0, 1], [0, 1, 2]]), st.lists(conversations, min_size=1, max_size=4)))
-)
-@settings(max_examples=200, deadline=None)
-def test_merged_groups_hold_every_conversation_once_and_never_cost_more(drawn):
-    groups = [unit(prompt, replies).group for prompt, replies in drawn]
-    together, members = merged(groups)
-    assert sorted(number for own in members for number in own) == list(range(len(groups)))
-    for group, own in zip(together, members, strict=True):
-        got = [group.conversation(n).tolist() for n in range(group.num_replies)]
-        assert got == [groups[n].conversation(k).tolist() for n in own for k in range(groups[n].num_replies)]
-        assert all(len(suffix) for suffix in group.suffixes)
-        assert group.num_tokens <= sum(groups[n].num_tokens for n in own)

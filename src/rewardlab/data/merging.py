@@ -1,124 +1,280 @@
-"""Groups of different requests with equal prompts become one group, where that saves tokens."""
+"""Groups with equal prompts become one group, where that saves tokens: the prompt once, and every reply once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from rewardlab.core.types import IntArray, TokenGroup
+from rewardlab.data.groups import Groups
 from rewardlab.data.layout import common_prefix_length
+from rewardlab.data.splits import Numbers
 
-Name = tuple[bytes, int]
-"""The name of a cluster: its prompt, and its number among the clusters with the same prompt."""
+Value = TypeVar("Value", bound=np.generic)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+class Place(NamedTuple):
+    """Where the replies of a group are after merging."""
+
+    cluster: int
+    """The number of the merged group."""
+    replies: tuple[int, ...]
+    """For each reply of the group, its number there. Replies of the same tokens have one number."""
+
+
 class _Cluster:
     """Groups with the same prompt that become one."""
 
-    shared: IntArray
-    num_replies: int
-    num_unshared: int
-    """Tokens of all conversations, each with its own prompt."""
-    members: tuple[TokenGroup, ...]
+    def __init__(self, group: TokenGroup) -> None:
+        self.num_prompt = len(_prompt(group))
+        self.num_shared = len(group.shared)
+        self.num_replies = 0
+        self._shared = group.shared
+        self._num_unshared = 0
+        # What follows the prompt -> the number of the reply. Emptied once nothing is added any more.
+        self._replies: dict[bytes, int] = {}
 
     @property
-    def cost(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens to be computed."""
-        return self.num_unshared - (self.num_replies - 1) * len(self.shared)
+        return self._num_unshared - (self.num_replies - 1) * self.num_shared
 
-    def with_group(self, group: TokenGroup) -> _Cluster:
-        """Return the cluster with one group more."""
-        return _Cluster(
-            shared=self.shared[: common_prefix_length([self.shared, group.shared])],
-            num_replies=self.num_replies + group.num_replies,
-            num_unshared=self.num_unshared + group.num_unshared_tokens,
-            members=(*self.members, group),
-        )
+    def num_tokens_with(self, group: TokenGroup) -> int:
+        """Return the tokens to be computed with one group more."""
+        new = {
+            reply: length
+            for reply, length in zip(_replies(group, self.num_prompt), group.lengths, strict=True)
+            if reply not in self._replies
+        }
+        num_replies = self.num_replies + len(new)
+        return self._num_unshared + sum(new.values()) - (num_replies - 1) * self._shared_with(group)
+
+    def add(self, group: TokenGroup) -> tuple[int, ...]:
+        """Add a group; return the numbers of its replies."""
+        self.num_shared = self._shared_with(group)
+        self._shared = self._shared[: self.num_shared]
+        numbers = []
+        for reply, length in zip(_replies(group, self.num_prompt), group.lengths, strict=True):
+            number = self._replies.setdefault(reply, self.num_replies)
+            if number == self.num_replies:
+                self.num_replies += 1
+                self._num_unshared += length
+            numbers.append(number)
+        return tuple(numbers)
+
+    def close(self) -> None:
+        """Free the texts of the replies; nothing may be added after that."""
+        self._replies = {}
+
+    def _shared_with(self, group: TokenGroup) -> int:
+        return common_prefix_length([self._shared, group.shared])
 
 
 class Merging:
-    """The clusters of a batch to be."""
+    """Takes groups one after the other, and says where each one went."""
 
-    def __init__(self) -> None:
-        self._clusters: dict[Name, _Cluster] = {}
-        # Prompt -> how many clusters have it. A group joins the last one or none.
-        self._count: dict[bytes, int] = {}
+    def __init__(self, most: int | None = None) -> None:
+        """No merged group has more than `most` tokens, unless it is a single group."""
+        self.clusters: list[_Cluster] = []
+        self._most = most
+        # Prompt -> the number of its last cluster. A group joins that one or none.
+        self._last: dict[bytes, int] = {}
 
     def has(self, group: TokenGroup) -> bool:
         """Return whether there is a group with the same prompt."""
-        return _prompt(group) in self._count
+        return _prompt(group).tobytes() in self._last
 
     def cost_of(self, group: TokenGroup) -> int:
         """Return how many tokens to compute the group adds."""
-        cluster = self._last(group)
-        return group.num_tokens if cluster is None else min(group.num_tokens, _added(cluster, group))
+        number = self._last.get(_prompt(group).tobytes())
+        if number is None:
+            return group.num_tokens
+        cluster = self.clusters[number]
+        return min(group.num_tokens, cluster.num_tokens_with(group) - cluster.num_tokens)
 
-    def add(self, group: TokenGroup) -> Name:
-        """Add a group; return the name of the cluster that it is in."""
-        prompt, cluster = _prompt(group), self._last(group)
+    def add(self, group: TokenGroup, *, alone: bool = False) -> Place:
+        """Add a group; return its place. One that is `alone` is merged with no other."""
+        if alone:
+            self.clusters.append(_Cluster(group))
+            return Place(len(self.clusters) - 1, tuple(range(group.num_replies)))
+        prompt = _prompt(group).tobytes()
+        number = self._last.get(prompt)
+        if number is None or not self._is_joined(self.clusters[number], group):
+            if number is not None:
+                self.clusters[number].close()
+            number = self._last[prompt] = len(self.clusters)
+            self.clusters.append(_Cluster(group))
+        return Place(number, self.clusters[number].add(group))
+
+    def _is_joined(self, cluster: _Cluster, group: TokenGroup) -> bool:
+        """Return whether a group becomes a part of a cluster with the same prompt."""
+        tokens = cluster.num_tokens_with(group)
         # Replies may share more than the prompt. A group that does not share that much would cost them what they save,
         # so it joins only where that is cheaper than computing it by itself.
-        if cluster is not None and _added(cluster, group) < group.num_tokens:
-            name = prompt, self._count[prompt]
-            self._clusters[name] = cluster.with_group(group)
-            return name
-        self._count[prompt] = self._count.get(prompt, 0) + 1
-        name = prompt, self._count[prompt]
-        self._clusters[name] = _Cluster(
-            shared=group.shared,
-            num_replies=group.num_replies,
-            num_unshared=group.num_unshared_tokens,
-            members=(group,),
-        )
-        return name
-
-    def groups(self) -> list[TokenGroup]:
-        """Return the group of each cluster, in the order in which they began."""
-        return [_one_group(cluster) for cluster in self._clusters.values()]
-
-    def _last(self, group: TokenGroup) -> _Cluster | None:
-        prompt = _prompt(group)
-        return self._clusters[prompt, self._count[prompt]] if prompt in self._count else None
+        return tokens - cluster.num_tokens < group.num_tokens and (self._most is None or tokens <= self._most)
 
 
-def merged(groups: Sequence[TokenGroup]) -> tuple[list[TokenGroup], list[list[int]]]:
-    """Return (groups in which those with equal prompts are joined, the numbers of the groups in each).
+def merged(
+    groups: Sequence[TokenGroup], *, most: int | None = None, keep_rankings: bool = False
+) -> tuple[list[TokenGroup], list[Place]]:
+    """Return (groups in which those with equal prompts are one, the place of each of `groups` there).
 
-    The replies of a joined group come in the order of these numbers.
+    No merged group has more than `most` tokens, unless it is a single one of `groups`. It has all comparisons, and no
+    ranking: with `keep_rankings`, groups that have one stay as they are.
     """
-    merging = Merging()
-    members: dict[Name, list[int]] = {}
+    merging = Merging(most)
+    places = [merging.add(group, alone=keep_rankings and group.ranking is not None) for group in groups]
+    together = [
+        _one_group([groups[n] for n in own], [places[n].replies for n in own], cluster.num_shared)
+        for own, cluster in zip(members_of(places), merging.clusters, strict=True)
+    ]
+    return together, places
+
+
+def members_of(places: Sequence[Place]) -> list[list[int]]:
+    """Return, for each merged group, the numbers of the groups in it."""
+    members: list[list[int]] = []
+    for number, place in enumerate(places):
+        # A merged group is begun by its first member, so they come in the order of their numbers.
+        if place.cluster == len(members):
+            members.append([])
+        members[place.cluster].append(number)
+    return members
+
+
+class MergedGroups(Sequence[TokenGroup]):
+    """A sequence of groups in which those with equal prompts are one. Each is built at every access.
+
+    Stored groups stay where they are: only numbers are kept in memory.
+    """
+
+    def __init__(self, groups: Sequence[TokenGroup], *, most: int) -> None:
+        """No merged group has more than `most` tokens, unless it is a single one of `groups`."""
+        self._groups = groups
+        tokens, replies = sizes_of(groups)
+        # Legend: G groups, C merged groups.
+        self._cluster_G = np.full(len(groups), -1, dtype=np.int64)
+        self._replies_of: dict[int, tuple[int, ...]] = {}
+        self._num_shared: list[int] = []
+        several: list[tuple[int, int]] = []
+        for numbers in _candidates(groups):
+            merging, start = Merging(most), len(several)
+            for number in numbers:
+                cluster, self._replies_of[number] = merging.add(groups[number])
+                self._cluster_G[number] = start + cluster
+            several += [(cluster.num_tokens, cluster.num_replies) for cluster in merging.clusters]
+            self._num_shared += [cluster.num_shared for cluster in merging.clusters]
+        alone = np.flatnonzero(self._cluster_G < 0)
+        self._cluster_G[alone] = len(several) + np.arange(len(alone))
+        sizes_C = np.array(several, dtype=np.int64).reshape(-1, 2)
+        self._num_tokens_C = np.concatenate([sizes_C[:, 0], tokens[alone]])
+        self._num_replies_C = np.concatenate([sizes_C[:, 1], replies[alone]])
+        # The groups of a cluster are neighbours in this order, in which clusters begin at these places.
+        self._order = np.argsort(self._cluster_G, kind="stable")
+        self._begins = np.searchsorted(self._cluster_G[self._order], np.arange(len(self) + 1))
+
+    def __len__(self) -> int:
+        return len(self._num_tokens_C)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenGroup: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenGroup]: ...
+    def __getitem__(self, index: int | slice) -> TokenGroup | list[TokenGroup]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        index = range(len(self))[index]
+        numbers: list[int] = self._order[self._begins[index] : self._begins[index + 1]].tolist()
+        if index >= len(self._num_shared):
+            alone: TokenGroup = self._groups[numbers[0]]
+            return alone
+        members, places = [self._groups[n] for n in numbers], [self._replies_of[n] for n in numbers]
+        return _one_group(members, places, self._num_shared[index])
+
+    def num_tokens(self) -> Numbers:
+        """Return [C] tokens of each merged group, with shared tokens counted once."""
+        return self._num_tokens_C
+
+    def num_replies(self) -> Numbers:
+        """Return [C] the number of replies of each merged group."""
+        return self._num_replies_C
+
+    def apart(self, values: Sequence[npt.NDArray[Value]]) -> list[npt.NDArray[Value]]:
+        """Return arrays [K, …], one for each of the groups that were merged, from those [K, …] of the merged ones."""
+        of_G = zip(self._cluster_G.tolist(), map(self._replies_of.get, range(len(self._cluster_G))), strict=True)
+        return [values[cluster] if own is None else values[cluster][np.array(own)] for cluster, own in of_G]
+
+
+def sizes_of(groups: Sequence[TokenGroup]) -> tuple[Numbers, Numbers]:
+    """Return ([G] tokens of each group with shared tokens counted once, [G] its number of replies), without building
+    stored groups."""
+    if isinstance(groups, Groups | MergedGroups):
+        return groups.num_tokens(), groups.num_replies()
+    sizes = [(group.num_tokens, group.num_replies) for group in groups]
+    tokens_G, replies_G = np.array(sizes, dtype=np.int64).reshape(-1, 2).T
+    return tokens_G, replies_G
+
+
+def _candidates(groups: Sequence[TokenGroup]) -> Iterator[list[int]]:
+    """Yield the numbers of groups that may have one prompt, two at least."""
+    if isinstance(groups, Groups):
+        # Equal tokens come of equal texts, which have equal keys. Not the other way round: a prompt may be cut, and the
+        # key is blind to case.
+        _, key_G, count = np.unique(groups.prompt_keys(), return_inverse=True, return_counts=True)
+        several = np.flatnonzero(count[key_G] > 1)
+        order = several[np.argsort(key_G[several], kind="stable")]
+        ends = np.flatnonzero(np.diff(key_G[order])) + 1
+        yield from (numbers.tolist() for numbers in np.split(order, ends) if len(numbers))
+        return
+    by_prompt: dict[bytes, list[int]] = {}
     for number, group in enumerate(groups):
-        members.setdefault(merging.add(group), []).append(number)
-    return merging.groups(), list(members.values())
+        by_prompt.setdefault(_prompt(group).tobytes(), []).append(number)
+    yield from (numbers for numbers in by_prompt.values() if len(numbers) > 1)
 
 
-def _added(cluster: _Cluster, group: TokenGroup) -> int:
-    return cluster.with_group(group).cost - cluster.cost
-
-
-def _prompt(group: TokenGroup) -> bytes:
+def _prompt(group: TokenGroup) -> IntArray:
     """Return what is equal for groups with the same prompt."""
-    return group.shared[: min(group.prompt_tokens)].tobytes()
+    return group.shared[: min(group.prompt_tokens)]
 
 
-def _one_group(cluster: _Cluster) -> TokenGroup:
-    """Return the groups of a cluster as one, their replies in the order of the groups."""
-    groups, num_shared = cluster.members, len(cluster.shared)
-    if len(groups) == 1:
-        return groups[0]
-    # A group may share more than its cluster does: what it shares beyond that goes back in front of its suffixes.
+def _replies(group: TokenGroup, num_prompt: int) -> list[bytes]:
+    """Return what follows the prompt in each conversation."""
+    begin = group.shared[num_prompt:].astype("<i4").tobytes()
+    return [begin + suffix.astype("<i4").tobytes() for suffix in group.suffixes]
+
+
+def _one_group(members: Sequence[TokenGroup], places: Sequence[Sequence[int]], num_shared: int) -> TokenGroup:
+    """Return groups as one whose replies have the numbers that `places` gives them.
+
+    Its comparisons are those of all of them; it has no ranking.
+    """
+    first, count = members[0], max(max(own) for own in places) + 1
+    if len(members) == 1 and count == first.num_replies:
+        return first
+    # (group, reply) of each reply of the merged group: the first one that became it.
+    sources: dict[int, tuple[TokenGroup, int]] = {}
+    for group, own in zip(members, places, strict=True):
+        for reply, number in enumerate(own):
+            sources.setdefault(number, (group, reply))
+    taken = [sources[number] for number in range(count)]
     return replace(
-        groups[0],
-        shared=cluster.shared,
-        suffixes=tuple(
-            np.concatenate([group.shared[num_shared:], suffix]) for group in groups for suffix in group.suffixes
+        first,
+        shared=first.shared[:num_shared],
+        # A group may share more than all do: what it shares beyond that goes back in front of its replies.
+        suffixes=tuple(np.concatenate([group.shared[num_shared:], group.suffixes[reply]]) for group, reply in taken),
+        prompt_tokens=tuple(group.prompt_tokens[reply] for group, reply in taken),
+        truncated_tokens=tuple(group.truncated_tokens[reply] for group, reply in taken),
+        truncated_reply_tokens=tuple(group.truncated_reply_tokens[reply] for group, reply in taken),
+        comparisons=tuple(
+            replace(comparison, first=own[comparison.first], second=own[comparison.second])
+            for group, own in zip(members, places, strict=True)
+            for comparison in group.comparisons
         ),
-        prompt_tokens=tuple(number for group in groups for number in group.prompt_tokens),
-        truncated_tokens=tuple(number for group in groups for number in group.truncated_tokens),
-        truncated_reply_tokens=tuple(number for group in groups for number in group.truncated_reply_tokens),
+        ranking=None,
+        num_typed=sum(group.num_typed for group in members),
         numbers=(),
     )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups
+from rewardlab.data.merging import MergedGroups, sizes_of
 
 Plan = list[list[int]]
 
@@ -133,7 +134,8 @@ def plan_replies(groups: Sequence[TokenGroup], budget: int, *, layout: str) -> l
     A single conversation above the budget gets a row of its own.
     """
     pieces: list[Piece] = []
-    for number, (size, count) in enumerate(zip(costs(groups, layout), _num_replies(groups), strict=True)):
+    counts_G = sizes_of(groups)[1].tolist()
+    for number, (size, count) in enumerate(zip(costs(groups, layout), counts_G, strict=True)):
         pieces += [Piece(number, 0, count, size)] if size <= budget else _cut(number, groups[number], budget, layout)
     fitting = [piece for piece in pieces if piece.num_tokens <= budget]
     if layout == "padded":
@@ -182,13 +184,6 @@ def part_of(group: TokenGroup, piece: Piece) -> TokenGroup:
     )
 
 
-def _num_replies(groups: Sequence[TokenGroup]) -> list[int]:
-    if not isinstance(groups, Groups):
-        return [group.num_replies for group in groups]
-    replies_G: list[int] = groups.num_replies().tolist()
-    return replies_G
-
-
 def costs(groups: Sequence[TokenGroup], layout: str) -> list[int]:
     """Return the tokens to compute for each group alone, padding included."""
     costs_G: list[int] = _costs(groups, layout).tolist()
@@ -197,6 +192,9 @@ def costs(groups: Sequence[TokenGroup], layout: str) -> list[int]:
 
 def _costs(groups: Sequence[TokenGroup], layout: str) -> npt.NDArray[np.int64]:
     """Return [G] `costs` as an array, without building stored groups."""
+    if isinstance(groups, MergedGroups):
+        assert layout == "shared", "only groups that share their prompts are merged"
+        return groups.num_tokens()
     if not isinstance(groups, Groups):
         return np.array([cost(group, layout) for group in groups], dtype=np.int64)
     if layout == "padded":

@@ -13,15 +13,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.merging import Place, merged
 from rewardlab.data.pack import Piece, part_of
 from rewardlab.serve.engine.api import DrainingError, EngineFailedError, QueueFullError
-from rewardlab.data.merging import merged
 from rewardlab.serve.engine.queued import Batch, Filling, Work, num_tokens
 from rewardlab.serve.engine.request_tokens import Unit
 from rewardlab.training.cost.memory import is_out_of_memory
@@ -229,7 +230,7 @@ class Batcher:
             return
         if not batch:
             return
-        groups, members = merged([unit.group for _, unit in batch])
+        groups, places = merged([unit.group for _, unit in batch])
         model = batch[0][0].model
         started = time.perf_counter()
         try:
@@ -241,21 +242,11 @@ class Batcher:
         counts = self.counts
         counts.busy_s += time.perf_counter() - started
         counts.batches += 1
-        for group, own, rewards, num_cached in zip(groups, members, values, cached, strict=True):
+        for group, num_cached in zip(groups, cached, strict=True):
             counts.cached_tokens += num_cached
             counts.computed_tokens += group.num_tokens - num_cached
             counts.prompt_tokens += min(group.prompt_tokens)
-            # The shared prompt is counted for the first request of the group; the others count only their replies.
-            first = batch[own[0]][0]
-            first.computed_tokens += len(group.shared) - num_cached
-            first.cached_tokens += num_cached
-            reply = 0
-            for number in own:
-                work, unit = batch[number]
-                for place in unit.places:
-                    work.scores[place] = float(rewards[reply])
-                    work.computed_tokens += len(group.suffixes[reply])
-                    reply += 1
+        _share_out(batch, groups, places, values, cached)
         for work, _ in batch:
             work.num_done += 1
             if work.num_done == len(work.units):
@@ -291,6 +282,27 @@ class Batcher:
             logger.error("the device does not compute any more; the engine ends")
             with self._changed:
                 self._draining = self._closed = True
+
+
+def _share_out(
+    batch: Batch, groups: Sequence[TokenGroup], places: Sequence[Place], values: Sequence[Any], cached: Sequence[int]
+) -> None:
+    """Give requests the scores of what was computed together, and count the tokens.
+
+    What several of them have in common is counted for the first.
+    """
+    begun: set[int] = set()
+    counted: set[tuple[int, int]] = set()
+    for (work, unit), (number, replies) in zip(batch, places, strict=True):
+        if number not in begun:
+            begun.add(number)
+            work.computed_tokens += len(groups[number].shared) - cached[number]
+            work.cached_tokens += cached[number]
+        for place, reply in zip(unit.places, replies, strict=True):
+            work.scores[place] = float(values[number][reply])
+            if (number, reply) not in counted:
+                counted.add((number, reply))
+                work.computed_tokens += len(groups[number].suffixes[reply])
 
 
 def finish(work: Work) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
 from rewardlab.core.types import TokenGroup
-from rewardlab.serve.engine.api import Scored
 from rewardlab.data.merging import Merging
+from rewardlab.serve.engine.api import Scored
 from rewardlab.serve.engine.request_tokens import Unit
 
 MAX_TOTAL: Final = 4

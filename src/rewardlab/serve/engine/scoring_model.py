@@ -74,7 +74,8 @@ class ScoringModel:
 
     def _cached(self, groups: Sequence[TokenGroup], cache: PrefixCache, *, budget: int) -> tuple[list[Any], list[int]]:
         forward = CachedForward(self._model, cache, self._owner, list(groups))
-        return list(compute_groups(self._model, groups, forward, budget=budget)), forward.cached_tokens
+        # The queue has merged them, and `forward` knows them by their numbers.
+        return list(compute_groups(self._model, groups, forward, budget=budget, merge=False)), forward.cached_tokens
 
     def _refusal(self) -> str:
         """Return why the cache is not used, or an empty text."""
