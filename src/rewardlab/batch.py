@@ -47,7 +47,8 @@ class PackedBatch:
     ranking_GK: Int[Tensor, "G K"]
     """Replies from best to worst, as indices into the R scores; −1 fills rows of fewer replies."""
     indices: tuple[int, ...] = ()
-    """The positions of these groups in the caller's list, for messages and score rows."""
+    """The positions of these groups in the caller's list, of a merged group those of all that are in it: for messages
+    and score rows."""
 
     @property
     def num_tokens(self) -> int:

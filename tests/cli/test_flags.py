@@ -162,6 +162,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--steps --steps 40", {"steps": 40}),
     ("--epochs 2", {"epochs": 2.0}),
     ("--batch-size 32", {"batch_size": 32}),
+    ("--rows-per-prompt 4", {"rows_per_prompt": 4}),
     ("--micro-token-budget 4096", {"micro_token_budget": 4096}),
     ("--lr 5e-6", {"lr": 5e-6}),
     ("--optimizer adamw8bit", {"optimizer": "adamw8bit"}),
@@ -326,6 +327,7 @@ def test_a_saved_configuration_gives_itself(tmp_path):
     together = {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None, "compat": "none"}
     together |= {"train_head_only": False, "cache_states": False, "freeze_layers": 0}  # which go with no adapters
     together |= {"resume": None, "reschedule": False}  # which go with no --overwrite
+    together |= {"rows_per_prompt": 1}  # several go with no dropout
     config = DEFAULTS.replace(**changes | together)
     write_json(tmp_path / "config.json", to_mapping(config))
     assert parse_train(["--config", str(tmp_path / "config.json")]) == config

@@ -198,7 +198,13 @@ def roots_of(groups: Sequence[TokenGroup]) -> tuple[Numbers, str]:
     """
     if isinstance(groups, Groups):
         return find_roots(groups.texts())
-    return np.unique([group.prompt_key for group in groups], return_inverse=True)[1], RULES[-1]
+    return prompt_numbers(groups), RULES[-1]
+
+
+def prompt_numbers(groups: Sequence[TokenGroup]) -> Numbers:
+    """Return [G] a number for each group that only those of the same prompt share, without building stored groups."""
+    keys = groups.prompt_keys() if isinstance(groups, Groups) else [group.prompt_key for group in groups]
+    return np.unique(keys, return_inverse=True)[1]
 
 
 def origin(groups: Sequence[TokenGroup]) -> str:

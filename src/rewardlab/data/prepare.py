@@ -22,8 +22,12 @@ from rewardlab.data.token_report import TokenReport, report_of, require_enough, 
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50
 """Below this many evaluation rows an accuracy is uncertain by ±14 points or more."""
-WORTH_JOINING: Final = 0.1
+WORTH_TELLING: Final = 0.1
 """Share of the tokens that several rows of a prompt repeat, from which the log says so."""
+FEW_PROMPTS: Final = 4
+"""Prompts that a step has at least, with the rows of a prompt together that the log names."""
+WITH_BUNDLES: Final = "with --rows-per-prompt %d steps compute some %.1f times fewer tokens"
+BUNDLED: Final = "%d rows of one come together, for some %.1f times fewer tokens"
 HELD_OUT: Final = "held_out"
 """Purpose of training data that are read again, since a control changes what is held out of them in another way."""
 FAR = 0.1
@@ -204,34 +208,32 @@ def token_groups(
     return part.groups(), report
 
 
-def tell_joinable(groups: Groups) -> None:
-    """Log by how many times fewer tokens training data had if rows of a prompt were joined, where that is worth it."""
+def tell_bundles(groups: Groups, most: int, batch_size: int) -> None:
+    """Log by how many times fewer tokens steps compute if so many rows of a prompt come together, where that is worth
+    it; for rows that come one by one, what more of them together would bring."""
     tokens = int(groups.num_tokens().sum())
-    if (saved := saved_by_joining(groups)) > WORTH_JOINING * tokens:
-        logger.info(
-            "tokens: training: these have %s; joined by `rewardlab data convert --join prompts` they would be some "
-            "%.1f times fewer tokens",
-            number_of(len(np.unique(groups.prompt_keys())), "prompt"),
-            tokens / (tokens - saved),
-        )
+    together = most if most > 1 else max(2, batch_size // FEW_PROMPTS)
+    saved = saved_by_bundles(groups, together)
+    if most == 1 and saved <= WORTH_TELLING * tokens:
+        return
+    prompts, times = number_of(len(np.unique(groups.prompt_keys())), "prompt"), tokens / (tokens - saved)
+    logger.info(
+        "tokens: training: these have %s; " + (WITH_BUNDLES if most == 1 else BUNDLED), prompts, together, times
+    )
 
 
-def saved_by_joining(groups: Groups) -> int:
-    """Return how many fewer tokens groups had if those of one prompt of a dataset were one, at least.
+def saved_by_bundles(groups: Groups, most: int) -> int:
+    """Return how many fewer tokens groups have if so many of one prompt are computed together, at least.
 
-    A joined prompt is computed once. What replies of a row have in common at their beginning, and those of others have
-    not, is then computed for each. Equal replies, which are computed once too, are not looked for.
+    The prompt of a bundle is computed once. What replies of a row have in common at their beginning, and those of
+    others have not, is then computed for each. Equal replies, which are computed once too, are not looked for.
     """
     replies, prompt = groups.num_replies(), groups.prompt_tokens()
-    open_G = ~(groups.column("ranked") & (replies > 2))  # rankings are not joined
-    # The key of a prompt is blind to case, and texts are joined if they are the same; so their tokens must be as many.
-    columns = [column[open_G] for column in (groups.datasets(), groups.prompt_keys(), prompt)]
-    if not open_G.any():
-        return 0
-    _, of_G, sizes = np.unique(np.stack(columns).astype(np.uint64), axis=1, return_inverse=True, return_counts=True)
-    sizes_G = sizes[of_G.reshape(-1)]
-    is_joined = sizes_G > 1
-    again = (prompt[open_G] * (1 - 1 / sizes_G))[is_joined]
-    beginnings = groups.column("shared").astype(np.int64)[open_G] - prompt[open_G]
-    lost = (np.maximum(beginnings, 0) * (replies[open_G] - 1))[is_joined]
-    return round(float(again.sum() - lost.sum()))
+    # The key of a prompt is blind to case, and prompts may be cut; so their tokens must be as many.
+    columns = np.stack([groups.prompt_keys(), prompt.astype(np.uint64)])
+    _, of_G, sizes = np.unique(columns, axis=1, return_inverse=True, return_counts=True)
+    bundles = -(-sizes // most)
+    share_G = (1 - bundles / sizes)[of_G.reshape(-1)]
+    beginnings = groups.column("shared").astype(np.int64) - prompt
+    lost = (np.maximum(beginnings, 0) * (replies - 1))[share_G > 0]
+    return max(0, round(float((prompt * share_G).sum() - lost.sum())))

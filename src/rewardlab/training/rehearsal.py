@@ -27,10 +27,11 @@ from rewardlab.core.run_folder import CHECKPOINTS, saved_steps
 from rewardlab.core.signals import INTERRUPTED, RESUME_LATER, Terminated, raised_at_once
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.dataset_names import given_rows
-from rewardlab.data.groups import Datasets, Groups
+from rewardlab.data.groups import Datasets, Groups, prompt_numbers
+from rewardlab.data.merging import MergedGroups
 from rewardlab.data.pack import costs
 from rewardlab.data.prepare import draw
-from rewardlab.data.step_order import batch_of_step, steps_per_epoch
+from rewardlab.data.step_order import batch_of_step, bundles_of, steps_per_epoch
 from rewardlab.evaluation.precision import MOST
 from rewardlab.training.closing import wants_card
 from rewardlab.training.cost.memory import free_memory, in_use
@@ -175,6 +176,7 @@ class _Shortened:
             steps=taken,
             eval_every=taken,
             save_every=None,
+            rows_per_prompt=1,  # the rows of its steps are chosen already
             warmup_steps=min(config.schedule.warmup_steps or 0, taken),
             precision_card="always" if wants_card(whole, config.run.steps) else "never",
         )
@@ -235,13 +237,14 @@ def _some(groups: Sequence[TokenGroup], seed: int) -> Sequence[TokenGroup]:
 def _rows_of(train: Sequence[TokenGroup], ready: Ready, num_steps: int) -> Sequence[TokenGroup]:
     """Return training data whose first steps are the heaviest of the run, and then the run's first."""
     assert isinstance(train, Groups)
-    size, seed, number = ready.config.run.batch_size, ready.config.run.seed, len(train)
-    whole_steps = number // size  # those of an epoch that are not cut short at its end
+    size, seed = ready.config.run.batch_size, ready.config.run.seed
+    whole_steps = len(train) // size  # those of an epoch that are not cut short at its end
     if whole_steps <= num_steps:
         return train
-    steps = [batch_of_step(step, num_groups=number, batch_size=size, seed=seed) for step in range(whole_steps)]
+    steps = _steps_of(train, ready)[:whole_steps]
     tokens = np.array(costs(train, ready.layout))
-    heaviest = [int(np.argmax([of(tokens[rows]) for rows in steps])) for of in (np.sum, np.max)]
+    largest = [tokens[rows].max() for rows in steps]
+    heaviest = [int(np.argmax(of)) for of in (_tokens_of_steps(train, ready, steps), largest)]
     chosen = list(dict.fromkeys([*heaviest, *range(num_steps)]))[:num_steps]
     rows = np.concatenate([np.array(steps[step]) for step in chosen])
     order = [batch_of_step(step, num_groups=len(rows), batch_size=size, seed=seed) for step in range(num_steps)]
@@ -250,15 +253,49 @@ def _rows_of(train: Sequence[TokenGroup], ready: Ready, num_steps: int) -> Seque
     return train.take(placed)
 
 
+def _steps_of(train: Sequence[TokenGroup], ready: Ready) -> list[list[int]]:
+    """Return the rows of each step of the first epoch."""
+    run, bundles = ready.config.run, bundles_of(train, ready.config.run.rows_per_prompt)
+    return [
+        batch_of_step(step, num_groups=len(train), batch_size=run.batch_size, seed=run.seed, bundles=bundles)
+        for step in range(steps_per_epoch(len(train), run.batch_size))
+    ]
+
+
+def _tokens_of_steps(train: Groups, ready: Ready, steps: Sequence[Sequence[int]]) -> list[int]:
+    """Return about how many tokens each step computes; a prompt of several of its rows counts once."""
+    tokens, prompts, numbers = np.array(costs(train, ready.layout)), train.prompt_tokens(), prompt_numbers(train)
+    if not _merges(ready):
+        return [int(tokens[rows].sum()) for rows in steps]
+    found = []
+    for own in map(np.array, steps):
+        first = np.unique(numbers[own], return_index=True)[1]
+        found.append(int(tokens[own].sum() - prompts[own].sum() + prompts[own[first]].sum()))
+    return found
+
+
+def _merges(ready: Ready) -> bool:
+    """Return whether rows of one prompt are computed together where a step has several."""
+    return ready.layout == "shared" and not ready.config.model.lora_dropout
+
+
 def _tokens(groups: Sequence[TokenGroup], ready: Ready) -> int:
-    return sum(costs(groups, ready.layout)) if len(groups) else 0
+    """Return the tokens that scoring all groups computes."""
+    if not len(groups):
+        return 0
+    budget = ready.config.run.micro_token_budget
+    if ready.layout == "shared" and budget != "auto":
+        groups = MergedGroups(groups, most=budget)
+    return sum(costs(groups, ready.layout))
 
 
 def _tokens_of_training(whole: Ready) -> float:
-    """Return the tokens that all steps compute, padding left out: epochs times those of the training data."""
-    run, number = whole.config.run, len(whole.data.train)
+    """Return the tokens that all steps compute, padding left out: epochs times those of the first one."""
+    train, run = whole.data.train, whole.config.run
     assert run.steps is not None
-    return _tokens(whole.data.train, whole) * run.steps / steps_per_epoch(number, run.batch_size)
+    assert isinstance(train, Groups)
+    steps = _steps_of(train, whole)
+    return sum(_tokens_of_steps(train, whole, steps)) * run.steps / len(steps)
 
 
 def _evaluations(whole: Ready) -> int:

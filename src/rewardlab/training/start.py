@@ -28,7 +28,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.dataset_names import NOTHING, Given, first_rows_of
 from rewardlab.data.groups import Datasets, Groups
 from rewardlab.data.pack import require_fit
-from rewardlab.data.prepare import Prepared, draw, load_data, tell_joinable, token_groups
+from rewardlab.data.prepare import Prepared, draw, load_data, tell_bundles, token_groups
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.step_order import steps_per_epoch
 from rewardlab.data.token_report import TokenReport
@@ -254,8 +254,8 @@ def to_groups(
         if len(part):
             groups[name], reports[name] = token_groups(part, renderer, allowed.get(name, most), name)
     train = groups["training"]
-    if config.loss.kwise_loss == "pairs":
-        tell_joinable(train)
+    if config.loss.kwise_loss == "pairs" and not config.model.lora_dropout and not config.model.cache_states:
+        tell_bundles(train, config.run.rows_per_prompt, config.run.batch_size)
     if config.loss.kwise_weight == "prompt":
         train = train.weighed()
     nothing = train.take(np.empty(0, np.int64))

@@ -179,6 +179,9 @@ class RunConfig:
     """Passes over the training data, when `--steps` is not given."""
     batch_size: int = 16
     """Preferences a step: pairs, or prompts where a prompt has more than two replies."""
+    rows_per_prompt: int = 1
+    """Rows of one prompt that are drawn together: a step computes their prompt, and equal replies to it, once. With 1
+    each row is drawn by itself."""
     micro_token_budget: int | Literal["auto"] = 8192
     """Tokens computed at a time; smaller needs less memory and changes no number. `auto` takes the most that fits, by
     a trial at the start."""
@@ -247,6 +250,7 @@ class RunConfig:
             steps=(1, MOST_STEPS),
             epochs=(0, 1_000_000),
             batch_size=(1, 1_000_000),
+            rows_per_prompt=(1, 1_000_000),
             micro_token_budget=BUDGETS,
             log_every=COUNTS,
             eval_every=COUNTS,
@@ -397,6 +401,11 @@ class RewardTrainerConfig(Composed):
                 raise ConfigError("--ties half has no meaning for a ranking; use --ties skip or --kwise-loss pairs.")
             if reading.strength_as in ("margin", "soft") or reading.margin_column:
                 raise ConfigError("a margin or a soft label has no meaning for a ranking; use --kwise-loss pairs.")
+        require(
+            self.run.rows_per_prompt == 1 or model.lora_dropout == 0,
+            f"--rows-per-prompt {self.run.rows_per_prompt}: with --lora-dropout each row has masks of its own, so no "
+            f"prompt can be computed once for several. Leave one of the two out.",
+        )
         require(
             not (model.train_head_only and self.optimizer.differential_lr),
             "--differential-lr: with --train-head-only the backbone does not train. Leave one of the two out.",
