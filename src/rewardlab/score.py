@@ -243,8 +243,8 @@ class Scorer:
     def score(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> list[float]:
         """Return one reward for each conversation, in order. A conversation must end with an assistant turn.
 
-        Consecutive conversations with the same prompt are computed together, with one copy of the prompt for as many as
-        fit into the token budget.
+        Conversations with the same prompt are computed together, with one copy of the prompt for as many as the token
+        budget holds.
 
         Raises RenderError if the argument is not a list of conversations, or naming the conversation that does not end
         with an assistant turn or cannot be rendered.
