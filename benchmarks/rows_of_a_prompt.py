@@ -25,9 +25,9 @@ from harness import machine, ours, results, timing, workload
 from rewardlab.batch import PackedBatch
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.merging import MergedGroups
+from rewardlab.data.merging import Limits, MergedGroups
 from rewardlab.model.reward import RewardModel
-from rewardlab.score import compute_groups
+from rewardlab.score import SPREAD, compute_groups
 from rewardlab.training.loop.reward_trainer import RewardTrainer
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ class Judged:
     def __init__(self, model: RewardModel, groups: Sequence[TokenGroup], budget: int) -> None:
         self.model, self.groups, self.budget = model, groups, budget
         self.scores: dict[str, np.ndarray] = {}
-        together = MergedGroups(groups, most=budget)
+        together = MergedGroups(groups, Limits(tokens=budget, spread=SPREAD))
         self.tokens = {APART: sum(group.num_tokens for group in groups), TOGETHER: int(together.num_tokens().sum())}
 
     def work(self, name: str) -> Work:

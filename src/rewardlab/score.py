@@ -25,7 +25,7 @@ from rewardlab.core.terminal import plural
 from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup, is_readable
 from rewardlab.data.chat import Overlong, Renderer, to_messages
 from rewardlab.data.layout import Rendered, lay_out
-from rewardlab.data.merging import MergedGroups
+from rewardlab.data.merging import Limits, MergedGroups
 from rewardlab.data.pack import Piece, part_of, plan_replies
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.prompts import prompt_turns as prompt_turns
@@ -34,6 +34,8 @@ from rewardlab.model.reward import RewardModel
 
 logger = logging.getLogger("rewardlab")
 FloatArray = npt.NDArray[np.float32]
+SPREAD: Final = 8
+"""`Limits.spread` without gradients, where keys are copied for one layer at a time."""
 SHORTEN: Final = (
     "The model was trained without such conversations. Shorten it, or let its old turns be cut all the same: "
     "scorer.renderer = scorer.renderer.that_cuts."
@@ -80,8 +82,8 @@ def score_groups(
 
     At most `budget` tokens are computed at a time. A larger group is computed in pieces, each with its own copy of the
     prompt; only a single conversation may exceed the budget. Where prompts are shared, those of groups with equal ones
-    are computed once too, and equal replies to one prompt once, as far as the budget holds them together. `progress` is
-    the title of a progress bar, None for none. The rows are distributed over `ranks`.
+    are computed once too, and equal replies to such a prompt once, as far as the budget holds them together. The rows
+    are distributed over `ranks`. `progress` is the title of a progress bar, None for none.
     """
     return compute_groups(
         model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress, ranks=ranks
@@ -105,7 +107,7 @@ def compute_groups(
     With `merge=False` groups stay apart, and `indices` of a batch are the numbers of its groups in `groups`.
     """
     if merge and model.layout == "shared":
-        together = MergedGroups(groups, most=budget)
+        together = MergedGroups(groups, Limits(tokens=budget, spread=SPREAD))
         return together.apart(_compute(model, together, forward, budget, progress, ranks))
     return _compute(model, groups, forward, budget, progress, ranks)
 

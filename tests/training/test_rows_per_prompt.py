@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 import runs
 from common import arithmetic, make_groups, make_model
 from loading import pair, write
-from rewardlab import train
+from rewardlab import rehearse, train
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import read_json
+from rewardlab.core.files import sha256_file
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.step_order import Bundles, batch_of_step, steps_per_epoch
+from rewardlab.data.step_order import Bundles, _order, batch_of_step, steps_per_epoch
 from rewardlab.distributed.ranks import Ranks
-from rewardlab.model.dropout import Draws
+from rewardlab.training import rehearsal
 from rewardlab.training.loop import losses
 from rewardlab.training.loop.reward_trainer import RewardSteps
+from rewardlab.training.loop.step_rows import StepRows
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 # --- the order -------------------------------------------------------------------------------------------------
@@ -47,6 +48,7 @@ def test_an_epoch_has_every_row_once_and_those_of_a_bundle_beside_each_other(pro
 
     order = epoch(0)
     assert sorted(order) == list(range(count))
+    _order.cache_clear()
     assert order == epoch(0)
     # Rows of a prompt lie in as few stretches as bundles of `most` allow, or in fewer where two came to lie together.
     seen = [prompts[row] for row in order]
@@ -121,7 +123,7 @@ def test_a_step_is_the_same_whether_its_rows_of_a_prompt_are_computed_together(k
     assert all(batch.num_tokens <= budget for batch in batches)
     named = ", ".join(map(steps.describe, batches))
     assert all(one.preference_id in named for one in groups) or "more" in named
-    monkeypatch.setattr(RewardSteps, "_together", lambda own, some, most: (some, [[n] for n in range(len(some))]))
+    monkeypatch.setattr(StepRows, "merges", False)
     apart, all_tokens = result_of(steps, budget)
     assert tokens < all_tokens
     assert together.keys() == apart.keys()
@@ -132,7 +134,7 @@ def test_a_step_is_the_same_whether_its_rows_of_a_prompt_are_computed_together(k
 def test_rows_of_which_none_has_the_prompt_of_another_are_laid_out_as_they_are(monkeypatch):
     steps = steps_over(make_model().train(), make_groups(12, replies=3))
     found = steps.plan(0, 60)
-    monkeypatch.setattr(RewardSteps, "_together", lambda own, some, most: (some, [[n] for n in range(len(some))]))
+    monkeypatch.setattr(StepRows, "merges", False)
     for one, other in zip(found, steps.plan(0, 60), strict=True):
         assert one.indices == other.indices
         assert torch.equal(one.keys_T, other.keys_T)
@@ -143,21 +145,37 @@ def test_rows_of_which_none_has_the_prompt_of_another_are_laid_out_as_they_are(m
 def test_where_a_prompt_cannot_be_shared_rows_stay_apart(cause):
     groups = rows_of_few_prompts()
     model = make_model(layout="shared" if cause == "dropout" else cause)
-    if cause == "dropout":
-        model.draws = Draws()
-    batches = steps_over(model, groups).plan(0, 10_000)
+    dropout = {"lora": True, "lora_dropout": 0.1} if cause == "dropout" else {}
+    batches = steps_over(model, groups, **dropout).plan(0, 10_000)
     assert sum(batch.num_replies for batch in batches) == sum(one.num_replies for one in groups)
 
 
-def test_every_rank_has_work_though_all_rows_have_one_prompt():
-    groups = [replace(one, shared=make_groups(1)[0].shared) for one in make_groups(16)]
-    groups = [replace(one, prompt_tokens=(len(one.shared),) * one.num_replies) for one in groups]
-    model = make_model()
+@pytest.mark.parametrize(("count", "prompts", "length"), [(64, 1, 60), (64, 4, 60), (32, 1, 90), (16, 8, 40)])
+def test_every_rank_has_as_much_work_as_the_others(count, prompts, length):
+    draw = np.random.default_rng(0)
+    shared = [draw.integers(1, 300, length).astype(np.int32) for _ in range(prompts)]
+    groups = [
+        replace(one, shared=shared[n % prompts], prompt_tokens=(length,) * one.num_replies)
+        for n, one in enumerate(make_groups(count))
+    ]
     tokens = [
-        sum(batch.num_tokens for batch in steps_over(model, groups, ranks=Ranks(rank=rank, size=4)).plan(0, 10_000))
-        for rank in range(4)
+        sum(
+            batch.num_tokens
+            for batch in steps_over(make_model(), groups, ranks=Ranks(rank=rank, size=8)).plan(0, 10_000)
+        )
+        for rank in range(8)
     ]
     assert min(tokens) > 0.5 * max(tokens)
+    assert sum(tokens) < 0.8 * sum(one.num_tokens for one in groups)
+
+
+def test_micro_batches_of_merged_rows_hold_no_more_keys_than_those_of_pairs_may():
+    shared = np.arange(1, 201, dtype=np.int32)
+    groups = [replace(one, shared=shared, prompt_tokens=(200,) * one.num_replies) for one in make_groups(40)]
+    batches = steps_over(make_model(), groups).plan(0, 1000)
+    keys = [sum(prefix + own for prefix, replies in batch.groups for own in replies) for batch in batches]
+    assert max(keys) <= 2 * 1000
+    assert sum(batch.num_tokens for batch in batches) < 0.5 * sum(one.num_tokens for one in groups)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------
@@ -175,9 +193,7 @@ MANY = [
 
 
 @pytest.mark.parametrize(("rows", "is_worth_it"), MANY)
-def test_a_run_says_where_several_rows_a_prompt_are_worth_it_and_saves_as_much(
-    base_model, tmp_path, caplog, rows, is_worth_it
-):
+def test_a_run_says_what_several_rows_a_prompt_save_and_saves_as_much(base_model, tmp_path, caplog, rows, is_worth_it):
     caplog.set_level("INFO", logger="rewardlab")
     settings = {"epochs": 1.0, "batch_size": 12, "eval_fraction": 0.0, "micro_token_budget": 4096}
     data = write(tmp_path / "rows.jsonl", rows)
@@ -186,33 +202,59 @@ def test_a_run_says_where_several_rows_a_prompt_are_worth_it_and_saves_as_much(
         folder = tmp_path / str(number)
         train(runs.config_for(base_model, data, folder, rows_per_prompt=number, **settings))
         tokens.append(sum(float(row["tokens"] or 0) for row in runs.rows_of(folder)))
-    hints = [line for line in caplog.messages if "--rows-per-prompt 3" in line]
+    hints = [line for line in caplog.messages if "with --rows-per-prompt 3" in line]
     told = [line for line in caplog.messages if "3 rows of one come together" in line]
-    assert len(hints) == is_worth_it
-    assert len(told) == 1
+    warned = [line for line in caplog.messages if "--rows-per-prompt 3 saves hardly any tokens" in line]
+    assert (len(hints), len(told), len(warned)) == ((1, 1, 0) if is_worth_it else (0, 0, 1))
     if is_worth_it:
         assert "these have 20 prompts" in hints[0]
-        assert hints[0].split()[-4:] == told[0].split()[-4:]
-        assert tokens[1] < tokens[0]
-        whole = read_json(tmp_path / "1" / "manifest.json")["tokens"]["training"]["tokens"]
-        assert 1.05 < float(told[0].partition("some ")[2].split()[0]) <= round(whole / tokens[1], 1)
+        assert f"some {tokens[0] / tokens[1]:.1f} times fewer tokens" in hints[0]
+        assert f"some {tokens[0] / tokens[1]:.1f} times fewer tokens" in told[0]
     else:
         assert tokens[1] == tokens[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"kwise_loss": "plackett-luce"}, {"micro_token_budget": 96}, {"rows_per_prompt": 3}],
+    ids=str,
+)
+def test_a_dry_run_counts_the_tokens_that_the_run_computes(base_model, tmp_path, monkeypatch, settings):
+    seen, reckon = [], rehearsal._tokens_of_training
+    monkeypatch.setattr(rehearsal, "_tokens_of_training", lambda whole: seen.append(reckon(whole)) or seen[-1])
+    rows = [{**pair(k), "chosen": f"good {n}"} for k in range(12) for n in range(3)]
+    rows += [{"prompt": pair(k)["prompt"], "responses": [*"abc"], "ranking": [0, 1, 2]} for k in range(12)]
+    data = write(tmp_path / "rows.jsonl", rows[:36] if "kwise_loss" not in settings else rows[36:] * 2)
+    config = runs.config_for(base_model, data, tmp_path / "run", **{"batch_size": 12, "eval_fraction": 0.0, **settings})
+    rehearse(config)
+    train(config)
+    assert seen == [pytest.approx(sum(float(row["tokens"] or 0) for row in runs.rows_of(tmp_path / "run")))]
 
 
 def test_a_stopped_run_goes_on_with_the_same_rows(base_model, tmp_path):
     rows = [{**pair(k), "chosen": f"good {n}"} for k in range(9) for n in range(4)]
     data = write(tmp_path / "rows.jsonl", rows)
     settings = {"rows_per_prompt": 2, "checkpoint_every": 2, "eval_fraction": 0.0, "steps": 6}
+    settings |= {"lr_scheduler": "constant", "warmup_steps": 0}
     train(runs.config_for(base_model, data, tmp_path / "whole", **settings))
     train(runs.config_for(base_model, data, tmp_path / "parts", **settings | {"steps": 3}))
     resumed = {"resume": "auto", "reschedule": True}
     train(runs.config_for(base_model, data, tmp_path / "parts", **settings | resumed))
     whole, parts = (runs.rows_of(tmp_path / name) for name in ("whole", "parts"))
     assert sum(int(row["tokens"]) for row in whole) == sum(int(row["tokens"]) for row in parts)
-    assert whole[-1]["tokens"] == parts[-1]["tokens"]
+    assert len({sha256_file(tmp_path / name / "step_6" / "model.safetensors") for name in ("whole", "parts")}) == 1
 
 
-def test_dropout_and_several_rows_a_prompt_are_refused_together():
-    with pytest.raises(ConfigError, match="--rows-per-prompt 4: with --lora-dropout each row has masks of its own"):
-        RewardTrainerConfig.of(model="m", dataset=("d",), lora=True, lora_dropout=0.1, rows_per_prompt=4)
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"lora": True, "lora_dropout": 0.1}, "with --lora-dropout each row has masks of its own"),
+        ({"attention": "padded"}, "with --attention padded each reply has its own copy"),
+        ({"train_head_only": True, "cache_states": True}, "with --cache-states no prompt is computed in a step"),
+        ({"batch_size": 3}, "a step has --batch-size 3 rows, so at most as many"),
+    ],
+    ids=str,
+)
+def test_several_rows_a_prompt_are_refused_where_they_save_nothing(settings, cause):
+    with pytest.raises(ConfigError, match=f"--rows-per-prompt 4: {cause}"):
+        RewardTrainerConfig.of(model="m", dataset=("d",), rows_per_prompt=4, **settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -26,43 +26,56 @@ class Place(NamedTuple):
     """For each reply of the group, its number there. Replies of the same tokens have one number."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a merged group may be at most. A group that is merged with no other may be more."""
+
+    tokens: int | None = None
+    """Its burden; None for no limit."""
+    spread: int = 1
+    """How many tokens of conversations, each with its own prompt, burden a device as one token that is computed:
+    attention copies the keys of the prompt for every reply."""
+    groups: int | None = None
+    """How many groups are merged."""
+
+    def burden(self, num_tokens: int, num_unshared: int) -> int:
+        """Return what computing a group takes, in tokens."""
+        return max(num_tokens, -(-num_unshared // self.spread))
+
+
 class _Cluster:
     """Groups with the same prompt that become one."""
 
     def __init__(self, group: TokenGroup) -> None:
         self.num_prompt = len(_prompt(group))
         self.num_shared = len(group.shared)
-        self.num_replies = 0
+        self.num_groups = self.num_replies = self.num_unshared = 0
         self._shared = group.shared
-        self._num_unshared = 0
         # What follows the prompt -> the number of the reply. Emptied once nothing is added any more.
         self._replies: dict[bytes, int] = {}
 
     @property
     def num_tokens(self) -> int:
         """Tokens to be computed."""
-        return self._num_unshared - (self.num_replies - 1) * self.num_shared
+        return self.num_unshared - (self.num_replies - 1) * self.num_shared
 
-    def num_tokens_with(self, group: TokenGroup) -> int:
-        """Return the tokens to be computed with one group more."""
-        new = {
-            reply: length
-            for reply, length in zip(_replies(group, self.num_prompt), group.lengths, strict=True)
-            if reply not in self._replies
-        }
-        num_replies = self.num_replies + len(new)
-        return self._num_unshared + sum(new.values()) - (num_replies - 1) * self._shared_with(group)
+    def sizes_with(self, group: TokenGroup, replies: Sequence[bytes]) -> tuple[int, int]:
+        """Return the tokens (to be computed, of the conversations with a prompt each) with one group more."""
+        new = {reply: size for reply, size in zip(replies, group.lengths, strict=True) if reply not in self._replies}
+        unshared = self.num_unshared + sum(new.values())
+        return unshared - (self.num_replies + len(new) - 1) * self._shared_with(group), unshared
 
-    def add(self, group: TokenGroup) -> tuple[int, ...]:
+    def add(self, group: TokenGroup, replies: Sequence[bytes]) -> tuple[int, ...]:
         """Add a group; return the numbers of its replies."""
+        self.num_groups += 1
         self.num_shared = self._shared_with(group)
         self._shared = self._shared[: self.num_shared]
         numbers = []
-        for reply, length in zip(_replies(group, self.num_prompt), group.lengths, strict=True):
+        for reply, length in zip(replies, group.lengths, strict=True):
             number = self._replies.setdefault(reply, self.num_replies)
             if number == self.num_replies:
                 self.num_replies += 1
-                self._num_unshared += length
+                self.num_unshared += length
             numbers.append(number)
         return tuple(numbers)
 
@@ -77,10 +90,9 @@ class _Cluster:
 class Merging:
     """Takes groups one after the other, and says where each one went."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """No merged group has more than `most` tokens, unless it is a single group."""
+    def __init__(self, limits: Limits | None = None) -> None:
         self.clusters: list[_Cluster] = []
-        self._most = most
+        self._limits = limits or Limits()
         # Prompt -> the number of its last cluster. A group joins that one or none.
         self._last: dict[bytes, int] = {}
 
@@ -94,39 +106,44 @@ class Merging:
         if number is None:
             return group.num_tokens
         cluster = self.clusters[number]
-        return min(group.num_tokens, cluster.num_tokens_with(group) - cluster.num_tokens)
+        tokens, _ = cluster.sizes_with(group, _replies(group, cluster.num_prompt))
+        return min(group.num_tokens, tokens - cluster.num_tokens)
 
     def add(self, group: TokenGroup, *, alone: bool = False) -> Place:
         """Add a group; return its place. One that is `alone` is merged with no other."""
         if alone:
             self.clusters.append(_Cluster(group))
             return Place(len(self.clusters) - 1, tuple(range(group.num_replies)))
-        prompt = _prompt(group).tobytes()
-        number = self._last.get(prompt)
-        if number is None or not self._is_joined(self.clusters[number], group):
+        prompt = _prompt(group)
+        replies, key = _replies(group, len(prompt)), prompt.tobytes()
+        number = self._last.get(key)
+        if number is None or not self._is_joined(self.clusters[number], group, replies):
             if number is not None:
                 self.clusters[number].close()
-            number = self._last[prompt] = len(self.clusters)
+            number = self._last[key] = len(self.clusters)
             self.clusters.append(_Cluster(group))
-        return Place(number, self.clusters[number].add(group))
+        return Place(number, self.clusters[number].add(group, replies))
 
-    def _is_joined(self, cluster: _Cluster, group: TokenGroup) -> bool:
+    def _is_joined(self, cluster: _Cluster, group: TokenGroup, replies: Sequence[bytes]) -> bool:
         """Return whether a group becomes a part of a cluster with the same prompt."""
-        tokens = cluster.num_tokens_with(group)
+        limits = self._limits
+        if limits.groups is not None and cluster.num_groups >= limits.groups:
+            return False
+        tokens, unshared = cluster.sizes_with(group, replies)
         # Replies may share more than the prompt. A group that does not share that much would cost them what they save,
         # so it joins only where that is cheaper than computing it by itself.
-        return tokens - cluster.num_tokens < group.num_tokens and (self._most is None or tokens <= self._most)
+        is_cheaper = tokens - cluster.num_tokens < group.num_tokens
+        return is_cheaper and (limits.tokens is None or limits.burden(tokens, unshared) <= limits.tokens)
 
 
 def merged(
-    groups: Sequence[TokenGroup], *, most: int | None = None, keep_rankings: bool = False
+    groups: Sequence[TokenGroup], limits: Limits | None = None, *, keep_rankings: bool = False
 ) -> tuple[list[TokenGroup], list[Place]]:
     """Return (groups in which those with equal prompts are one, the place of each of `groups` there).
 
-    No merged group has more than `most` tokens, unless it is a single one of `groups`. It has all comparisons, and no
-    ranking: with `keep_rankings`, groups that have one stay as they are.
+    A merged group has all comparisons, and no ranking: with `keep_rankings`, groups that have one stay as they are.
     """
-    merging = Merging(most)
+    merging = Merging(limits)
     places = [merging.add(group, alone=keep_rankings and group.ranking is not None) for group in groups]
     together = [
         _one_group([groups[n] for n in own], [places[n].replies for n in own], cluster.num_shared)
@@ -152,27 +169,32 @@ class MergedGroups(Sequence[TokenGroup]):
     Stored groups stay where they are: only numbers are kept in memory.
     """
 
-    def __init__(self, groups: Sequence[TokenGroup], *, most: int) -> None:
-        """No merged group has more than `most` tokens, unless it is a single one of `groups`."""
+    def __init__(self, groups: Sequence[TokenGroup], limits: Limits) -> None:
         self._groups = groups
         tokens, replies = sizes_of(groups)
         # Legend: G groups, C merged groups.
         self._cluster_G = np.full(len(groups), -1, dtype=np.int64)
         self._replies_of: dict[int, tuple[int, ...]] = {}
         self._num_shared: list[int] = []
-        several: list[tuple[int, int]] = []
+        several: list[tuple[int, int, int]] = []
         for numbers in _candidates(groups):
-            merging, start = Merging(most), len(several)
+            merging, start = Merging(limits), len(several)
             for number in numbers:
                 cluster, self._replies_of[number] = merging.add(groups[number])
                 self._cluster_G[number] = start + cluster
-            several += [(cluster.num_tokens, cluster.num_replies) for cluster in merging.clusters]
-            self._num_shared += [cluster.num_shared for cluster in merging.clusters]
+            several += [
+                (one.num_tokens, one.num_replies, limits.burden(one.num_tokens, one.num_unshared))
+                if one.num_groups > 1
+                else (one.num_tokens, one.num_replies, one.num_tokens)
+                for one in merging.clusters
+            ]
+            self._num_shared += [one.num_shared for one in merging.clusters]
         alone = np.flatnonzero(self._cluster_G < 0)
         self._cluster_G[alone] = len(several) + np.arange(len(alone))
-        sizes_C = np.array(several, dtype=np.int64).reshape(-1, 2)
+        sizes_C = np.array(several, dtype=np.int64).reshape(-1, 3)
         self._num_tokens_C = np.concatenate([sizes_C[:, 0], tokens[alone]])
         self._num_replies_C = np.concatenate([sizes_C[:, 1], replies[alone]])
+        self._burdens_C = np.concatenate([sizes_C[:, 2], tokens[alone]])
         # The groups of a cluster are neighbours in this order, in which clusters begin at these places.
         self._order = np.argsort(self._cluster_G, kind="stable")
         self._begins = np.searchsorted(self._cluster_G[self._order], np.arange(len(self) + 1))
@@ -199,6 +221,10 @@ class MergedGroups(Sequence[TokenGroup]):
         """Return [C] tokens of each merged group, with shared tokens counted once."""
         return self._num_tokens_C
 
+    def burdens(self) -> Numbers:
+        """Return [C] what computing each merged group takes, in tokens (see `Limits`)."""
+        return self._burdens_C
+
     def num_replies(self) -> Numbers:
         """Return [C] the number of replies of each merged group."""
         return self._num_replies_C
@@ -220,10 +246,10 @@ def sizes_of(groups: Sequence[TokenGroup]) -> tuple[Numbers, Numbers]:
 
 
 def _candidates(groups: Sequence[TokenGroup]) -> Iterator[list[int]]:
-    """Yield the numbers of groups that may have one prompt, two at least."""
+    """Yield the numbers of groups that may have one prompt; of groups in memory also one that has equal replies."""
     if isinstance(groups, Groups):
-        # Equal tokens come of equal texts, which have equal keys. Not the other way round: a prompt may be cut, and the
-        # key is blind to case.
+        # Groups of other keys may have equal tokens too, where their prompts were cut. They are not looked for: reading
+        # the tokens of all groups would take too long.
         _, key_G, count = np.unique(groups.prompt_keys(), return_inverse=True, return_counts=True)
         several = np.flatnonzero(count[key_G] > 1)
         order = several[np.argsort(key_G[several], kind="stable")]
@@ -233,7 +259,12 @@ def _candidates(groups: Sequence[TokenGroup]) -> Iterator[list[int]]:
     by_prompt: dict[bytes, list[int]] = {}
     for number, group in enumerate(groups):
         by_prompt.setdefault(_prompt(group).tobytes(), []).append(number)
-    yield from (numbers for numbers in by_prompt.values() if len(numbers) > 1)
+    yield from (numbers for numbers in by_prompt.values() if len(numbers) > 1 or _repeats(groups[numbers[0]]))
+
+
+def _repeats(group: TokenGroup) -> bool:
+    """Return whether two replies have the same tokens."""
+    return len({suffix.tobytes() for suffix in group.suffixes}) < group.num_replies
 
 
 def _prompt(group: TokenGroup) -> IntArray:

@@ -194,7 +194,7 @@ def _costs(groups: Sequence[TokenGroup], layout: str) -> npt.NDArray[np.int64]:
     """Return [G] `costs` as an array, without building stored groups."""
     if isinstance(groups, MergedGroups):
         assert layout == "shared", "only groups that share their prompts are merged"
-        return groups.num_tokens()
+        return groups.burdens()
     if not isinstance(groups, Groups):
         return np.array([cost(group, layout) for group in groups], dtype=np.int64)
     if layout == "padded":
@@ -278,11 +278,20 @@ def plan_level(num_tokens: Sequence[int], budget: int, *, num_ranks: int = 1) ->
     return deal(rows, [load for load, _ in sorted(loads, key=lambda entry: entry[1])], num_ranks)
 
 
-def plan_micro_batches(groups: Sequence[TokenGroup], budget: int, *, layout: str, num_ranks: int = 1) -> list[Plan]:
+def plan_micro_batches(
+    groups: Sequence[TokenGroup],
+    budget: int,
+    *,
+    layout: str,
+    num_ranks: int = 1,
+    burdens: Sequence[int] | None = None,
+) -> list[Plan]:
     """Plan the micro-batches of a training step: level rows, or in the padded layout groups of similar length together.
+
+    `burdens` are what each group takes of the budget where that is not its tokens; the padded layout has none.
 
     Raises ConfigError if one group is larger than the budget.
     """
     if layout == "padded":
         return plan_groups(groups, budget, layout=layout, num_ranks=num_ranks)
-    return plan_level([cost(group, layout) for group in groups], budget, num_ranks=num_ranks)
+    return plan_level(burdens or [cost(group, layout) for group in groups], budget, num_ranks=num_ranks)

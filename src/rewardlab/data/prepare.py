@@ -22,12 +22,6 @@ from rewardlab.data.token_report import TokenReport, report_of, require_enough, 
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50
 """Below this many evaluation rows an accuracy is uncertain by ±14 points or more."""
-WORTH_TELLING: Final = 0.1
-"""Share of the tokens that several rows of a prompt repeat, from which the log says so."""
-FEW_PROMPTS: Final = 4
-"""Prompts that a step has at least, with the rows of a prompt together that the log names."""
-WITH_BUNDLES: Final = "with --rows-per-prompt %d steps compute some %.1f times fewer tokens"
-BUNDLED: Final = "%d rows of one come together, for some %.1f times fewer tokens"
 HELD_OUT: Final = "held_out"
 """Purpose of training data that are read again, since a control changes what is held out of them in another way."""
 FAR = 0.1
@@ -206,34 +200,3 @@ def token_groups(
             number_of(report.lost_comparisons, "comparison"),
         )
     return part.groups(), report
-
-
-def tell_bundles(groups: Groups, most: int, batch_size: int) -> None:
-    """Log by how many times fewer tokens steps compute if so many rows of a prompt come together, where that is worth
-    it; for rows that come one by one, what more of them together would bring."""
-    tokens = int(groups.num_tokens().sum())
-    together = most if most > 1 else max(2, batch_size // FEW_PROMPTS)
-    saved = saved_by_bundles(groups, together)
-    if most == 1 and saved <= WORTH_TELLING * tokens:
-        return
-    prompts, times = number_of(len(np.unique(groups.prompt_keys())), "prompt"), tokens / (tokens - saved)
-    logger.info(
-        "tokens: training: these have %s; " + (WITH_BUNDLES if most == 1 else BUNDLED), prompts, together, times
-    )
-
-
-def saved_by_bundles(groups: Groups, most: int) -> int:
-    """Return how many fewer tokens groups have if so many of one prompt are computed together, at least.
-
-    The prompt of a bundle is computed once. What replies of a row have in common at their beginning, and those of
-    others have not, is then computed for each. Equal replies, which are computed once too, are not looked for.
-    """
-    replies, prompt = groups.num_replies(), groups.prompt_tokens()
-    # The key of a prompt is blind to case, and prompts may be cut; so their tokens must be as many.
-    columns = np.stack([groups.prompt_keys(), prompt.astype(np.uint64)])
-    _, of_G, sizes = np.unique(columns, axis=1, return_inverse=True, return_counts=True)
-    bundles = -(-sizes // most)
-    share_G = (1 - bundles / sizes)[of_G.reshape(-1)]
-    beginnings = groups.column("shared").astype(np.int64) - prompt
-    lost = (np.maximum(beginnings, 0) * (replies - 1))[share_G > 0]
-    return max(0, round(float((prompt * share_G).sum() - lost.sum())))

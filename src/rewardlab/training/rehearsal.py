@@ -28,13 +28,15 @@ from rewardlab.core.signals import INTERRUPTED, RESUME_LATER, Terminated, raised
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.dataset_names import given_rows
 from rewardlab.data.groups import Datasets, Groups, prompt_numbers
-from rewardlab.data.merging import MergedGroups
+from rewardlab.data.merging import Limits, MergedGroups
 from rewardlab.data.pack import costs
 from rewardlab.data.prepare import draw
-from rewardlab.data.step_order import batch_of_step, bundles_of, steps_per_epoch
+from rewardlab.data.step_order import batch_of_step
 from rewardlab.evaluation.precision import MOST
+from rewardlab.score import SPREAD
 from rewardlab.training.closing import wants_card
 from rewardlab.training.cost.memory import free_memory, in_use
+from rewardlab.training.loop.step_rows import DEFAULT_BUDGET, StepRows
 from rewardlab.training.monitoring.monitor import require_monitoring
 from rewardlab.training.rehearsed import Rehearsal
 from rewardlab.training.run import Rows, TrainResult, carry_out
@@ -241,61 +243,41 @@ def _rows_of(train: Sequence[TokenGroup], ready: Ready, num_steps: int) -> Seque
     whole_steps = len(train) // size  # those of an epoch that are not cut short at its end
     if whole_steps <= num_steps:
         return train
-    steps = _steps_of(train, ready)[:whole_steps]
-    tokens = np.array(costs(train, ready.layout))
-    largest = [tokens[rows].max() for rows in steps]
-    heaviest = [int(np.argmax(of)) for of in (_tokens_of_steps(train, ready, steps), largest)]
+    all_rows = _step_rows(train, ready)
+    steps = [np.array(all_rows.of_step(step)) for step in range(whole_steps)]
+    tokens, prompts, numbers = np.array(costs(train, ready.layout)), train.prompt_tokens(), prompt_numbers(train)
+
+    def computed(rows: npt.NDArray[np.int64]) -> int:
+        """About how many tokens a step computes: a prompt of several rows counts once."""
+        again = np.setdiff1d(np.arange(len(rows)), np.unique(numbers[rows], return_index=True)[1])
+        return int(tokens[rows].sum() - (prompts[rows[again]].sum() if all_rows.merges else 0))
+
+    heaviest = [int(np.argmax([of(rows) for rows in steps])) for of in (computed, lambda rows: tokens[rows].max())]
     chosen = list(dict.fromkeys([*heaviest, *range(num_steps)]))[:num_steps]
-    rows = np.concatenate([np.array(steps[step]) for step in chosen])
+    rows = np.concatenate([steps[step] for step in chosen])
     order = [batch_of_step(step, num_groups=len(rows), batch_size=size, seed=seed) for step in range(num_steps)]
     placed: npt.NDArray[np.int64] = np.empty(len(rows), np.int64)
     placed[np.concatenate([np.array(batch) for batch in order])] = rows
     return train.take(placed)
 
 
-def _steps_of(train: Sequence[TokenGroup], ready: Ready) -> list[list[int]]:
-    """Return the rows of each step of the first epoch."""
-    run, bundles = ready.config.run, bundles_of(train, ready.config.run.rows_per_prompt)
-    return [
-        batch_of_step(step, num_groups=len(train), batch_size=run.batch_size, seed=run.seed, bundles=bundles)
-        for step in range(steps_per_epoch(len(train), run.batch_size))
-    ]
-
-
-def _tokens_of_steps(train: Groups, ready: Ready, steps: Sequence[Sequence[int]]) -> list[int]:
-    """Return about how many tokens each step computes; a prompt of several of its rows counts once."""
-    tokens, prompts, numbers = np.array(costs(train, ready.layout)), train.prompt_tokens(), prompt_numbers(train)
-    if not _merges(ready):
-        return [int(tokens[rows].sum()) for rows in steps]
-    found = []
-    for own in map(np.array, steps):
-        first = np.unique(numbers[own], return_index=True)[1]
-        found.append(int(tokens[own].sum() - prompts[own].sum() + prompts[own[first]].sum()))
-    return found
-
-
-def _merges(ready: Ready) -> bool:
-    """Return whether rows of one prompt are computed together where a step has several."""
-    return ready.layout == "shared" and not ready.config.model.lora_dropout
+def _step_rows(train: Sequence[TokenGroup], ready: Ready) -> StepRows:
+    return StepRows(ready.config, train, layout=ready.layout, num_ranks=int(ready.facts["ranks"]))
 
 
 def _tokens(groups: Sequence[TokenGroup], ready: Ready) -> int:
     """Return the tokens that scoring all groups computes."""
-    if not len(groups):
-        return 0
-    budget = ready.config.run.micro_token_budget
-    if ready.layout == "shared" and budget != "auto":
-        groups = MergedGroups(groups, most=budget)
-    return sum(costs(groups, ready.layout))
+    if len(groups) and ready.layout == "shared":
+        budget = ready.config.run.micro_token_budget
+        limits = Limits(tokens=DEFAULT_BUDGET if budget == "auto" else budget, spread=SPREAD)
+        return int(MergedGroups(groups, limits).num_tokens().sum())
+    return sum(costs(groups, ready.layout)) if len(groups) else 0
 
 
 def _tokens_of_training(whole: Ready) -> float:
-    """Return the tokens that all steps compute, padding left out: epochs times those of the first one."""
-    train, run = whole.data.train, whole.config.run
-    assert run.steps is not None
-    assert isinstance(train, Groups)
-    steps = _steps_of(train, whole)
-    return sum(_tokens_of_steps(train, whole, steps)) * run.steps / len(steps)
+    """Return the tokens that all steps compute, padding left out, as those of the first epoch do in the mean."""
+    assert whole.config.run.steps is not None
+    return _step_rows(whole.data.train, whole).tokens() * whole.config.run.steps
 
 
 def _evaluations(whole: Ready) -> int:

@@ -28,7 +28,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.dataset_names import NOTHING, Given, first_rows_of
 from rewardlab.data.groups import Datasets, Groups
 from rewardlab.data.pack import require_fit
-from rewardlab.data.prepare import Prepared, draw, load_data, tell_bundles, token_groups
+from rewardlab.data.prepare import Prepared, draw, load_data, token_groups
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.step_order import steps_per_epoch
 from rewardlab.data.token_report import TokenReport
@@ -58,6 +58,7 @@ from rewardlab.training.cost.throughput import PeakFlops
 from rewardlab.training.loop.optimizer import require_optimizer
 from rewardlab.training.loop.schedule import floor_notice, warmup_notice, warmup_steps
 from rewardlab.training.loop.selection import selection_of
+from rewardlab.training.loop.step_rows import tell_rows_of_prompts
 from rewardlab.training.monitoring.monitor import require_monitoring
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import settle_reading
@@ -137,6 +138,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     baselines = fit_all_baselines(config, data, test)
     # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
     resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
+    if ranks.is_first:
+        tell_rows_of_prompts(resolved, data.train, layout=layout, num_ranks=ranks.size)
     warmup = warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate)
     for said in filter(None, (warmup, floor_notice(resolved.schedule))):
         logger.warning("schedule: %s", said)
@@ -254,8 +257,6 @@ def to_groups(
         if len(part):
             groups[name], reports[name] = token_groups(part, renderer, allowed.get(name, most), name)
     train = groups["training"]
-    if config.loss.kwise_loss == "pairs" and not config.model.lora_dropout and not config.model.cache_states:
-        tell_bundles(train, config.run.rows_per_prompt, config.run.batch_size)
     if config.loss.kwise_weight == "prompt":
         train = train.weighed()
     nothing = train.take(np.empty(0, np.int64))

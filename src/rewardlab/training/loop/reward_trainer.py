@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, origin
-from rewardlab.data.merging import members_of, merged
-from rewardlab.data.pack import largest_cost, plan_micro_batches
-from rewardlab.data.step_order import batch_of_step, bundles_of
+from rewardlab.data.pack import largest_cost
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.model.lora import require_adapter_gradients
 from rewardlab.model.reward import RewardModel
@@ -29,6 +27,7 @@ from rewardlab.training.loop.optimizer import build_optimizer
 from rewardlab.training.loop.partners import Machine, Update
 from rewardlab.training.loop.reward_judge import RewardJudge, Save
 from rewardlab.training.loop.schedule import build_schedule
+from rewardlab.training.loop.step_rows import StepRows
 from rewardlab.training.loop.tally import PreferenceTally, unit_of
 from rewardlab.training.loop.totals import StepTotals
 from rewardlab.training.loop.trainer import Trainer
@@ -50,7 +49,7 @@ class RewardSteps:
         self.model = model
         self.train = train
         self.tally: Final = PreferenceTally(unit=unit_of(train))
-        self._bundles = bundles_of(train, config.run.rows_per_prompt)
+        self._rows = StepRows(config, train, layout=model.layout, num_ranks=ranks.size)
         self._ranks = ranks
         self._device = model.device
         self._shape = shape_of(model)
@@ -69,44 +68,22 @@ class RewardSteps:
 
         Raises ConfigError if a preference is larger than `budget`.
         """
-        layout, chosen = self.model.layout, self._rows(step)
-        built, members = self._together([self.train[index] for index in chosen], budget)
+        chosen, share = self._rows.of_step(step), self.model.layout != "unshared"
+        found = self._rows.together(chosen, budget)
         # Every rank plans for all ranks and takes its own part: planning is cheap, and nothing has to be communicated.
-        plans = plan_micro_batches(built, budget, layout=layout, num_ranks=self._ranks.size)
+        plans = self._rows.micro_batches(found, budget)
+        groups, members = found.groups, found.members
         return [
             replace(
-                pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[members[n][0]] for n in row]),
+                pack([groups[n] for n in row], share=share, indices=[chosen[members[n][0]] for n in row]),
                 indices=tuple(chosen[member] for n in row for member in members[n]),
             )
             for row in plans[self._ranks.rank]
         ]
 
-    def _rows(self, step: int) -> list[int]:
-        run = self.config.run
-        return batch_of_step(
-            step, num_groups=len(self.train), batch_size=run.batch_size, seed=run.seed, bundles=self._bundles
-        )
-
-    def _together(
-        self, groups: Sequence[TokenGroup], budget: int
-    ) -> tuple[Sequence[TokenGroup], Sequence[Sequence[int]]]:
-        """Return (groups in which those of one prompt are one as far as the budget holds them, the numbers of those in
-        each)."""
-        # Dropout is drawn by preference and reply, so what two of them have in common has two masks.
-        if self.model.layout != "shared" or self.model.draws is not None:
-            return groups, [[number] for number in range(len(groups))]
-        num_ranks = self._ranks.size
-        if num_ranks > 1:
-            # At most half of an even share, or a rank would have all rows of a prompt and others no work.
-            budget = min(budget, sum(group.num_tokens for group in groups) // (2 * num_ranks))
-        # The loss of a ranking is of the whole; all other losses are sums over comparisons.
-        ranked = self.config.loss.kwise_loss == "plackett-luce"
-        together, places = merged(groups, most=budget, keep_rankings=ranked)
-        return together, members_of(places)
-
     def reads(self, step: int) -> str:
         """Return the numbers of the step's preferences, and where they are stored."""
-        return f"preferences {_some(list(map(str, self._rows(step))))} of {origin(self.train)}"
+        return f"preferences {_some(list(map(str, self._rows.of_step(step))))} of {origin(self.train)}"
 
     def least_budget(self) -> int:
         """Return the tokens of the largest preference."""

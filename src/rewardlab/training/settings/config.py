@@ -401,15 +401,26 @@ class RewardTrainerConfig(Composed):
                 raise ConfigError("--ties half has no meaning for a ranking; use --ties skip or --kwise-loss pairs.")
             if reading.strength_as in ("margin", "soft") or reading.margin_column:
                 raise ConfigError("a margin or a soft label has no meaning for a ranking; use --kwise-loss pairs.")
-        require(
-            self.run.rows_per_prompt == 1 or model.lora_dropout == 0,
-            f"--rows-per-prompt {self.run.rows_per_prompt}: with --lora-dropout each row has masks of its own, so no "
-            f"prompt can be computed once for several. Leave one of the two out.",
-        )
+        if self.run.rows_per_prompt > 1:
+            self._require_shared_prompts()
         require(
             not (model.train_head_only and self.optimizer.differential_lr),
             "--differential-lr: with --train-head-only the backbone does not train. Leave one of the two out.",
         )
+
+    def _require_shared_prompts(self) -> None:
+        run, model = self.run, self.model
+        flag = f"--rows-per-prompt {run.rows_per_prompt}"
+        require(
+            run.rows_per_prompt <= run.batch_size,
+            f"{flag}: a step has --batch-size {run.batch_size} rows, so at most as many of one prompt.",
+        )
+        for name, is_given, cause in (
+            ("--lora-dropout", model.lora_dropout > 0, "each row has masks of its own"),
+            ("--attention padded", model.attention == "padded", "each reply has its own copy of the prompt"),
+            ("--cache-states", model.cache_states, "no prompt is computed in a step"),
+        ):
+            require(not is_given, f"{flag}: with {name} {cause}, so nothing is saved. Leave one of the two out.")
 
     def require_evaluation(self) -> None:
         """Raise ConfigError for a patience without evaluation data, unless some are given in memory."""
