@@ -214,6 +214,14 @@ def test_a_run_says_what_several_rows_a_prompt_save_and_saves_as_much(base_model
         assert tokens[1] == tokens[0]
 
 
+@pytest.mark.parametrize("settings", [{"attention": "padded"}, {"lora": True, "lora_dropout": 0.1}], ids=str)
+def test_a_run_that_cannot_share_prompts_is_told_nothing_of_it(base_model, tmp_path, caplog, settings):
+    caplog.set_level("INFO", logger="rewardlab")
+    data = write(tmp_path / "rows.jsonl", [{**pair(k), "chosen": f"good {n}"} for k in range(9) for n in range(4)])
+    train(runs.config_for(base_model, data, tmp_path / "run", steps=1, eval_fraction=0.0, **settings))
+    assert not [line for line in caplog.messages if "--rows-per-prompt" in line]
+
+
 @pytest.mark.parametrize(
     "settings",
     [{}, {"kwise_loss": "plackett-luce"}, {"micro_token_budget": 96}, {"rows_per_prompt": 3}],

@@ -129,9 +129,9 @@ def tell_rows_of_prompts(
     prompts = len(np.unique(prompt_numbers(train)))
     # What the log names for rows that are drawn one by one.
     other = max(2, size // FEW_PROMPTS)
-    if own == 1 and (other > size or prompts * WORTH_TELLING > len(train) or config.model.lora_dropout):
-        return
-    if config.model.cache_states:
+    has_several = other <= size and prompts * WORTH_TELLING <= len(train)
+    may_share = layout == "shared" and not config.model.lora_dropout and not config.model.cache_states
+    if own == 1 and not (has_several and may_share):
         return
 
     def tokens(rows_per_prompt: int) -> float:
