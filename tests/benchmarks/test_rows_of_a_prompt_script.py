@@ -7,6 +7,7 @@ import json
 import pytest
 
 import rows_of_a_prompt
+import tokens_of_prompts
 from benchmark_results import page_in, result
 
 
@@ -32,3 +33,17 @@ def test_rows_of_a_prompt_are_timed_apart_and_together(tmp_path):
     page = page_in(tmp_path / "results")
     assert "24 pairs on 6 prompts" in page
     assert "times as fast" in page
+
+
+@pytest.mark.slow
+def test_tokens_are_counted_row_by_row_and_by_prompt(tmp_path):
+    for name, prompts in (("few", 6), ("many", 24)):
+        rows = [{"prompt": f"Why {k % prompts}?", "chosen": f"since {k}", "rejected": f"no {k % 2}"} for k in range(24)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = ["--model", "tiny-llama", "--data", "few", "many", "--data-folder", str(tmp_path)]
+    assert tokens_of_prompts.main([*own, "--max-seq-len", "128", "--results", str(tmp_path / "results")]) == 0
+    few, many = result(tmp_path / "results")["files"]
+    assert (few["prompts"], many["prompts"]) == (6, 24)
+    assert few["together"] < few["by_row"] < few["unshared"]
+    assert few["replies_computed"] < few["replies"]
+    assert many["together"] == many["by_row"]

@@ -23,11 +23,11 @@ from rewardlab.training.cost.memory import HighWater, free_memory, in_use, relea
 from rewardlab.training.cost.throughput import GIB
 from rewardlab.training.loop import losses
 from rewardlab.training.loop.optimizer import state_bytes
+from rewardlab.training.loop.step_rows import DEFAULT_BUDGET
 from rewardlab.training.settings.config import LossConfig
 
 CEILING: Final = {"cpu": 8192, "cuda": 65_536}
 """Tokens of a micro-batch above which a device gets no faster and only takes more memory."""
-DEFAULT: Final = 8192
 SHARE: Final = 0.85
 """Share of the free memory that a step may take: allocators waste some, and others use the machine too."""
 MAX_GROWTH: Final = 4
@@ -141,7 +141,7 @@ def choose_budget(
     ceiling = max(floor, min(CEILING[device.type], _size(worst, model.layout)))
     free = free_memory(device)
     if free is None:
-        budget = min(max(DEFAULT, floor), max(ceiling, floor))
+        budget = min(max(DEFAULT_BUDGET, floor), max(ceiling, floor))
         return Choice(budget=budget, reason="the default, since this system does not say how much memory is free")
     before = in_use(device)
     state = state_bytes(model.parameters(), optimizer)

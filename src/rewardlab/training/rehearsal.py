@@ -249,8 +249,8 @@ def _rows_of(train: Sequence[TokenGroup], ready: Ready, num_steps: int) -> Seque
 
     def computed(rows: npt.NDArray[np.int64]) -> int:
         """About how many tokens a step computes: a prompt of several rows counts once."""
-        again = np.setdiff1d(np.arange(len(rows)), np.unique(numbers[rows], return_index=True)[1])
-        return int(tokens[rows].sum() - (prompts[rows[again]].sum() if all_rows.merges else 0))
+        first = np.unique(numbers[rows], return_index=True)[1] if all_rows.merges else np.arange(len(rows))
+        return int((tokens - prompts)[rows].sum() + prompts[rows[first]].sum())
 
     heaviest = [int(np.argmax([of(rows) for rows in steps])) for of in (computed, lambda rows: tokens[rows].max())]
     chosen = list(dict.fromkeys([*heaviest, *range(num_steps)]))[:num_steps]

@@ -29,7 +29,7 @@ from rewardlab.evaluation.precision import require_range
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import parameter_counts
-from rewardlab.training.budget import DEFAULT, choose_budget
+from rewardlab.training.budget import choose_budget
 from rewardlab.training.checkpoints.model_folders import Saver
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
 from rewardlab.training.closing import computed_in, judge_chosen
@@ -39,6 +39,7 @@ from rewardlab.training.ended import KeptEnd
 from rewardlab.training.full_disk import told_when_full
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.loop.step_rows import DEFAULT_BUDGET
 from rewardlab.training.monitoring.monitor import Watch, watch_run
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.publishing import publisher_of
@@ -288,7 +289,7 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
     largest = largest_cost([data.train], model.layout)
     if config.model.cache_states:
         # Nothing is computed backward through the model, so a trial would measure what never happens.
-        return config.replace(micro_token_budget=max(DEFAULT, largest))
+        return config.replace(micro_token_budget=max(DEFAULT_BUDGET, largest))
     choice = choose_budget(
         model,
         data.train,

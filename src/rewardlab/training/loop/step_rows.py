@@ -22,7 +22,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 logger = logging.getLogger("rewardlab")
 DEFAULT_BUDGET: Final = 8192
-"""Tokens of a micro-batch where `--micro-token-budget auto` is not decided yet."""
+"""Tokens of a micro-batch where `--micro-token-budget auto` is not decided yet, or cannot be."""
 SPREAD: Final = 2
 """`Limits.spread` with gradients, where every layer keeps its copies of the keys. A pair has two conversations, so no
 micro-batch of merged rows has more keys than one of pairs may have."""
@@ -141,7 +141,11 @@ def tell_rows_of_prompts(
     times = tokens(1) / tokens(other if own == 1 else own)
     those = f"tokens: training: these have {number_of(prompts, 'prompt')}"
     if own > 1 and times < WORTH_TELLING:
-        cause = f"the layout is {layout}" if layout != "shared" else "it has hardly more rows of a prompt in a step"
+        cause = (
+            f"the layout is {layout}"
+            if layout != "shared"
+            else "steps have hardly more rows of one prompt than without it"
+        )
         logger.warning("--rows-per-prompt %d saves hardly any tokens: %s", own, cause)
     elif own > 1:
         logger.info("%s; %d rows of one come together, for some %.1f times fewer tokens", those, own, times)
