@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rewardlab.core.errors import ConfigError, DataError, RankError
+from rewardlab.core.errors import ConfigError, DataError, RankError, RunInterrupted
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.experiments import archiving, many_ranks
 from rewardlab.experiments.archiving import SUMS, archive
@@ -359,6 +359,27 @@ def test_status_tells_what_is_done_failed_and_lost(tmp_path: Path) -> None:
     assert "waiting (PENDING)" in told
     assert "Slurm: no sacct" in told
     assert json.loads(json.dumps(found.as_dict()))["exit_status"] == 1
+
+
+def test_nobody_is_told_to_start_a_run_that_slurm_has_queued_again(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+
+    def stops(arguments: object) -> None:
+        raise RunInterrupted("stopped. Start the same command again", exit_status=75)
+
+    with pytest.raises(RunInterrupted):
+        do(study, study.runs[0], stops)
+    assert "Start the same command again" in text_report(status_of(study, Queue(runs={}, others={})))
+    again = JobState(job="7_0", state="PENDING", detail="BeginTime", is_queued=True)
+    told = text_report(status_of(study, Queue(runs={study.runs[0].name: again}, others={})))
+    assert "1 interrupted (PENDING: BeginTime)" in told
+    assert "1 interrupted, 8 waiting of 9 runs" in told
+    assert "again" not in told
+
+
+def test_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
+    study = replace(frozen_study(tmp_path), folder=Path("studies/half done"))
+    assert study.word == "'studies/half done'"
 
 
 def test_a_run_whose_process_died_is_interrupted(tmp_path: Path) -> None:

@@ -45,11 +45,20 @@ def test_rows_without_ids_are_numbered_over_all_files(tmp_path: Path) -> None:
     assert found[0].prompt == (Message("user", "hi"),)
 
 
+def test_replies_may_be_assistant_turns_as_trl_keeps_completions(tmp_path: Path) -> None:
+    turn = {"role": "assistant", "content": "x"}
+    path = write(tmp_path / "rows.jsonl", {"prompt": "hi", "responses": [turn, [turn], "x", None]})
+    (found,) = read_gold_rows(path)
+    assert found.responses == ("x", "x", "x", None)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"responses": []}, "`responses` is empty"),
         ({"responses": "x"}, "not a list of texts"),
+        ({"responses": ["x", 5]}, "`responses` cannot be read .a response is of type int"),
+        ({"responses": ["x", {"role": "user", "content": "y"}]}, "one assistant turn"),
         ({"gold": [1.0]}, "1 score for 2 replies"),
         ({"gold_errors": {"reply": "too long"}}, "`gold_errors` names 'reply'; wanted the number of one of the 2"),
         ({"gold_errors": {"2": "too long"}}, "`gold_errors` names '2'"),

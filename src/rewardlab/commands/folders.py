@@ -18,6 +18,7 @@ from rewardlab.console import answer_to, say
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.files import write_json
 from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.terminal import quoted
 
 
 def verify(arguments: Sequence[str]) -> None:
@@ -81,7 +82,7 @@ def _with_spec(folder: Path) -> Path:
         raise ConfigError(
             f"{folder}: it holds a model and no reward_spec.json, so nothing says how its conversations are rendered "
             f"and which scores are right. Give the folder that `rewardlab train` wrote (…/best or …/step_N); another "
-            f"project's reward model gets a spec by `rewardlab import {folder} --output-dir NEW`."
+            f"project's reward model gets a spec by `rewardlab import {quoted(str(folder))} --output-dir NEW`."
         )
     from rewardlab.serve.folders.import_model import import_in_place, import_model, import_report
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +49,7 @@ def freeze(arguments: Sequence[str]) -> None:
     if checked.errors:
         raise ConfigError(f"{config.plan}: is not frozen: {checked.errors[0]}")
     study = freeze(config.plan, config.folder, scale=config.scale, probes=config.probe, sets=sets)
-    say("", f"frozen in {study.folder}. Run it: rewardlab plan run {study.folder}")
+    say("", f"frozen in {study.folder}. Run it: rewardlab plan run {study.word}")
 
 
 def amend(arguments: Sequence[str]) -> None:
@@ -116,7 +117,8 @@ def run(arguments: Sequence[str]) -> None:
     except Terminated as ended:
         message = f"stopped by {ended}. The same command goes on from what is finished."
         raise RunInterrupted(message, exit_status=RESUME_LATER) from None
-    say("", f"rewardlab plan report {config.study} tells what came of it" if not status else f"exit status {status}")
+    ending = f"rewardlab plan report {quoted(str(config.study))} tells what came of it"
+    say("", f"exit status {status}" if status else ending)
     _exit(status)
 
 

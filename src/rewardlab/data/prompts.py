@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rewardlab.core.errors import RenderError
@@ -37,3 +37,18 @@ def conversations_of(prompt: Any, replies: Iterable[str], *, bare: bool) -> list
     turns, is_transcript = prompt_turns(prompt, bare=bare)
     # Parsing a transcript strips its turns, in training data too, so a reply to one is stripped as well.
     return [(*turns, Message("assistant", reply.strip() if is_transcript else reply)) for reply in texts]
+
+
+def reply_text(value: Any) -> str:
+    """Return the text of a response: a text, or one assistant turn as a message or a list of it, as TRL keeps them.
+
+    Raises RenderError or TypeError for anything else.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping | list | tuple):
+        raise TypeError(f"a response is of type {type(value).__name__}, not text")
+    turns = to_messages([value] if isinstance(value, Mapping) else value)
+    if [turn.role for turn in turns] != ["assistant"]:
+        raise TypeError("a response as messages has to be one assistant turn; put whole conversations into `messages`")
+    return turns[0].content

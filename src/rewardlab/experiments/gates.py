@@ -93,7 +93,7 @@ def require_gates_passed(study: Study, run: Run) -> None:
         if phase.gate and not (found := judge_gate(study, phase)).may_pass:
             raise ConfigError(
                 f"{run.name}: the gate of {phase.name} is {found.state}{f' ({found.reason})' if found.reason else ''}. "
-                f"To pass all the same: rewardlab plan run {study.folder} --past-gate {phase.name} --reason WHY."
+                f"To pass all the same: rewardlab plan run {study.word} --past-gate {phase.name} --reason WHY."
             )
 
 

@@ -115,9 +115,11 @@ def _status(study: Study, run: Run, queued: JobState | None) -> RunStatus:
     state, message = str(record.state), record.message
     if queued is not None and record.state == "running" and record.slurm_job and not queued.is_queued:
         state, message = "interrupted", f"Slurm says of job {queued.job}: {queued.words}"
+    if record.state in ("waiting", "interrupted") and queued is not None and queued.is_queued:
+        # Nobody has to start it again: what the record advises does not hold.
+        state, message = f"{state} ({queued.words})", message if state == "waiting" else ""
     if record.state == "waiting":
-        said = "" if queued is None or not queued.is_queued else f" ({queued.words})"
-        return RunStatus(run=run, state=state + said, message=message)
+        return RunStatus(run=run, state=state, message=message)
     try:
         found = read_folder(study.run_folder(run))
     except RewardlabError:
@@ -177,7 +179,7 @@ def text_report(status: Status) -> str:
         lines += ["", f"{study_left} trials of a search by Optuna are not drawn yet, and have no runs so far."]
     lines += [
         f"the gate of {gate.phase} is {gate.state}, so the runs behind it are not begun: rewardlab plan gate "
-        f"{status.study.folder} --phase {gate.phase}"
+        f"{status.study.word} --phase {gate.phase}"
         for gate in status.closed
     ]
     lines += [f"Slurm: {problem}" for problem in status.problems]

@@ -26,6 +26,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_summed_json, sha256_file, write_text
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
+from rewardlab.core.terminal import quoted
 from rewardlab.experiments.config import Seen
 from rewardlab.experiments.data_files import data_of, distinct, model_files, test_files_used
 from rewardlab.experiments.log import LOG, append_log, read_log
@@ -57,6 +58,11 @@ class Study:
     plan: Plan
     entries: Sequence[Mapping[str, Any]]
     """Entries of the log."""
+
+    @property
+    def word(self) -> str:
+        """The folder as a word of a command."""
+        return quoted(str(self.folder))
 
     @property
     def frozen(self) -> Mapping[str, Any]:
@@ -188,7 +194,7 @@ def open_study(folder: Path) -> Study:
             change = _changes(holds, plan_file) if kept == plan_file and kept.is_file() else ""
             raise ConfigError(
                 f"{kept}: is not the plan that was frozen.{change} Restore it from {holds}, or make the change an "
-                f"amendment: rewardlab plan amend {folder} --reason WHY --seen WHAT."
+                f"amendment: rewardlab plan amend {quoted(str(folder))} --reason WHY --seen WHAT."
             )
     plan = read_plan(plan_file, scale=first["scale"], probes=first["probes"], sets=first["sets"])
     if plan.title == plan_file.stem:

@@ -76,7 +76,7 @@ def amendment_lines(study: Study) -> list[str]:
         arms = list(dict.fromkeys(run.arm for run in outdated))
         what = f"{len(outdated)} run{'s' * (len(outdated) > 1)} of {', '.join(arms)}"
         lines.append(
-            f"{what} began with other settings or data. To do them again: rewardlab plan run {study.folder} --redo "
+            f"{what} began with other settings or data. To do them again: rewardlab plan run {study.word} --redo "
             f"{' '.join(arms)}"
         )
     return lines

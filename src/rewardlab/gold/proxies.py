@@ -16,7 +16,7 @@ from rewardlab.core.terminal import number_of, plural
 from rewardlab.data.readers import holds_lines, read_each_row
 from rewardlab.data.shards import extension_of
 from rewardlab.gold.files.layouts import read_rewards
-from rewardlab.gold.files.rows import GoldRow, scores_of
+from rewardlab.gold.files.rows import GoldRow, scores_of, texts_of
 from rewardlab.gold.foreign import find_model, is_classifier, is_hub_name
 from rewardlab.gold.kept_results import Kept
 from rewardlab.gold.reward_models import reward_models, score_all
@@ -216,7 +216,7 @@ def _endless(rows: Sequence[GoldRow]) -> Iterator[GoldRow | None]:
 def _require_same(row: Mapping[str, Any], gold: GoldRow, where: str) -> None:
     """Raise DataError if a row has other replies than the one with gold scores."""
     replies = row.get("responses")
-    if isinstance(replies, list) and list(replies) != list(gold.responses):
+    if isinstance(replies, list) and texts_of(replies, where) != gold.responses:
         raise DataError(
             f"{where}: its replies are not those of {gold.where}. Rows belong together by place: score the very file "
             f"with the gold scores."

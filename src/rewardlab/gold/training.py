@@ -10,6 +10,7 @@ from typing import Final
 from rewardlab.core.config import read_settings
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, sha256_file
+from rewardlab.core.terminal import quoted
 from rewardlab.curation.files.writing import MANIFEST
 from rewardlab.gold.building.run import TOOL
 
@@ -93,7 +94,7 @@ def _files(folder: Path) -> tuple[Path, Path | None]:
     if not isinstance(told, dict) or told.get("tool") != TOOL:
         raise ConfigError(
             f"{DATA} {folder}: is not a folder that `{TOOL}` wrote: it has no {MANIFEST} of it. Other pairs are "
-            f"trained on with `rewardlab train --preset {PRESET} --dataset {folder}`."
+            f"trained on with `rewardlab train --preset {PRESET} --dataset {quoted(str(folder))}`."
         )
     found: dict[str, Path] = {}
     for facts in told["outputs"]:
@@ -102,6 +103,6 @@ def _files(folder: Path) -> tuple[Path, Path | None]:
             if not file.is_file() or sha256_file(file) != facts["sha256"]:
                 raise DataError(
                     f"{file}: is not the file that `{TOOL}` wrote. Build it again, or train on it as it is with "
-                    f"`rewardlab train --preset {PRESET} --dataset {file}`."
+                    f"`rewardlab train --preset {PRESET} --dataset {quoted(str(file))}`."
                 )
     return found["train.jsonl"], found.get("test.jsonl")

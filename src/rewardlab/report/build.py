@@ -18,6 +18,7 @@ from rewardlab.core.files import UTF8, write_text
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.run_folder import MISTAKES, holds_run, judged_together
 from rewardlab.core.spec import SPEC_FILE
+from rewardlab.core.terminal import quoted
 from rewardlab.core.types import Estimate, ScoreRow
 from rewardlab.report.card import write_card
 from rewardlab.report.checklist import checklist_section
@@ -267,7 +268,7 @@ def write_card_of(folder: Path, *, find_texts: FindTexts | None = None, overwrit
         if not holds_run(run):
             raise ConfigError(
                 f"{folder}: a reward model that lies in no run, so there are no numbers for a card. Judge it with "
-                f"`rewardlab eval --model {folder} --dataset … --output-dir EVAL`, then give EVAL."
+                f"`rewardlab eval --model {quoted(str(folder))} --dataset … --output-dir EVAL`, then give EVAL."
             )
     records = [read_folder(place) for place in judged_together(run) or [run]]
     if run is not folder and (own := records[0].model_folder) is not None and own.resolve() != folder.resolve():

@@ -112,7 +112,11 @@ def submission_lines(study: Study, submission: Submission) -> list[str]:
     if not any(job.kind == "report" for job in submission.jobs):
         lines.append("no report: other phases are left to do, and a report before them would be a look at results")
     if submission.is_submitted:
-        return [*lines, "", f"rewardlab plan status {study.folder} tells how far they are; nothing has to stay open."]
+        return [
+            *lines,
+            "",
+            f"rewardlab plan status {study.word} tells how far they are; nothing has to stay open.",
+        ]
     return [*lines, "", f"written, not submitted. Where sbatch is: bash {shlex.quote(str(submission.script))}"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from rewardlab.core.terminal import number_of, plural
+from rewardlab.core.terminal import number_of, plural, quoted
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.pairing import PAIR_CAUSES, REPLY_CAUSES, Counts
 from rewardlab.gold.building.run import Built
@@ -53,7 +53,7 @@ def _lines(built: Built, config: BuildConfig) -> Iterator[str]:
     yield f"differences of gold scores, quantiles: {margins}"
     if config.soft_tau is not None:
         yield "labels are soft in the rows of our form only; TRL's pairs have no place for them"
-    yield f"next: rewardlab gold train --data {built.folder} --model MODEL --output-dir RUN"
+    yield f"next: rewardlab gold train --data {quoted(str(built.folder))} --model MODEL --output-dir RUN"
 
 
 def _sum(what: str, number: int, used: int, left_out: Mapping[str, int], causes: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import is_number
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Conversation, Message, prompt_key
-from rewardlab.data.prompts import prompt_turns
+from rewardlab.data.prompts import prompt_turns, reply_text
 from rewardlab.data.readers import read_each_row
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.gold.files.parts import parts_of
@@ -106,7 +106,7 @@ def read_gold_row(row: Mapping[str, Any], where: str, number: int, *, labelled: 
     """Return a row of a file. Raises DataError, beginning with `where`, as `read_gold_rows` does."""
     name = "responses" if row.get("responses") is not None else "replies"
     responses, samples, errors = row.get(name), row.get("samples"), row.get("gold_errors")
-    if not isinstance(responses, list) or not all(one is None or isinstance(one, str) for one in responses):
+    if not isinstance(responses, list):
         raise DataError(f"{where}: `responses` is not a list of texts. {WANTED}")
     if not responses:
         raise DataError(f"{where}: `responses` is empty. {WANTED}")
@@ -119,7 +119,7 @@ def read_gold_row(row: Mapping[str, Any], where: str, number: int, *, labelled: 
     return GoldRow(
         id=str(number) if given is None else str(given),
         prompt=turns_of(row.get("prompt"), where),
-        responses=tuple(responses),
+        responses=texts_of(responses, where),
         samples=tuple(one if isinstance(one, Mapping) else {} for one in samples or ()),
         gold=scores,
         gold_errors=_errors_of(errors, len(responses), where),
@@ -140,6 +140,17 @@ def _errors_of(errors: Any, num_responses: int, where: str) -> dict[str, str]:
                 f"counted from 0."
             )
     return found
+
+
+def texts_of(responses: Sequence[Any], where: str) -> tuple[str | None, ...]:
+    """Return the texts of replies, which may be assistant turns (`reply_text`), and None for one that is missing.
+
+    Raises DataError for anything else.
+    """
+    try:
+        return tuple(None if one is None else reply_text(one) for one in responses)
+    except (RenderError, TypeError) as error:
+        raise DataError(f"{where}: `responses` cannot be read ({error}). {WANTED}") from error
 
 
 def turns_of(prompt: Any, where: str) -> Conversation:

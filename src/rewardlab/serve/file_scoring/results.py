@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.terminal import plural
+from rewardlab.data.prompts import reply_text
 from rewardlab.serve.file_scoring.journal import Outcome
-from rewardlab.serve.file_scoring.rows import Survey, asks_for_several, reply_text
+from rewardlab.serve.file_scoring.rows import Survey, asks_for_several
 
 PAIRS: Final = {"score": "scores", "score_error": "score_errors", "score_std": "score_stds"}
 """Columns that scoring writes for one reply -> for several."""

@@ -11,7 +11,7 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import to_json
 from rewardlab.core.types import Conversation
 from rewardlab.data.chat import to_messages
-from rewardlab.data.prompts import prompt_turns
+from rewardlab.data.prompts import prompt_turns, reply_text
 from rewardlab.data.readers import holds_lines, read_each_row
 from rewardlab.data.rows import UnusableRowError, is_absent, media_of, show
 
@@ -129,21 +129,6 @@ def _prompt(value: Any, *, bare: bool | None) -> str | Conversation:
     if bare is not None:
         prompt_turns(value, bare=bare)
     return value
-
-
-def reply_text(value: Any) -> str:
-    """Return the text of a response: a text, or one assistant turn as a message or a list of it, as TRL keeps them.
-
-    Raises RenderError or TypeError for anything else.
-    """
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, Mapping | list | tuple):
-        raise TypeError(f"a response is of type {type(value).__name__}, not text")
-    turns = to_messages([value] if isinstance(value, Mapping) else value)
-    if [turn.role for turn in turns] != ["assistant"]:
-        raise TypeError("a response as messages has to be one assistant turn; put whole conversations into `messages`")
-    return turns[0].content
 
 
 def _columns(row: Mapping[str, Any]) -> str:
