@@ -103,12 +103,11 @@ def test_of_two_submissions_the_newer_counts_unless_the_older_is_queued(cluster)
     assert queue.runs["a/seed_1"].state == "TIMEOUT"
 
 
-def test_without_squeue_and_sacct_that_is_said(cluster):
+def test_without_squeue_and_sacct_that_is_said(cluster, monkeypatch):
     cluster.slurm.hold()
     study = cluster.study()
     submit(study)
-    for name in ("squeue", "sacct"):
-        (cluster.slurm.bin / name).unlink()
+    monkeypatch.setenv("PATH", "")
     queue = ask_slurm(study.folder)
     assert (queue.runs, queue.others) == ({}, {})
     assert queue.problems == ["squeue is not there", "sacct is not there"]
