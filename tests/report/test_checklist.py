@@ -93,6 +93,21 @@ def test_a_checkpoint_that_the_same_data_chose_must_be_clear_for_all_their_evalu
 
 
 @pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [
+        ({}, "yes"),
+        ({"training": {"preferences": 100, "kept": 96}, "test": {"preferences": 20, "kept": 20}}, "yes"),
+        ({"training": {"preferences": 100, "kept": 100}, "test": {"preferences": 80, "kept": 19}}, "look"),
+        ({"preferences": 80, "kept": 19, "replies": 38, "dropped": {"overlong": 61}}, "look"),
+    ],
+)
+def test_rows_that_are_left_out_for_their_length_are_not_used(record, tokens, wanted):
+    data = {"test": [{"rows_read": 200, "kept": 200}]}
+    changed = replace(record, manifest={**record.manifest, "data": data, "tokens": tokens})
+    assert answer("nearly all rows", changed) == wanted
+
+
+@pytest.mark.parametrize(
     ("shared", "wanted"),
     [
         (None, "not known"),
@@ -102,6 +117,10 @@ def test_a_checkpoint_that_the_same_data_chose_must_be_clear_for_all_their_evalu
         ({"test_with_training": {"prompts": 2}}, "no"),
         ({"test_with_training": {"prompts": 0, "rows": 0}}, "yes"),
         ({"test_with_training": {"prompts": 0, "replies": 3, "rows": 3}}, "look"),
+        ({"test_with_training": {"prompts": 0}, "test_with_evaluation": {"prompts": 0, "rows": 0}}, "yes"),
+        ({"test_with_training": {"prompts": 0}, "test_with_evaluation": {"prompts": 0, "rows": 1}}, "look"),
+        ({"test_with_training": {"prompts": 0}, "test_with_evaluation": {"prompts": 2, "rows": 2}}, "no"),
+        ({"test_with_evaluation": {"prompts": 2, "rows": 2}}, "no"),
     ],
 )
 def test_an_overlap_that_is_unknown_is_not_none(record, shared, wanted):

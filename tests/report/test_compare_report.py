@@ -112,6 +112,14 @@ def test_a_checkpoint_that_the_same_data_chose_has_no_p():
     assert "sign flips" in train_report(selection={}, test=by_name, speed="fast", ending="end")
 
 
+def test_test_data_that_chose_the_checkpoint_are_not_said_to_have_chosen_nothing():
+    by_name = {"before": judged(rows(3.0)), "after": judged(rows(0.1))}
+    shared = {"test_with_evaluation": {"prompts": 4, "rows": 5}}
+    text = train_report(selection={}, test=by_name, shared=shared, speed="fast", ending="end")
+    assert "Test data (4 of their prompts chose the checkpoint too, so they flatter it):" in text
+    assert "no p: after was chosen by these data" in text
+
+
 def test_a_single_model_or_one_without_rows_gets_no_lines():
     assert paired_lines({"after": judged(rows(1.0))}) == []
     assert paired_lines({"before": SimpleNamespace(), "after": judged(rows(1.0))}) == []

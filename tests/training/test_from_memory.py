@@ -143,6 +143,28 @@ def test_data_that_are_given_twice_or_not_at_all_are_refused(rows):
             all_named(config.replace(**settings).data, given)
 
 
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ({"eval_split": "test", "test_split": "test"}, True),
+        ({"eval_split": "validation", "test_split": "test"}, False),
+        ({"eval_dataset": "a.jsonl", "test_dataset": "a.jsonl"}, True),
+        ({"eval_dataset": "a.jsonl", "test_dataset": "b.jsonl"}, False),
+        ({"eval_dataset": ("a.jsonl", "b.jsonl"), "test_dataset": ("b.jsonl", "a.jsonl")}, True),
+    ],
+)
+def test_data_that_choose_the_checkpoint_are_not_test_data(settings, same, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.jsonl"):
+        write_pairs(tmp_path / name, 3)
+    config = rewardlab.RewardTrainerConfig.of(model="m", dataset="some/thing", **settings)
+    if same:
+        with pytest.raises(ConfigError, match="these are the evaluation data and the test data"):
+            all_named(config.data)
+    else:
+        assert [named.purpose for named in all_named(config.data)] == ["train", "test", "eval"]
+
+
 def test_values_of_numpy_and_pandas_are_read_and_what_json_cannot_hold_is_left_by_its_type():
     numpy = pytest.importorskip("numpy")
     held = [

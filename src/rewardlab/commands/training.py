@@ -51,7 +51,7 @@ def train(arguments: Sequence[str]) -> None:
             _try_run(config)
             return
         publish = publisher_of(config.publish)
-        from rewardlab.report.run import next_steps, train_report
+        from rewardlab.report.run import next_steps, precision_blocks, train_report
         from rewardlab.training.run import train
 
         result = train(config, publish=publish)
@@ -60,12 +60,12 @@ def train(arguments: Sequence[str]) -> None:
         report = train_report(
             selection=result.compared("selection"),
             test=result.compared("test"),
+            shared=result.shared,
             speed=result.speed,
             ending=next_steps(str(result.model), result.step),
             warnings=result.warnings,
             computed_in=result.computed_in,
-            live=result.live,
-            card=result.card,
+            cards=precision_blocks(result.live, result.card),
         )
         print_report(_noticed(report, config.data), folder=result.output_dir)
         report_on(result.output_dir)

@@ -109,7 +109,22 @@ def all_named(config: DataConfig, given: Given = NOTHING) -> list[Named]:
             named.append(
                 Named(purpose=purpose, names=names, split=split or "test", limit=config.eval_limit, streaming=streaming)
             )
+    _require_apart({one.purpose: one for one in named})
     return named
+
+
+def _require_apart(named: Mapping[str, Named]) -> None:
+    """Raise ConfigError if the test data are those that choose the checkpoint."""
+    test, chosen = named.get("test"), named.get("eval")
+    if test is None or chosen is None or test.given is not None or chosen.given is not None:
+        return
+    files = all(is_lone(name) for name in test.names)
+    if sorted(test.names) == sorted(chosen.names) and (files or test.split == chosen.split):
+        where = ", ".join(test.names) + ("" if files else f", split {test.split}")
+        raise ConfigError(
+            f"{where}: these are the evaluation data and the test data. Evaluation data choose the checkpoint, so "
+            f"numbers on them flatter it. Name others with --test-dataset or --test-split, or no test data."
+        )
 
 
 def _twice(purpose: str, names: Sequence[str]) -> ConfigError:

@@ -22,6 +22,8 @@ from rewardlab.data.token_report import TokenReport, report_of, require_enough, 
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50
 """Below this many evaluation rows an accuracy is uncertain by ±14 points or more."""
+FEW_LEFT_OUT = 0.05
+"""Share of preferences that may be left out for their tokens without a warning."""
 HELD_OUT: Final = "held_out"
 """Purpose of training data that are read again, since a control changes what is held out of them in another way."""
 FAR = 0.1
@@ -189,8 +191,11 @@ def token_groups(
     tell_typed(report.special_tokens_in_text, report.replies, renderer.spec, name)
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
-        left_out = number_of(report.preferences - report.kept, "preference")
-        logger.info("tokens: %s: %s left out: %s", name, left_out, causes)
+        count = report.preferences - report.kept
+        level = logging.WARNING if count > FEW_LEFT_OUT * report.preferences else logging.INFO
+        logger.log(
+            level, "tokens: %s: %d of %s left out: %s", name, count, number_of(report.preferences, "preference"), causes
+        )
     if report.lost_replies or report.lost_comparisons:
         logger.info(
             "tokens: %s: of the other preferences, left out: %s too long for the limit, and %s with these or between "

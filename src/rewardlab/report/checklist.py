@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from rewardlab.analysis.judgement import Judgement
 from rewardlab.analysis.lengths import FEWEST_A_SIDE
@@ -23,6 +23,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.document import Check, Checklist, Section, shown
 from rewardlab.report.extras import control_name, controls_of
 from rewardlab.report.folder import Record
+from rewardlab.report.overlap import overlap_of
 from rewardlab.report.paired import BASELINES, AgainstBaselines, said_of
 from rewardlab.report.sections import compared, what
 
@@ -101,7 +102,7 @@ def _above_chance(record: Record) -> Check:
     return Check(
         question=question,
         answer=_decided(_after_looks(accuracy, record), above=0.5),
-        numbers=f"Accuracy {shown(accuracy)} on {what(record.judged)}{_of_looks(record)}.",
+        numbers=f"Accuracy {shown(accuracy)} on {what(record, record.judged.name)}{_of_looks(record)}.",
     )
 
 
@@ -146,28 +147,29 @@ def _independent(record: Record) -> Check:
     question = "Were the numbers made on data that chose nothing?"
     if record.judged is None:
         return Check(question=question, answer="not known", numbers=NOTHING)
-    data = record.manifest.get("data")
-    shared = data.get("shared") if isinstance(data, dict) else None
-    parts = shared if isinstance(shared, dict) else {}
-    leaks = parts.get("test_with_training")
-    found = leaks.get("prompts") if isinstance(leaks, dict) else None
-    count = found if isinstance(found, int) and not isinstance(found, bool) else None
-    rows = leaks.get("rows") if isinstance(leaks, dict) else None
-    alike = rows if isinstance(rows, int) and not isinstance(rows, bool) else 0
+    trained, chose = (overlap_of(record.shared, other) for other in ("training", "evaluation"))
     if record.kind == "eval":
         return Check(
             question=question, answer="look", numbers="The data were named by hand; see that no training read them."
         )
     if record.judged.name != "test":
         return Check(
-            question=question, answer="no", numbers=f"There are no test data; the numbers are of {what(record.judged)}."
+            question=question,
+            answer="no",
+            numbers=f"There are no test data; the numbers are of {what(record, record.judged.name)}.",
         )
+    if trained.prompts is None:
+        return Check(
+            question=question,
+            answer="no" if chose.prompts else "not known",
+            numbers=f"{chose.words[0].upper()}{chose.words[1:]}; whether training read them the folder does not say.",
+        )
+    count, alike = trained.prompts, max(trained.rows, chose.rows)
+    too = f", {chose.prompts:,} in the data that chose the checkpoint" if chose.prompts else ""
     return Check(
         question=question,
-        answer="not known" if count is None else "no" if count else "look" if alike else "yes",
-        numbers="Test data; whether training read their prompts the folder does not say."
-        if count is None
-        else f"Test data, {count:,} of their prompts also in the training data"
+        answer="no" if count or chose.prompts else "look" if alike else "yes",
+        numbers=f"Test data, {count:,} of their prompts also in the training data{too}"
         + (f"; {number_of(alike, 'row')} with a prompt, a first turn or a reply of theirs." if alike else "."),
     )
 
@@ -259,11 +261,9 @@ def _length(judgement: Judgement | None) -> Check:
 
 def _cut(record: Record, judgement: Judgement | None) -> Check:
     question = "Did the model read whole prompts?"
-    tokens = record.manifest.get("tokens")
-    parts = tokens if isinstance(tokens, dict) else {}
-    named = {name: part for name, part in parts.items() if isinstance(part, dict)} or ({"all": parts} if parts else {})
+    named = _tokens(record)
     counts = {
-        str(name): (part["truncated_replies"], part["replies"])
+        name: (part["truncated_replies"], part["replies"])
         for name, part in named.items()
         if isinstance(part.get("truncated_replies"), int) and isinstance(part.get("replies"), int)
     }
@@ -274,9 +274,9 @@ def _cut(record: Record, judgement: Judgement | None) -> Check:
     said = [f"Replies whose prompt was cut: {_shares(counts)}."]
     # There are numbers only if the model was trained by the rule that cuts replies.
     shortened = {
-        str(name): (part["shortened_replies"], part["replies"])
+        name: (part["shortened_replies"], part["replies"])
         for name, part in named.items()
-        if str(name) in counts and isinstance(number := part.get("shortened_replies"), int) and number
+        if name in counts and isinstance(number := part.get("shortened_replies"), int) and number
     }
     if shortened:
         said.append(f"Replies that lost their middle: {_shares(shortened)}.")
@@ -285,6 +285,16 @@ def _cut(record: Record, judgement: Judgement | None) -> Check:
         answer="look" if shortened or any(part for part, _ in counts.values()) else "yes",
         numbers=" ".join(said),
     )
+
+
+def _tokens(record: Record) -> dict[str, Mapping[str, Any]]:
+    """Return what tokenising did to each part of the data, as the manifest has it."""
+    tokens = record.manifest.get("tokens")
+    parts = tokens if isinstance(tokens, dict) else {}
+    # That of an evaluation has no parts, but mappings of causes.
+    if isinstance(parts.get("replies"), int):
+        return {"all": parts}
+    return {str(name): part for name, part in parts.items() if isinstance(part, dict)}
 
 
 def _shares(counts: Mapping[str, tuple[int, int]]) -> str:
@@ -300,10 +310,19 @@ def _dropped(record: Record) -> Check:
     kept = sum(one["kept"] for one in reports if isinstance(one.get("kept"), int))
     if not read:
         return Check(question=question, answer="not known", numbers=NOTHING)
+    # Rows that could be read may still be left out for their tokens, such as those above the limit of length.
+    preferences = {
+        name: (part["preferences"] - part["kept"], part["preferences"])
+        for name, part in _tokens(record).items()
+        if isinstance(part.get("preferences"), int) and isinstance(part.get("kept"), int)
+    }
+    lost = {name: counts for name, counts in preferences.items() if counts[0]}
+    nearly_all = kept >= 0.95 * read and all(count <= 0.05 * of for count, of in lost.values())
     return Check(
         question=question,
-        answer="yes" if kept >= 0.95 * read else "look",
-        numbers=f"{kept:,} of {number_of(read, 'row')} {plural(read, 'was', 'were')} usable.",
+        answer="yes" if nearly_all else "look",
+        numbers=f"{kept:,} of {number_of(read, 'row')} {plural(read, 'was', 'were')} usable."
+        + (f" Preferences left out for their tokens: {_shares(lost)}." if lost else ""),
     )
 
 

@@ -97,6 +97,12 @@ class Record:
         return data.get("control") if isinstance(data, dict) else None
 
     @property
+    def shared(self) -> object:
+        """Counts of what two parts of the data have in common, as they were written; None if they were not."""
+        data = self.manifest.get("data")
+        return data.get("shared") if isinstance(data, dict) else None
+
+    @property
     def num_steps(self) -> int | None:
         """The number of steps that the run should have; None if that is unknown."""
         steps = self.config.get("steps")

@@ -17,6 +17,7 @@ from rewardlab.core.run_folder import ALL, source_apart
 from rewardlab.core.terminal import plural, quoted, visible
 from rewardlab.report.ceiling import ceiling_lines
 from rewardlab.report.compare import paired_lines
+from rewardlab.report.overlap import overlap_of
 from rewardlab.report.precision import card_block, live_block
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
@@ -118,34 +119,42 @@ def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
     return ["\n".join(["Warning signs on the way (docs/warning-signs.md says what they mean):", *lines])]
 
 
+def test_title(in_both: int) -> str:
+    """Return what stands above a table of test data, of which so many prompts chose the checkpoint too."""
+    if not in_both:
+        return "Test data (they chose nothing):"
+    return f"Test data ({in_both:,} of their prompts chose the checkpoint too, so they flatter it):"
+
+
 def train_report(
     *,
     selection: Mapping[str, Judged],
     test: Mapping[str, Judged],
+    shared: object = None,
     speed: str,
     ending: str,
     warnings: Sequence[WarningSign] = (),
     computed_in: Mapping[str, str] = MappingProxyType({}),
-    live: PrecisionCard | None = None,
-    card: PrecisionCard | None = None,
+    cards: Sequence[str] = (),
 ) -> str:
     """Return the closing tables of a training run.
 
-    `speed` is a line about its steps, `ending` comes last, and `computed_in` maps names of rows to the precision in
+    `shared` counts what parts of the data have in common, as in the manifest. `speed` is a line about its steps,
+    `ending` comes last, `cards` before the warning signs, and `computed_in` maps names of rows to the precision in
     which they were computed. The tables say that the evaluation data chose the checkpoint, which makes their numbers
     optimistic; only the test data are unbiased. Below each table, the last model is compared with each of the others
-    on the same pairs, with p-values on the test data alone.
+    on the same pairs, with p-values on test data that share no prompt with evaluation data alone.
     """
     blocks = []
+    in_both = overlap_of(shared, "evaluation").prompts or 0
     for title, judged, chose in (
         ("Evaluation data (they chose the checkpoint, so they flatter it):", selection, True),
-        ("Test data (they chose nothing):", test, False),
+        (test_title(in_both), test, in_both > 0),
     ):
         if judged:
             paired = paired_lines(judged, chose=chose)
             blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged), *paired]))
-    blocks += precision_blocks(live, card)
-    blocks += [*warning_block(warnings), textwrap.fill(speed, width=report_width()), ending]
+    blocks += [*cards, *warning_block(warnings), textwrap.fill(speed, width=report_width()), ending]
     return "\n" + "\n\n".join(blocks)
 
 

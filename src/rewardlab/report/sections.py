@@ -18,11 +18,11 @@ from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.document import Block, Facts, Paragraph, Section, Table, shown, with_intervals
 from rewardlab.report.evaluations import Judged
 from rewardlab.report.folder import Record
+from rewardlab.report.overlap import overlap_of
 from rewardlab.report.run import COLUMNS
 from rewardlab.report.tables import column_notes, format_count
 
 WHAT: Final = {
-    "test": "test data, which chose nothing",
     "eval": "the data of this evaluation",
     "selection": "the data that chose the checkpoint, which flatters it",
     "cross_validated": "held-out training prompts, which chose the layer, which flatters it a little",
@@ -55,11 +55,11 @@ def status(record: Record) -> str:
     return f"Finished at step {record.step:,}{planned}{', ended early' if early else ''}."
 
 
-def what(judged: Judged) -> str:
-    """Return a description of the data of an evaluation."""
-    if judged.name.startswith("step_"):
-        return f"evaluation data at step {judged.name[5:]}, on the way"
-    return WHAT.get(judged.name, judged.name)
+def what(record: Record, name: str) -> str:
+    """Return a description of the data of an evaluation of a run."""
+    if name.startswith("step_"):
+        return f"evaluation data at step {name[5:]}, on the way"
+    return overlap_of(record.shared, "evaluation").words if name == "test" else WHAT.get(name, name)
 
 
 def compared(record: Record, name: str) -> dict[str, Judged]:
@@ -95,12 +95,12 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
     if "eval_accuracy" in own:
         blocks.append(
             Paragraph(
-                text=f"Accuracy {shown(own['eval_accuracy'])} on {what(judged)}: "
+                text=f"Accuracy {shown(own['eval_accuracy'])} on {what(record, judged.name)}: "
                 f"{_decided(own['eval_accuracy'], judged.counts['all'])}.",
             )
         )
     blocks += [Paragraph(text=text, tone="warning") for text in _cautions(record, judged)]
-    blocks.append(comparison(compared(record, judged.name), caption=f"On {what(judged)}", first="model"))
+    blocks.append(comparison(compared(record, judged.name), caption=f"On {what(record, judged.name)}", first="model"))
     if judged.calibrated:
         blocks.append(
             Paragraph(
@@ -134,7 +134,7 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
     )
     other = "selection" if judged.name == "test" and "selection" in record.evaluations else None
     if other:
-        table = comparison(compared(record, other), caption=f"On {WHAT[other]}", first="model")
+        table = comparison(compared(record, other), caption=f"On {what(record, other)}", first="model")
         blocks.append(table)
     return Section(title="Headline", blocks=tuple(blocks))
 
@@ -155,7 +155,7 @@ def _cautions(record: Record, judged: Judged) -> Iterator[str]:
         accuracy = one.estimates["all"].get("eval_accuracy")
         if accuracy is not None and math.isfinite(accuracy.value) and not math.isfinite(accuracy.low):
             more = " Hold out more (--eval-fraction, --eval-dataset, --test-dataset)." if record.kind == "train" else ""
-            yield f"No interval for the accuracy on {what(one)}: {accuracy.method}.{more}"
+            yield f"No interval for the accuracy on {what(record, one.name)}: {accuracy.method}.{more}"
 
 
 def comparison(evaluations: Mapping[str, Judged], *, caption: str, first: str) -> Table:
@@ -201,7 +201,7 @@ def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
         if record.judged is None:
             notes.append(f"{name}: holds no evaluation.")
             continue
-        told[record.judged.name.replace("_", " ")] = what(record.judged)
+        told[record.judged.name.replace("_", " ")] = what(record, record.judged.name)
         parts[f"{name} ({record.judged.name.replace('_', ' ')})"] = (
             record.judged.estimates["all"],
             record.judged.counts["all"],

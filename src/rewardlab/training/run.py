@@ -86,6 +86,8 @@ class TrainResult:
     """`length only` and `bag of words`, fitted on the training data -> `selection` and `test` -> evaluation."""
     computed_in: Mapping[str, str]
     """`before`, `after` and `baselines` -> the precision in which their numbers were computed."""
+    shared: Mapping[str, Mapping[str, int]]
+    """What parts of the data have in common, such as `test_with_evaluation` -> `prompts`, `rows` -> their number."""
     card: PrecisionCard | None
     """The chosen model in other precisions, on test data or else on evaluation data; None after a run in float32."""
     live: PrecisionCard | None
@@ -342,6 +344,7 @@ def _finish(
         test=judged.test,
         baselines=ready.baselines,
         computed_in=computed_in(config, read_spec(chosen).save_dtype),
+        shared=ready.facts["data"]["shared"],
         card=judged.card,
         live=judged.live,
         train_seconds=trained.seconds,

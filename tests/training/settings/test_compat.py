@@ -106,7 +106,7 @@ def test_a_model_trained_on_bare_texts_has_one_score_everywhere(tmp_path, capsys
     main(["train", "--config", str(config), "--precision", "fp32"])
     printed = capsys.readouterr().out
     assert "compat trl: by the rows: --chat-template concat" in printed
-    assert "tokens: training: 1 preference left out: overlong 1" in printed
+    assert "left out: overlong 1" in printed
     saved = json.loads((tmp_path / "run/config.json").read_text())
     assert (saved["chat_template"], saved["compat"], saved["truncation"], saved["lr"]) == (
         "concat",
