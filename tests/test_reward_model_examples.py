@@ -86,8 +86,26 @@ def test_the_script_hands_its_arguments_to_the_command(monkeypatch: pytest.Monke
     script = load("train_rm_bradley_terry")
     given: list[list[str]] = []
     monkeypatch.setattr(script, "rewardlab", lambda arguments: given.append(list(arguments)))
-    script.main(["--model", "m"])
-    assert given == [["train", "--model", "m"]]
+    script.main(["--model", "m", "--lr-scheduler", "cosine", "--label_smoothing=0.1"])
+    script.main(["--preset", "plain"])
+    assert given == [
+        ["train", "--model", "m", "--lr-scheduler", "cosine", "--label_smoothing=0.1"],
+        ["train", "--preset", "plain"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "schedule", "smoothing"),
+    [
+        (COMMANDS[0], "constant", 0.0),
+        (f"{COMMANDS[0]} --warmup-steps 50", "constant_with_warmup", 0.0),
+        (COMMANDS[1], "cosine", 0.05),
+    ],
+)
+def test_what_commands_of_the_seeds_leave_out_is_off(given: str, schedule: str, smoothing: float) -> None:
+    script = load("train_rm_bradley_terry")
+    config = parse_train(script.with_what_was_off(shlex.split(given)))
+    assert (config.schedule.lr_scheduler, config.loss.label_smoothing) == (schedule, smoothing)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------
