@@ -259,6 +259,14 @@ def test_tokens_of_one_call_are_scored_by_one_model() -> None:
     assert fake.paths.count("/v1/score") == 6  # three requests, twice
 
 
+def test_a_row_that_no_model_was_asked_about_is_no_other_model() -> None:
+    fake = FakeVllm(table())
+    short, long = during(fake, lambda c: c.answer_token_ids([[5, 6, 7], [5] * 300]), artifact=folder(), check=False)
+    assert short.score == number_of([5, 6, 7])
+    assert long.score is None
+    assert "300 tokens" in long.error
+
+
 def test_the_folder_is_held_to_the_digest_of_our_server() -> None:
     with pytest.raises(ModelChangedError, match="they are different models"):
         during(FakeOwn(table()), lambda c: c.connect(), artifact=folder())

@@ -345,6 +345,15 @@ class TestRecognition:
         first = str(caught.value).partition("The nearest formats: ")[2].split("; ")[:3]
         assert nearest in first
 
+    def test_rows_of_one_rated_reply_are_told_of_the_flag_that_compares_them(self) -> None:
+        rated = {"prompt": "a", "response": "b", "stars": 4, "id": "x"}
+        with pytest.raises(DataError, match=r"a rating in 'stars', give --attributes stars=1\."):
+            recognise(rated, "rows.jsonl:1")
+        assert recognise(rated, "rows.jsonl:1", ReadingConfig(attributes=("stars=1",))).name.startswith("HelpSteer")
+        with pytest.raises(DataError, match="no known schema") as caught:
+            recognise({**rated, "stars": "4"}, "rows.jsonl:1")
+        assert "--attributes" not in str(caught.value)
+
     def test_a_row_of_another_format_names_the_nearest(self) -> None:
         rules = Rules(source="rows", reading=ReadingConfig(), seed=0)
         with pytest.raises(UnusableRowError) as caught:

@@ -298,6 +298,13 @@ def test_a_combination_moves_no_further_than_its_noise(told: Any, how: str) -> N
             assert abs(one.score - other.score) <= one.noise * (1 + 1e-9)
 
 
+def test_one_folder_cannot_speak_for_several_served_models() -> None:
+    client = {"artifact": "rm-a"}
+    with pytest.raises(ConfigError, match="one artifact cannot be the folder of several served models"):
+        RewardScorer(["http://a:8000", "http://b:8000"], client=client)
+    RewardScorer(["http://a:8000"], client=client)
+
+
 def test_an_ensemble_whose_scales_could_change_is_refused() -> None:
     with pytest.raises(ConfigError, match="an ensemble does not follow swaps"):
         RewardScorer(["http://a:1", "http://b:1"], client={"on_swap": "follow"})

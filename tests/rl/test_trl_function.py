@@ -178,6 +178,21 @@ def test_a_resumed_run_goes_on_in_its_record_and_a_new_one_does_not_write_into_a
         call(0)
 
 
+def test_a_second_trainer_with_the_same_function_does_not_mix_its_rollouts_into_the_first_ones(tmp_path: Path) -> None:
+    reward = reward_function(KnownScorer(len), log_dir=str(tmp_path))
+
+    def call(*steps: int) -> None:
+        for step in steps:
+            state = SimpleNamespace(global_step=step)
+            asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "x" * step}]], trainer_state=state))
+
+    call(0, 0, 1, 2, 3)
+    call(2)
+    assert [row.step for row in read_rollouts(tmp_path)] == [0, 0, 1, 2], "as a trainer that went on from step 2 has it"
+    with pytest.raises(ConfigError, match="holds the rollouts of another run"):
+        call(0)
+
+
 @pytest.mark.parametrize(("before", "now"), [((0, 1), (0, 2)), ((0, 2), (0, 1)), ((1, 2), (0, 1)), ((3, 4), (0, 2))])
 def test_a_new_run_with_another_number_of_processes_leaves_the_record_of_another_run_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], now: tuple[int, int]

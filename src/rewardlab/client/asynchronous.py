@@ -144,7 +144,8 @@ class AsyncRewardClient:
         """
         for _ in range(FOLLOWED):
             answers = await self._all(rows, keep=keep)
-            if len({answer.digest for answer in answers}) <= 1:
+            # A row that was never asked for, such as one that is too long, was answered by no model.
+            if len({answer.digest for answer in answers if answer.score is not None}) <= 1:
                 return answers
         raise ModelChangedError(f"{self.url}: the server took another model during each of {FOLLOWED} attempts.")
 

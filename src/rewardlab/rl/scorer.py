@@ -19,7 +19,7 @@ from rewardlab.analysis.ensembles import Scale, combinations
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.opened_once import OpenedOnce
-from rewardlab.rl.config import ScorerConfig, require_known
+from rewardlab.rl.config import ScorerConfig, is_address, require_known
 from rewardlab.rl.members import About, Found, member_of, require_scores
 from rewardlab.rl.noise import FloatArray, Noise
 from rewardlab.rl.reading import Reading
@@ -93,6 +93,12 @@ class RewardScorer:
             raise ConfigError(
                 "an ensemble does not follow swaps (on_swap): its members are put on one scale by the calibrations "
                 "that they had at first. Leave it out, so that a swap ends in an error."
+            )
+        if "artifact" in self.config.client and sum(map(is_address, sources)) > 1:
+            raise ConfigError(
+                "client: one artifact cannot be the folder of several served models, each with its own template and "
+                "calibration. Leave it out: rewardlab's server tells both. Members on vLLM or SGLang tell neither; "
+                "serve them with `rewardlab serve`, or name their folders as sources."
             )
         self._members = [member_of(one, self.config) for one in sources]
         self._about: list[About] | None = None
@@ -206,7 +212,7 @@ class RewardScorer:
                 raise ConfigError(
                     f"{member.name}: it has no calibration, so its scores cannot be put on the scale of the others. "
                     f"Store one with `rewardlab calibrate FOLDER --dataset … --store`, on the same data for all "
-                    f"members, and serve that folder."
+                    f"members, and serve that folder by `rewardlab serve`; vLLM and SGLang tell no calibration."
                 )
             if self.config.output != "raw" and one.affine is None:
                 raise ConfigError(

@@ -96,6 +96,7 @@ class RewardFunction:
         self._make = make
         self._scorers = LoopScorer(make)
         self._log: RolloutLog | None = None
+        self._last_step = 0
         self._num_calls = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -203,18 +204,19 @@ class RewardFunction:
     def _record(self, folder: Path, step: int) -> RolloutLog:
         """Return the record, which is opened when the first rollouts are rewarded.
 
-        A resumed run takes off the rows that it will write again. Raises ConfigError if a run that starts at step 0
-        finds the record of another run.
+        A resumed run takes off the rows that it will write again; a step before the last one is that of another trainer
+        with this function. Raises ConfigError if a run that starts at step 0 finds the record of another run.
         """
-        if self._log is None:
+        if self._log is None or step < self._last_step:
             rank, world_size = _processes()
-            log = RolloutLog(folder, rank=rank, world_size=world_size)
+            log = self._log or RolloutLog(folder, rank=rank, world_size=world_size)
             if step == 0 and (another := log.begun()) is not None:
                 raise ConfigError(
                     f"log_dir: {another} holds the rollouts of another run. Name another folder, or remove it."
                 )
             log.resume_at(step)
             self._log = log
+        self._last_step = step
         return self._log
 
 

@@ -165,6 +165,12 @@ def test_other_media_types_are_refused(client, headers):
     assert (error.code, error.type) == (415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("more", ["", "; charset=utf-8", '; charset="UTF-8"; v=1', "; v=1; charset=utf8"])
+def test_json_with_parameters_of_its_media_type_is_taken(client, more):
+    headers = {"content-type": f"application/json{more}"}
+    assert client.post("/v1/score", content=json.dumps(GOOD), headers=headers).status_code == 200
+
+
 def test_a_body_above_the_limit_is_refused_whether_it_says_its_length_or_not(client_of):
     client = client_of(HttpConfig(limits=LimitsConfig(max_body_kib=1)))
     large = json.dumps({"prompt": "x", "replies": ["y" * 2000]}).encode()

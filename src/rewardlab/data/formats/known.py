@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.files import is_number
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.instructed import ALPACA, SHAREGPT
 from rewardlab.data.formats.judged import JUDGED
@@ -86,11 +87,21 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
     near = {name: meant for name, meant in near.items() if list(near.values()).count(meant) == 1}
     hint = f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant." if near else ""
     found = ", ".join(map(repr, names)) or "(none)"
+    if rated := _rating(columns):
+        hint = f" If each row is one reply with a rating in {rated!r}, give --attributes {rated}=1."
     raise DataError(
         f"{place}: the columns {found} match no known schema of preferences.{hint} The nearest formats: "
         f"{nearest(names, near.values())}. Rename the columns, or name yours with --prompt-column, --chosen-column and "
         f"--rejected-column, or --responses-column and --scores-column. docs/formats.md has all formats."
     )
+
+
+def _rating(row: Iterable[str] | Row) -> str | None:
+    """Return the only column with a number in a row that has a prompt and one reply; None for any other row."""
+    if not isinstance(row, Mapping) or not {"prompt", "response"} <= row.keys():
+        return None
+    rated = [name for name, value in row.items() if is_number(value)]
+    return str(rated[0]) if len(rated) == 1 else None
 
 
 def recognise_rows(row: Row, place: str, reading: ReadingConfig) -> Schema:

@@ -51,7 +51,7 @@ class Held:
 def require_json(headers: Any) -> None:
     """Raise NotJsonError unless the headers say that the body is plain JSON in UTF-8."""
     kind, _, rest = headers.get("content-type", "").partition(";")
-    charset = rest.partition("charset=")[2].strip(' "').lower()
+    charset = rest.partition("charset=")[2].partition(";")[0].strip(' "').lower()
     if kind.strip().lower() != MEDIA_TYPE or charset not in ("", "utf-8", "utf8"):
         raise NotJsonError(f"Send the body as JSON in UTF-8, with the header content-type: {MEDIA_TYPE}.")
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
