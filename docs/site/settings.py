@@ -141,6 +141,8 @@ MORE: dict[str, str] = {
     "map_label": "formats.md#columns-under-other-names",
     "max_seq_len": "rendering.md#the-truncation-rule",
     "truncation": "rendering.md#the-truncation-rule",
+    "chat_template": "rendering.md#which-chat-template",
+    "template_arguments": "rendering.md#which-chat-template",
     "special_tokens_in_text": "rendering.md#control-tokens-typed-in-texts",
     "cache_dir": "prepared-data.md",
     "eval_fraction": "held-out.md",

@@ -404,5 +404,5 @@ def test_a_template_that_leaves_system_turns_out_says_so(caplog: pytest.LogCaptu
 )
 def test_a_template_that_cannot_be_used_says_what_to_do(written: str, said: str) -> None:
     template = f"{{% for turn in messages %}}{{{{ '<|im_start|>' }}}}{written}{{% endfor %}}"
-    with pytest.raises(RenderError, match=f"{said}.*\\. Give the tokenizer another chat template, or use --no-chat-"):
+    with pytest.raises(RenderError, match=f"{said}.*\\. Use another template .--chat-template FILE., or --no-chat-"):
         build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=LONG))

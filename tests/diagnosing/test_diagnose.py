@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rewardlab.cli import main
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message, prompt_key
 from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.diagnosing.run import diagnose
@@ -232,3 +232,24 @@ def test_intervals_of_training_runs_are_by_conversation_too(tmp_path, base_model
     measured = {one.control: one for one in found.findings}["response_only"].measured
     assert [one.conversations.n for one in measured] == [20, 11]
     assert found.full.value == found.full_conversations.value
+
+
+def test_controls_of_another_template_under_the_same_name_are_not_taken_for_its_own(tmp_path, base_model, monkeypatch):
+    from rewardlab.diagnosing import run
+
+    seen = []
+
+    def told(config):
+        seen.append(config.data.rendering.chat_template)
+        raise DataError("far enough")
+
+    monkeypatch.setattr(run, "compute_states", told)
+    pairs, template = write_long(tmp_path / "long.jsonl"), tmp_path / "own.jinja"
+    config = DiagnoseConfig.of(
+        model=str(base_model), dataset=(str(pairs),), output_dir=tmp_path / "found", chat_template=str(template)
+    )
+    for text, said in (("{{ messages }}", "far enough"), ("{{ messages[0] }}", "controls of another configuration")):
+        template.write_text(text, encoding="utf-8")
+        with pytest.raises((DataError, ConfigError), match=said):
+            diagnose(config)
+    assert seen == ["{{ messages }}"]

@@ -44,6 +44,16 @@ def test_a_file_of_trl_is_read_with_its_conventions(text, tmp_path):
     assert (made.model.model, made.data.dataset) == ("any", (str(tmp_path / "pairs.jsonl"),))
 
 
+def test_a_template_that_the_file_names_counts_by_its_content(tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages }}", encoding="utf-8")
+    config = configured(tmp_path, f"chat_template: {template}\n")
+    before = _identity(config)
+    assert settings(tmp_path, f"chat_template: {template}\n").data.rendering.chat_template == "{{ messages }}"
+    template.write_text("{{ messages[0] }}", encoding="utf-8")
+    assert _identity(config) != before
+
+
 def test_a_flag_that_gives_a_setting_its_default_wins_over_the_file(tmp_path, monkeypatch, capsys):
     text = "max_seq_len: 256\ntruncation: drop\nlr: 0.001\n"
     config, folder = configured(tmp_path, text), tmp_path / "runs"

@@ -17,7 +17,7 @@ from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.study import Study, amend, open_study, require_same_data
-from study_folders import PLAN, do_all, finished_study, frozen_study, train_by_hand, write_plan
+from study_folders import PLAN, do_all, finished_study, frozen_study, train_by_hand, with_arm, write_plan
 
 NAMED = "dataset: [train.jsonl], test_dataset: [test.jsonl]"
 ROW = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n'
@@ -57,6 +57,19 @@ def test_files_that_a_name_and_a_split_mean_are_frozen(
         with pytest.raises(DataError, match=f"^{name}: is not the file that the plan was frozen with"):
             require_same_data(study)
         (tmp_path / name).write_text(ROW * (files.index(name) + 1), encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", ["own.jinja", "tokenizer/chat_template.jinja", "tokenizer/tokenizer_config.json"])
+def test_the_chat_template_that_runs_name_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("{{ messages }}", encoding="utf-8")
+    study = frozen_study(tmp_path, with_arm(f"chat_template: {file.partition('/')[0]}"))
+    assert file in study.data
+    assert [file in study.data_of(run) for run in study.runs if run.seed == 0] == [False, True, False]
+    (tmp_path / file).write_text("{{ messages[0] }}", encoding="utf-8")
+    with pytest.raises(DataError, match=f"^{file}: is not the file that the plan was frozen with"):
+        require_same_data(study)
 
 
 def test_test_rows_under_another_split_that_are_trained_on_are_refused(

@@ -16,6 +16,7 @@ from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, RenderingConfig
 from rewardlab.data.dataset_names import NOTHING, Given, require_sources
+from rewardlab.data.template_files import template_of
 from rewardlab.data.templates import build_renderer
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.compute import choose_compute
@@ -68,6 +69,18 @@ def settle_length(model: BackboneConfig, rendering: RenderingConfig) -> int:
     return positions
 
 
+def settle_rendering(model: BackboneConfig, rendering: RenderingConfig) -> dict[str, Any]:
+    """Return settings of rendering, by their flat names, that depend on the model or on a file, decided: the number of
+    tokens, and the text of the template.
+
+    Raises ConfigError for a template that cannot be used, and as `settle_length` does.
+    """
+    return {
+        "max_seq_len": settle_length(model, rendering),
+        "chat_template": template_of(rendering.chat_template),
+    }
+
+
 def _positions(config: Any) -> int | None:
     """Return the number of positions of a model, or None if its configuration states none."""
     positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -113,11 +126,12 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
 
 
 def require_inputs(model: BackboneConfig, data: DataConfig, given: Given = NOTHING) -> None:
-    """Raise ModelError, DataError or ConfigError if the model or the data cannot be found.
+    """Raise ModelError, DataError or ConfigError if the model, the data or a chat template cannot be found.
 
     Called before the output folder is created, so that a mistyped name leaves no folder behind.
     """
     require_sources(data, given)
+    template_of(data.rendering.chat_template)
     if model.model.lower() not in BUILTIN_NAMES:
         read_config(resolve_model_name(model.model, logger.info), trust_remote_code=model.trust_remote_code)
 

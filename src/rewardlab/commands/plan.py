@@ -89,15 +89,15 @@ def _refusal(run: Run) -> str:
         return missing_on_hub(run.settings["model"])
     if run.settings["trust_remote_code"]:
         return ""
-    from rewardlab.artifact.base import open_base, settle_length
+    from rewardlab.artifact.base import open_base, settle_rendering
     from rewardlab.core.config import from_mapping
     from rewardlab.core.errors import RewardlabError
     from rewardlab.training.settings.config import RewardTrainerConfig
 
     config = from_mapping(RewardTrainerConfig, {**run.settings, "output_dir": "."}, where=run.arm)
     try:
-        length = settle_length(config.model, config.data.rendering)
-        open_base(config.model, replace(config.data.rendering, max_seq_len=length))
+        settled = settle_rendering(config.model, config.data.rendering)
+        open_base(config.model, replace(config.data.rendering, **settled))
     except RewardlabError as error:
         return str(error)
     return ""

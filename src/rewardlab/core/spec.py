@@ -73,7 +73,8 @@ class RendererSpec:
     chat_template: str
     """Jinja text, as saved with the tokenizer."""
     template_source: str
-    """`tokenizer` for the model's own template, `plain` for the built-in transcript format, `concat` for bare texts."""
+    """`tokenizer` for the model's own template or one given in its place, `plain` for the built-in transcript format,
+    `concat` for bare texts."""
     template_arguments: dict[str, object] = field(default_factory=dict)
     """Keyword arguments that every rendering passes to the template."""
     system_prompt: str | None = None

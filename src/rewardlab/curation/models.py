@@ -27,11 +27,11 @@ def renderer_of(model: str, rendering: RenderingConfig) -> Renderer:
     if _is_reward_model(Path(model)):
         return _of_reward_model(Path(model), rendering)
     # Imported here, since a folder that has been saved needs no torch to render.
-    from rewardlab.artifact.base import open_base, settle_length
+    from rewardlab.artifact.base import open_base, settle_rendering
     from rewardlab.model.config import BackboneConfig
 
     backbone = BackboneConfig(model=model)
-    return open_base(backbone, replace(rendering, max_seq_len=settle_length(backbone, rendering))).renderer
+    return open_base(backbone, replace(rendering, **settle_rendering(backbone, rendering))).renderer
 
 
 def counting_renderer(model: str, rendering: RenderingConfig) -> Renderer:
@@ -61,7 +61,8 @@ def _of_reward_model(folder: Path, rendering: RenderingConfig) -> Renderer:
     require(
         rendering == RenderingConfig(),
         f"--model {folder}: is a reward model, which has its own template, limit and truncation. Leave out "
-        f"--max-seq-len, --truncation, --chat-template, --system-prompt and --special-tokens-in-text.",
+        f"--max-seq-len, --truncation, --chat-template, --template-arguments, --system-prompt and "
+        f"--special-tokens-in-text.",
     )
     renderer = Renderer(load_tokenizer(str(folder)), read_spec(folder).renderer)
     pad = read_object(folder / "config.json", DAMAGED).get("pad_token_id")

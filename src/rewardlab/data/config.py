@@ -11,6 +11,7 @@ from rewardlab.core.config import require, require_between
 from rewardlab.core.controls import notice
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
+from rewardlab.data.template_files import parse_arguments, require_template
 
 MAPPED_COLUMNS = ("prompt", "chosen", "rejected", "label", "responses", "scores")
 """Columns that a flag can name: `--prompt-column` and its like."""
@@ -153,10 +154,14 @@ class RenderingConfig:
     """Conversations above `--max-seq-len`: the oldest turns of the prompt are cut (`prompt-left`), the row is left out
     and counted (`drop`), the run ends and names the row (`error`), or the reply loses its middle (`reply-middle`). The
     rule is part of the model, and holds wherever it scores."""
-    chat_template: Literal["auto", "template", "plain", "concat"] = "auto"
+    chat_template: str | Literal["auto", "template", "plain", "concat"] = "auto"
     """The tokenizer's chat template, a plain transcript, or the texts as they are, one after the other, and EOS;
     `auto` takes the template if there is one (`--use-chat-template` and `--no-chat-template` say `template` and
-    `plain`)."""
+    `plain`). Or a FILE with the Jinja text of a template, or the folder of a tokenizer, for that to take the place of
+    the tokenizer's; config.json then holds the text."""
+    template_arguments: tuple[str, ...] = ()
+    """What the chat template is given, as `NAME=VALUE` with values of JSON (`enable_thinking=false`). It is written
+    into the saved template, so nobody has to give it again."""
     system_prompt: str | None = None
     """System turn for conversations that have none; an empty text is an explicit empty turn."""
     special_tokens_in_text: Literal["auto", "text", "keep"] = "auto"
@@ -175,6 +180,11 @@ class RenderingConfig:
             f"1024 suits most data.",
         )
         require_between(self, max_seq_len=(16, 10_000_000))
+        require_template(self.chat_template)
+        require(
+            not parse_arguments(self.template_arguments) or self.chat_template not in ("plain", "concat"),
+            f"--template-arguments: --chat-template {self.chat_template} takes none. Leave them out.",
+        )
 
     @property
     def length_limit(self) -> int:

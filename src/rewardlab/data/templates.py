@@ -13,6 +13,7 @@ from rewardlab.core.spec import TRUNCATION_OF, RendererSpec
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
+from rewardlab.data.template_files import WORDS, parse_arguments, template_of
 
 logger = logging.getLogger("rewardlab")
 FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
@@ -50,7 +51,13 @@ def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
     said.
     """
     template, source = _choose_template(tokenizer, config.chat_template)
-    arguments = _plain_arguments(tokenizer) if source != "tokenizer" else {}
+    given = parse_arguments(config.template_arguments)
+    arguments = _arguments(given, template) if source == "tokenizer" else _plain_arguments(tokenizer)
+    if given and source != "tokenizer":
+        raise RenderError(
+            "--template-arguments: this tokenizer has no chat template to take them. Name one with --chat-template "
+            "FILE, or leave them out."
+        )
     draft = RendererSpec(
         chat_template=_bake(template, arguments, config.system_prompt),
         template_source=source,
@@ -77,7 +84,12 @@ def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
 
 
 def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
-    """Return (template, its source as in `RendererSpec`). Raises RenderError if the wanted one cannot be used."""
+    """Return (template, its source as in `RendererSpec`).
+
+    Raises RenderError if the wanted one cannot be used, ConfigError for a file that cannot be one.
+    """
+    if (named := template_of(wanted)) not in WORDS:
+        return named, "tokenizer"
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
@@ -90,7 +102,7 @@ def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
     if not own:
         raise RenderError(
             "--use-chat-template: this tokenizer has no chat template. Use --no-chat-template for a plain "
-            "transcript, or a chat model."
+            "transcript, --chat-template FILE for a template, or a chat model."
         )
     return own, "tokenizer"
 
@@ -102,7 +114,32 @@ def _choose_reading(wanted: Literal["auto", "text", "keep"], template: str) -> L
     return wanted
 
 
-def _plain_arguments(tokenizer: Any) -> dict[str, str]:
+def _arguments(given: Mapping[str, object], template: str) -> dict[str, object]:
+    """Return the arguments that are to be written into a template, without those that it holds already.
+
+    Raises RenderError for one that would do nothing: the template does not know it, or was given another one before.
+    """
+    (before,) = re.findall(r"\A(?:\{%- set \w+ = [^\n]*? -%\})*", template)
+    for name, value in given.items():
+        if not re.search(rf"\b{name}\b", template):
+            raise RenderError(
+                f"--template-arguments {name}: the chat template does not mention it, so it would do nothing. Look for "
+                f"its name in the template, or leave it out."
+            )
+        if _setting(name, value) not in before and f"{{%- set {name} = " in before:
+            raise RenderError(
+                f"--template-arguments {name}: the template of this model has another value of it written into it, "
+                f"with which the model was trained. Leave it out, or name another template with --chat-template FILE."
+            )
+    return {name: value for name, value in given.items() if _setting(name, value) not in before}
+
+
+def _setting(name: str, value: object) -> str:
+    """Return the code by which a template holds an argument."""
+    return f"{{%- set {name} = {value!r} -%}}"
+
+
+def _plain_arguments(tokenizer: Any) -> dict[str, object]:
     """Return `bos`, empty unless the tokenizer itself adds one, and `eos`, which ends a reply."""
     first = tokenizer("a")["input_ids"][:1]
     adds_bos = tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
@@ -121,14 +158,14 @@ def _require_bare_texts(renderer: Renderer) -> None:
             )
 
 
-def _bake(template: str, arguments: Mapping[str, str], system_prompt: str | None) -> str:
+def _bake(template: str, arguments: Mapping[str, object], system_prompt: str | None) -> str:
     """Return the template with arguments, system prompt and a frozen date written into it.
 
     Engines that load the saved folder pass no arguments, so anything outside the template would be missing there.
     """
     # The template is saved to a file, and read back with line breaks of this kind.
     template = template.replace("\r\n", "\n")
-    head = "".join(f"{{%- set {name} = {value!r} -%}}" for name, value in arguments.items())
+    head = "".join(_setting(name, value) for name, value in arguments.items())
     formats = set(re.findall(r"strftime_now\(\s*[\"']([^\"']+)[\"']\s*\)", template))
     if "strftime_now" in template:
         cases = "".join(
@@ -158,7 +195,7 @@ def _probe(renderer: Renderer) -> tuple[set[int], int]:
         _require_written(renderer)
     except RenderError as error:
         said = str(error).rstrip(".")
-        raise RenderError(f"{said}. Give the tokenizer another chat template, or use --no-chat-template.") from error
+        raise RenderError(f"{said}. Use another template (--chat-template FILE), or --no-chat-template.") from error
     for token_ids in renderings:
         endings.add(int(token_ids[-1]))
         bos = renderer.spec.bos_token_id

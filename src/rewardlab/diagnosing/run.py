@@ -16,6 +16,7 @@ from rewardlab.core.files import provenance, read_json, sha256_file, sha256_json
 from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import only_writer
 from rewardlab.data.readers import fingerprint
+from rewardlab.data.template_files import template_of
 from rewardlab.diagnosing.arms import Arms
 from rewardlab.diagnosing.config import DiagnoseConfig, DiagnoseRunConfig
 from rewardlab.diagnosing.heads import Settings, run_controls, why_no_lengths
@@ -40,6 +41,8 @@ def diagnose(config: DiagnoseConfig, *, given: Collection[str] = ()) -> Diagnosi
     Raises a subclass of RewardlabError for anything the user can fix.
     """
     require_inputs(config.model, config.data)
+    # The text in place of a file's name, so that what is kept of earlier calls is of this template.
+    config = config.replace(chat_template=template_of(config.data.rendering.chat_template))
     with only_writer(config.run.output_dir):
         started = time.perf_counter()
         _claim(config, given)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rewardlab.artifact.base import open_base, settle_length
+from rewardlab.artifact.base import open_base, settle_rendering
 from rewardlab.artifact.load import load
 from rewardlab.core.config import from_mapping, read_settings, settings_of, to_mapping
 from rewardlab.core.earlier_names import renamed
@@ -26,6 +26,7 @@ from rewardlab.data.finding import Source
 from rewardlab.data.prepare import load_data, token_groups
 from rewardlab.data.reading import read_named
 from rewardlab.data.splits import Texts, find_roots
+from rewardlab.data.template_files import template_of
 from rewardlab.diagnosing.arms import Arm
 from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups
@@ -193,7 +194,10 @@ def read_train_config(path: Path | None) -> dict[str, object]:
     """
     if path is None:
         return {}
-    return dict(_as_train_reads(path, sha256_file(path) if path.is_file() else ""))
+    values = dict(_as_train_reads(path, sha256_file(path) if path.is_file() else ""))
+    if isinstance(named := values.get("chat_template"), str):
+        values["chat_template"] = template_of(named)
+    return values
 
 
 @lru_cache(maxsize=1)
@@ -290,7 +294,7 @@ def _conversations(
         settings = _settings(config, "full", seed, folder, 1.0, given)
         assert settings is not None
         settings = _settled(settings)
-        settings = settings.replace(max_seq_len=settle_length(settings.model, settings.data.rendering))
+        settings = settings.replace(**settle_rendering(settings.model, settings.data.rendering))
         read = read_named(
             all_named(settings.data),
             settings.data.reading,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rewardlab.artifact.base import Base, open_base, settle_length
+from rewardlab.artifact.base import Base, open_base, settle_rendering
 from rewardlab.core.files import cache_folder
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.config import Mode, Purpose
@@ -47,7 +47,7 @@ def compute_states(config: DiagnoseConfig) -> Computed:
 
     Raises as `rewardlab.probing.run.probe` does for data and models that cannot be used.
     """
-    config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
+    config = config.replace(**settle_rendering(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering)
     plain, report = _read(config, base, "none")
     read = {mode: _read(config, base, mode) for mode in CHANGED}

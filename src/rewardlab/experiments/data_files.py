@@ -13,12 +13,13 @@ from rewardlab.core.files import OF_MODELS, sha256_file
 from rewardlab.data.config import SelectionConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import SETTING, all_named
 from rewardlab.data.finding import find_sources
+from rewardlab.data.template_files import file_of
 from rewardlab.data.weights import local_path
 from rewardlab.experiments.plan import Run
 
 DATA: Final = ("dataset", "eval_dataset", "test_dataset")
 """Settings that name data."""
-DECIDING: Final = (*DATA, "hf_split", "eval_split", "test_split", "model")
+DECIDING: Final = (*DATA, "hf_split", "eval_split", "test_split", "model", "chat_template")
 """Settings that decide which files are read."""
 
 
@@ -36,11 +37,13 @@ def data_of(run: Run) -> list[Path]:
 
 
 def model_files(run: Run) -> list[Path]:
-    """Return the files of the base model of a run, if that is a folder on this machine."""
+    """Return the files of the base model of a run, if that is a folder on this machine, and of its chat template."""
     folder = Path(str(run.settings.get("model") or ""))
     places = [place for place in (folder, folder / "adapter") if run.settings.get("model") and place.is_dir()]
     found = [path for place in places for path in sorted(place.iterdir())]
-    return [path for path in found if path.is_file() and path.suffix in OF_MODELS and not path.name.startswith(".")]
+    template = file_of(str(run.settings.get("chat_template") or "auto"))
+    own = [path for path in found if path.is_file() and path.suffix in OF_MODELS and not path.name.startswith(".")]
+    return own if template is None else list(dict.fromkeys([*own, template]))
 
 
 def read_by_setting(run: Run) -> dict[str, list[Path]]:

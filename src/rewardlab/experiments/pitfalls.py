@@ -38,7 +38,7 @@ TEST_ROWS: Final = (
     *(field.name for field in fields(ReadingConfig) if field.name not in KEEPS_ROWS),
 )
 """Settings that decide which test rows there are."""
-LENGTHS: Final = ("max_seq_len", "chat_template", "system_prompt")
+LENGTHS: Final = ("max_seq_len", "chat_template", "template_arguments", "system_prompt")
 """Settings that decide how long a conversation is, and so which rows are left out with `--truncation drop`."""
 OF_MODELS: Final = ("model", "trust_remote_code", "truncation", "special_tokens_in_text")
 """Settings that decide, besides `LENGTHS`, whether a model can be used."""

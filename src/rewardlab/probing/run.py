@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rewardlab.analysis.precision import PrecisionCard
-from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
+from rewardlab.artifact.base import Base, open_base, require_inputs, settle_rendering
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.core.config import config_hash, require_kind, to_mapping
@@ -102,7 +102,7 @@ def _probe(config: ProbeConfig) -> ProbeResult:
         (config.model.model, *without_weights(config.data.dataset, "--dataset"), *config.data.test_dataset),
         overwrite=config.run.overwrite,
     )
-    config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
+    config = config.replace(**settle_rendering(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering)
     prepared = load_data(config.data, base.renderer, seed=config.run.seed)
     groups, tokens = _tokenize(config, prepared, base)

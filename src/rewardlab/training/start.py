@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from rewardlab.artifact.base import Base, decide_computing, open_base, require_inputs, settle_length
+from rewardlab.artifact.base import Base, decide_computing, open_base, require_inputs, settle_rendering
 from rewardlab.artifact.save import saved_dtype
 from rewardlab.core.config import config_hash, settings_of, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
@@ -31,6 +31,7 @@ from rewardlab.data.pack import require_fit
 from rewardlab.data.prepare import Prepared, draw, load_data, token_groups
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.step_order import steps_per_epoch
+from rewardlab.data.template_files import shown as shown_template
 from rewardlab.data.token_report import TokenReport
 from rewardlab.data.weights import without_weights
 from rewardlab.distributed.ranks import Ranks
@@ -107,7 +108,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     if interrupted is not None:
         # Before anything is measured, so that what the run decided when it began is not decided again.
         config = with_decisions(config, interrupted.config)
-    config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
+    config = config.replace(**settle_rendering(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering, truncation=truncation_of(config, interrupted))
     require_layers(config.model, base.config.get_text_config())
     prepared = load_data(
@@ -376,6 +377,7 @@ def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
     """Return the hash and the settings as text, without settings that are off or empty by default, and without the
     defaults of features that are off."""
     values = to_mapping(config)
+    values["chat_template"] = shown_template(config.data.rendering.chat_template)
     usual = {name: own.default for name, own in settings_of(RewardTrainerConfig).items()}
     usual = {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
     idle = tuple(start for start, switch in FEATURES.items() if values[switch] in (None, False, "none"))

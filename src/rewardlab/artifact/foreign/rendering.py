@@ -11,12 +11,9 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Message
 from rewardlab.data.chat import Renderer, load_tokenizer
 from rewardlab.data.config import RenderingConfig
+from rewardlab.data.template_files import WORDS, read_template
 from rewardlab.data.templates import build_renderer
 
-WORDS: Final = ("auto", "template", "plain", "concat")
-"""The values of `--chat-template` besides the name of a file."""
-MAX_TEMPLATE: Final = 1 << 20
-"""Largest template in bytes, as in a reward-model folder."""
 STRIPPED: Final = (
     "{% if not add_generation_prompt %}{% set rendered = rendered.rstrip('\\n') %}"
     "{% if not rendered.endswith(EOS) %}{% set rendered = rendered + ' ' + EOS %}{% endif %}{% endif %}{{ rendered }}"
@@ -79,15 +76,7 @@ def _read(file: Path) -> str:
     """Return the text of a template. Raises ConfigError if there is no such file, or if it is not a template."""
     if not file.is_file():
         raise ConfigError(f"--chat-template {file}: neither one of {', '.join(WORDS)} nor a file. {EXPLAINED}")
-    if file.stat().st_size > MAX_TEMPLATE:
-        raise ConfigError(f"--chat-template {file}: it has more than {MAX_TEMPLATE} bytes, which no template has.")
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--chat-template {file}: it is not a text in UTF-8 ({error.reason}).") from error
-    if "messages" not in text:
-        raise ConfigError(f"--chat-template {file}: it does not mention `messages`, so it is not a chat template.")
-    return text
+    return read_template(file)
 
 
 def _with_bos(draft: Renderer, settings: ImportConfig, template: str, folder: Path) -> str:

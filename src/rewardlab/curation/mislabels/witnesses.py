@@ -145,11 +145,11 @@ def _heads(config: MislabelsConfig, pairs: Pairs) -> Iterator[Witness]:
 
 def _states(config: MislabelsConfig, resolve_layers: Any) -> tuple[Groups, Mapping[int, FloatArray]]:
     """Return the groups of the data, and layer -> [R, W] states of their replies, kept as `rewardlab probe` does."""
-    from rewardlab.artifact.base import open_base, settle_length
+    from rewardlab.artifact.base import open_base, settle_rendering
     from rewardlab.probing.backbone import decide_frozen, load_frozen
     from rewardlab.probing.states import states_of
 
-    config = config.replace(max_seq_len=settle_length(config.model, config.rendering))
+    config = config.replace(**settle_rendering(config.model, config.rendering))
     base = open_base(config.model, config.rendering)
     groups = _groups(config, base.renderer, own_limit=False)
     decided = decide_frozen(base, config.model, config.compute, max_length=config.rendering.length_limit)

@@ -19,6 +19,7 @@ from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json, 
 from rewardlab.core.run_folder import CHECKPOINTS, MANIFEST, holds_models, holds_run, run_of, sweep
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, TRUNCATION_OF
 from rewardlab.data.splits import RULES
+from rewardlab.data.template_files import shown
 from rewardlab.model.sharded_weights import whole_of
 from rewardlab.training.checkpoints.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -236,6 +237,8 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
         # With equal steps, epochs are only another way to give the same length.
         passed_over |= {"epochs"}
     changed = [name for name in now if now[name] != then[name] and name not in passed_over]
+    for settings in (now, then):  # a template is a long text, of which a message says the hash
+        settings["chat_template"] = shown(str(settings["chat_template"]))
     lines = {name: f"--{name.replace('_', '-')} {now[name]}, it was {then[name]}" for name in changed}
     may_change = {*FREE, *CADENCE, *ROUNDING}
     if reschedule:
