@@ -68,6 +68,7 @@ def test_without_the_flag_nothing_changes(log):
         ([TEXTS | {"margin": 1}], {"margin_column": "votes"}, {"margin_column": "votes"}),
         ([TEXTS | {"margin": 1}, TEXTS], {}, {"margin_column": None}),
         ([TEXTS | {"margin": 1}], {"strength_as": "margin"}, {"margin_column": None}),
+        ([TEXTS], {"chat_template": "{{ messages }}"}, {"chat_template": "{{ messages }}"}),
         ([], {}, {"chat_template": "auto"}),
         ([TEXTS], {"compat": "none"}, {"chat_template": "auto"}),
     ],
@@ -84,6 +85,15 @@ def test_texts_beside_messages_are_refused():
     config = from_mapping(RewardTrainerConfig, {"model": "m", "dataset": "d", "compat": "trl"}, where="the test")
     with pytest.raises(ConfigError, match="a.jsonl holds texts and b.jsonl messages"):
         settle_reading(config, [("a.jsonl", TEXTS), ("b.jsonl", MESSAGES)])
+
+
+def test_texts_that_trl_would_not_render_by_the_template_are_told_of(log):
+    given = {"model": "m", "dataset": "d", "compat": "trl", "chat_template": "{{ messages }}"}
+    config = from_mapping(RewardTrainerConfig, given, where="the test")
+    settle_reading(config, [("b.jsonl", MESSAGES)])
+    assert log.records == []
+    settle_reading(config, [("b.jsonl", MESSAGES), ("a.jsonl", TEXTS)])
+    assert "a.jsonl holds texts, which TRL renders without any template" in log.text
 
 
 # --- runs ----------------------------------------------------------------------------------------------------

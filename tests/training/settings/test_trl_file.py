@@ -13,6 +13,7 @@ from rewardlab.cli import main
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError
+from rewardlab.data.template_files import template_of
 from rewardlab.training.settings import trl_keys
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import NOT_MATCHED
@@ -50,6 +51,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_grad_norm": -1.0}, {"max_grad_norm": 1e9}),
     ({"max_grad_norm": None}, {"max_grad_norm": 1.0}),
     ({"seed": 7}, {"seed": 7}),
+    ({"chat_template_path": None}, {"chat_template": "auto"}),
     ({"max_length": 512}, {"max_seq_len": 512, "truncation": "drop"}),
     ({"max_length": None}, {"max_seq_len": "model", "truncation": "drop"}),
     ({"logging_steps": 5}, {"log_every": 5}),
@@ -231,6 +233,52 @@ def test_every_key_with_a_setting_has_its_line(tmp_path, log):
 def test_what_needs_nothing_has_no_line(tmp_path, log, harmless):
     parsed(tmp_path, harmless)
     assert "no setting" not in log.text
+
+
+OWN = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "remark"),
+    [
+        ("own.jinja", OWN, ""),
+        ("tokenizer/chat_template.jinja", OWN, "no tokens are added"),
+        ("tokenizer/tokenizer_config.json", json.dumps({"chat_template": OWN}), "no tokens are added"),
+        (
+            "tokenizer/tokenizer_config.json",
+            json.dumps({"chat_template": [{"name": "x", "template": "y"}, {"name": "default", "template": OWN}]}),
+            "no tokens are added",
+        ),
+    ],
+)
+def test_the_template_that_a_file_names_is_taken(tmp_path, log, name, text, remark):
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    named = str(tmp_path / name.split("/", maxsplit=1)[0])
+    config = parsed(tmp_path, {"chat_template_path": named})
+    assert template_of(config.data.rendering.chat_template) == OWN
+    (line,) = [one.getMessage() for one in log.records if "chat_template_path" in one.getMessage()]
+    assert line.startswith(f"  chat_template_path: {named} -> --chat-template {named}")
+    assert remark in line
+    assert parsed(tmp_path, {"chat_template_path": named}, "--chat-template", "plain").data.rendering.chat_template == (
+        "plain"
+    )
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("org/tokenizer", "there is no such file. .* A tokenizer of the hub is downloaded first"),
+        ("none.jinja", "there is no such file"),
+        (".", "this folder has no template, in chat_template.jinja or in tokenizer_config.json"),
+        ("empty.jinja", "it is empty"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_an_error(tmp_path, monkeypatch, named, said):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jinja").write_text("\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"trl.yaml: chat_template_path: {named}: {said}"):
+        parsed(tmp_path, {"chat_template_path": named})
 
 
 def test_a_mixture_of_datasets_becomes_names(tmp_path):

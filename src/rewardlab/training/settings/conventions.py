@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
+from rewardlab.data.template_files import WORDS, shown
 from rewardlab.training.settings.config import FULL_LR, HEAD_LR, LORA_LR, RewardTrainerConfig
 from rewardlab.training.settings.presets import fill, preset_of
 from rewardlab.training.settings.trl_file import flag, is_trl_file, num_ranks, show, translate
@@ -196,6 +197,14 @@ def settle_reading(
                 f"two ways; a reward model has one. Choose --chat-template template or concat."
             )
         decided["chat_template"] = next(iter(kinds))
+    elif config.data.rendering.chat_template not in WORDS and (
+        bare := [name for name, row in rows if not _has_messages(row)]
+    ):
+        logger.warning(
+            "compat trl: %s holds texts, which TRL renders without any template; here they are turns of "
+            "--chat-template %s. --chat-template concat reads them as TRL does",
+            *(bare[0], shown(config.data.rendering.chat_template)),
+        )
     without = [name for name, row in rows if not isinstance(row.get("margin"), (int, float))]
     if (
         len(without) < len(rows)

@@ -18,6 +18,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import quoted
 from rewardlab.training.settings.config import OptimizerName, SchedulerName, Viewer
 from rewardlab.training.settings.trl_keys import KEYS, NO, NUMBERS, OLDER_NAMES, REMARKS, RENAMED, SWITCHES, YES
+from rewardlab.training.settings.trl_template import template_named
 
 Values = Mapping[str, object]
 SCHEDULES: Final = get_args(SchedulerName)
@@ -426,6 +427,12 @@ def _viewers(file: Values, made: Translation, where: str) -> None:
         made.set("report_to", known or ("none",), "report_to", list(known) or "none")
 
 
+def _template(file: Values, made: Translation, where: str) -> None:
+    if named := file.get("chat_template_path"):
+        value, remark = template_named(named, where)
+        made.set("chat_template", value, "chat_template_path", named, remark)
+
+
 RULES: Final[Sequence[Callable[[Values, Translation, str], None]]] = (
     _revision,
     _batch,
@@ -438,4 +445,5 @@ RULES: Final[Sequence[Callable[[Values, Translation, str], None]]] = (
     _adapters,
     _optimizer,
     _viewers,
+    _template,
 )

@@ -127,8 +127,8 @@ REMARKS: Final[Sequence[Remark]] = (
         text="not offered; the run goes on without it",
     ),
     Remark(
-        keys=("eos_token", "pad_token", "chat_template_path"),
-        text="tokenizer and template are taken from the model's folder; change them there",
+        keys=("eos_token", "pad_token"),
+        text="they are taken from the tokenizer in the model's folder; change them there",
     ),
     Remark(keys=("model_init_kwargs",), text="not passed on; see --precision, --attention and --trust-remote-code"),
     Remark(
@@ -162,6 +162,7 @@ HANDLED: Final = frozenset(
         "bf16 fp16 lr_scheduler_type lr_scheduler_kwargs warmup_steps",
         "lora_dropout disable_dropout lora_target_modules lora_modules_to_save use_dora",
         "load_in_4bit load_in_8bit bnb_4bit_quant_type optim max_grad_norm report_to",
+        "chat_template_path",
     )
 )
 """Keys with a rule of their own in trl_file."""
