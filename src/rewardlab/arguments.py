@@ -132,7 +132,7 @@ class ImportArguments:
     """Settings of `rewardlab import`."""
 
     source: Annotated[Path, tyro.conf.Positional]
-    """Folder of a reward model that another project saved."""
+    """Folder of a reward model that another project saved, whole or as adapters of PEFT."""
     output_dir: Path | None = None
     """The new reward-model folder; the source stays as it is."""
     in_place: bool = False

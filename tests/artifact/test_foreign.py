@@ -16,10 +16,11 @@ from foreign_models import Made, linear_head, seq_cls, trl_value_head, value_hea
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.rendering import foreign_renderer
+from rewardlab.artifact.foreign.source import PARITY
 from rewardlab.artifact.load import load
 from rewardlab.core.spec import read_spec
 from rewardlab.serve.folders import import_model as importing
-from rewardlab.serve.folders.import_model import PARITY, import_model
+from rewardlab.serve.folders.import_model import import_model
 from rewardlab.serve.verifying.folder import verify
 
 LAYOUTS: dict[str, tuple[Callable[[Path], Made], str, bool]] = {
@@ -74,7 +75,7 @@ def test_eos_strip_gives_the_tokens_that_openrlhf_gives(tmp_path, ending):
     tokenizer = make_tokenizer(template)
     tokenizer.save_pretrained(tmp_path)
     settings = ImportConfig(eos="strip", special_tokens_in_text="keep", system_prompt="Be brief.")
-    renderer = foreign_renderer(tmp_path, settings, max_seq_len=256, end_known=False)
+    renderer = foreign_renderer(tokenizer, tmp_path, settings, max_seq_len=256, end_known=False)
     renderer.tokenizer.save_pretrained(tmp_path / "rm")
     saved = AutoTokenizer.from_pretrained(tmp_path / "rm")
     for _, messages, token_ids in render_canaries(renderer):

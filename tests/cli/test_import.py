@@ -19,6 +19,7 @@ from common import CHATML, make_tokenizer, write_base_model
 from foreign_models import ENDED, edit_config, linear_head, seq_cls, trl_value_head, value_head_file
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.layouts import recognise
+from rewardlab.artifact.foreign.source import PARITY, WholeModel
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import read_spec
@@ -263,12 +264,12 @@ def test_damaged_and_missing_files_are_named(tmp_path, said):
     assert "no such folder. Download a model on a hub first" in said(tmp_path / "nowhere")
 
 
-def test_adapters_and_quantised_weights_are_told_what_to_do(tmp_path, said):
+def test_adapters_beside_a_model_and_quantised_weights_are_told_what_to_do(tmp_path, said):
     made = seq_cls(tmp_path / "source")
     edit_config(made.folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
     assert "its weights are quantised" in said(made.folder)
     (made.folder / "adapter_config.json").write_text("{}")
-    assert "it holds adapters, not a whole model. Merge them" in said(made.folder)
+    assert "it holds adapters and a whole model, so it is not clear which is meant" in said(made.folder)
 
 
 @pytest.mark.slow
@@ -389,8 +390,9 @@ def test_rounding_that_moves_scores_is_refused(tmp_path, said, capsys):
 
 def test_a_large_constant_hides_no_difference_of_scores(tmp_path):
     made = recognise(value_head_file(tmp_path / "source").folder, ImportConfig())
-    found, renderer = replace(made, bias=1000.0), build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=128))
+    source = WholeModel(found=replace(made, bias=1000.0))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=128))
     own = [float(torch.tensor(1000.0) + torch.tensor(score)) for score in (0.123, -0.7)]
-    assert importing._require_parity(found, renderer, own, [0.123, -0.7], "float32") <= importing.PARITY
+    assert importing._require_parity(source, renderer, own, [0.123, -0.7], "float32") <= PARITY
     with pytest.raises(ArtifactError, match="canary 1 scores 999.29.* as imported"):
-        importing._require_parity(found, renderer, own, [0.123, -0.704], "float32")
+        importing._require_parity(source, renderer, own, [0.123, -0.704], "float32")

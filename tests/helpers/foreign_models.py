@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -156,3 +157,27 @@ def linear_head(
     if not normalize:
         mean, std = 0.0, 1.0
     return Made(folder=folder, own=read_at_end(model, head, mean=mean, std=std) if width == 32 else lambda ids: 0.0)
+
+
+def adapters(folder: Path, base: Path, config: Any = None, *, template: str | None = CHATML, **settings: Any) -> Made:
+    """What PeftModel.save_pretrained leaves of a classifier on `base`, as after some training: every weight of the
+    adapters and of the head is another one. `template` None leaves the tokenizer out, as save_pretrained does."""
+    classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    classifier.config.pad_token_id = PAD
+    if config is None:
+        config = LoraConfig(**({"task_type": "SEQ_CLS", "r": 4, "target_modules": "all-linear"} | settings))
+    model = get_peft_model(classifier, config)
+    torch.manual_seed(7)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            head = name.endswith("score.modules_to_save.default.weight")
+            weight.data += torch.randn_like(weight) * (0.3 if head else 0.05)
+    model.eval().save_pretrained(folder)
+    if template is not None:
+        make_tokenizer(template, pad="<|pad|>").save_pretrained(folder)
+
+    @torch.no_grad()
+    def own(token_ids: Sequence[int]) -> float:
+        return float(model(torch.tensor([list(token_ids)])).logits[0, 0])
+
+    return Made(folder=folder, own=own)

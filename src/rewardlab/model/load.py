@@ -92,8 +92,8 @@ def _adapters_alone(folder: Path) -> str:
     where = str(merged) if (merged / CONFIG).is_file() else "the reward-model folder that they were exported from"
     return (
         f"{folder}: it holds adapters alone (a folder of PEFT, without config.json), and how conversations are "
-        f"rendered for them is in the merged folder. Go on from that: {where}. Adapters of another project are merged "
-        f"first (`merge_and_unload` of PEFT)."
+        f"rendered for them is in the merged folder. Go on from that: {where}. Adapters of another project are "
+        f"imported first: `rewardlab import {folder} --output-dir NEW`."
     )
 
 

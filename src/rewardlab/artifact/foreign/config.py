@@ -14,6 +14,9 @@ Layout = Literal["auto", "trl", "openrlhf", "llama-factory", "ms-swift", "seq-cl
 class ImportConfig:
     """How the files of a foreign reward model are read, and how its conversations are rendered."""
 
+    base: str | None = None
+    """Base model of adapters (of PEFT): a hub name or a folder; by default the one that their adapter_config.json
+    names."""
     layout: Layout = "auto"
     """The project that saved the model, or what its head is; `auto` takes what the files say."""
     head: str | None = None
@@ -45,6 +48,7 @@ class ImportConfig:
 
     def __post_init__(self) -> None:
         require_between(self, beta=(1e-6, 1e6))
+        require(self.base != "", "--base: the name is empty. Name a model, or leave the flag out.")
         require(self.head != "", "--head: the name is empty. Name a layer, or leave the flag out.")
         require(
             self.max_seq_len == "model" or self.max_seq_len >= 16,

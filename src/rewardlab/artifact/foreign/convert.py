@@ -38,10 +38,16 @@ def as_reward_model(source: ForeignModel) -> RewardModel:
             f"{source.folder}: weights are missing from the files: {listed}. The folder is "
             f"incomplete, or of another architecture."
         )
-    model = wrap(classifier, layout="padded", compute_dtype=torch.float32).eval()
+    model = in_our_form(classifier)
     with torch.no_grad():
         # Divide in float64, so that the quotient is rounded only once.
         model.head.weight.copy_((source.weight.double() / source.std).float())
+    return model
+
+
+def in_our_form(classifier: Any) -> RewardModel:
+    """Return a float32 classifier of transformers as a RewardModel, without what told its project of its head."""
+    model = wrap(classifier, layout="padded", compute_dtype=torch.float32).eval()
     config: Any = model.backbone.config
     for name in OF_THE_SOURCE:
         if name in vars(config):

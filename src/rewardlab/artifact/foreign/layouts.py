@@ -26,7 +26,7 @@ from rewardlab.artifact.foreign.config import ImportConfig, Layout
 from rewardlab.artifact.foreign.weights import Entry, entries_in, entries_of, read_weight
 from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.core.files import is_number
-from rewardlab.model.files import ADAPTER_CONFIG, require_same_sizes, told, transformers_names
+from rewardlab.model.files import require_same_sizes, told, transformers_names
 from rewardlab.model.load import SEQUENCE_CLASSIFIER, disk_class_of, read_config
 
 Kind = Literal["seq-cls", "v_head", "value-head", "linear-head"]
@@ -112,11 +112,6 @@ def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
     if not folder.is_dir():
         raise ModelError(
             f"{folder}: no such folder. Download a model on a hub first: `hf download NAME --local-dir DIR`."
-        )
-    if (folder / ADAPTER_CONFIG).is_file():
-        raise ArtifactError(
-            f"{folder}: it holds adapters, not a whole model. Merge them into their base model, head included, in the "
-            f"project that trained them (`merge_and_unload` of PEFT), and import the result."
         )
     config = _config_of(folder)
     disk_class = disk_class_of(config)

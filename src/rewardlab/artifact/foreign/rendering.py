@@ -9,7 +9,7 @@ from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Message
-from rewardlab.data.chat import Renderer, load_tokenizer
+from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.template_files import WORDS, read_template
 from rewardlab.data.templates import build_renderer
@@ -27,15 +27,17 @@ EXPLAINED: Final = (
 )
 
 
-def foreign_renderer(folder: Path, settings: ImportConfig, *, max_seq_len: int, end_known: bool) -> Renderer:
-    """Return the renderer of the model in `folder`, for conversations of at most `max_seq_len` tokens.
+def foreign_renderer(
+    tokenizer: Any, folder: Path, settings: ImportConfig, *, max_seq_len: int, end_known: bool
+) -> Renderer:
+    """Return the renderer of the model in `folder` with this tokenizer, for conversations of at most `max_seq_len`
+    tokens.
 
     `end_known` says that the project that trained it reads the score where its template ends.
 
-    Raises ConfigError if the choice leaves the rendering open or contradicts the tokenizer; RenderError if there is no
-    tokenizer, or if the template cannot be used.
+    Raises ConfigError if the choice leaves the rendering open or contradicts the tokenizer; RenderError if the template
+    cannot be used.
     """
-    tokenizer = load_tokenizer(str(folder))
     wanted = _template(tokenizer, settings.chat_template, folder)
     config = RenderingConfig(
         max_seq_len=max_seq_len,

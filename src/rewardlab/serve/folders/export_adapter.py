@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,25 +13,22 @@ import torch
 from rewardlab.analysis.faults import largest_distance
 from rewardlab.artifact.config import older_rope
 from rewardlab.artifact.load import load
-from rewardlab.core.errors import ArtifactError, ModelError
+from rewardlab.artifact.peft_folder import BASE, REVISION, WEIGHTS, find_base, load_base, put_on, scores_of
+from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, write_json
 from rewardlab.core.folders import replacing_folder
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, SCORE_TOLERANCE, RewardSpec, read_spec
-from rewardlab.model.attention import padded_implementation
 from rewardlab.model.builtin import resolve_model_name
-from rewardlab.model.files import ADAPTER_CONFIG, told
+from rewardlab.model.files import ADAPTER_CONFIG
 from rewardlab.model.hub import source_of
-from rewardlab.model.load import disk_class_of, quiet_transformers, read_config
+from rewardlab.model.load import read_config
 from rewardlab.model.reward import HEAD_ON_DISK
 from rewardlab.serve.folders.export import require_apart
 
 logger = logging.getLogger("rewardlab")
 ADAPTER: Final = "adapter"
-WEIGHTS: Final = "adapter_model.safetensors"
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
-BASE: Final = "base_model_name_or_path"
-REVISION: Final = "revision"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +68,7 @@ def export_adapter(
     if base is not None:
         place_of_base = resolve_model_name(base, logger.info)
         settings[BASE], settings[REVISION] = source_of(place_of_base) or (place_of_base, None)
-    base_path = _require_base(settings, "--base" if base is not None else str(adapter / ADAPTER_CONFIG))
+    base_path = find_base(settings, "--base" if base is not None else str(adapter / ADAPTER_CONFIG))
     _require_head(source, settings)
     _tell_engines(settings)
     with replacing_folder(target) as place:
@@ -94,22 +89,6 @@ def export_adapter(
     return ExportedAdapter(
         base=str(settings[BASE]), distance=distance, allowed=allowed, num_canaries=len(spec.canaries)
     )
-
-
-def _require_base(settings: Mapping[str, Any], named_by: str) -> str:
-    """Return the name or the folder of the base model of adapters.
-
-    Raises ArtifactError, naming what names the base model, if that is not there.
-    """
-    name, revision = str(settings.get(BASE)), settings.get(REVISION)
-    try:
-        path = resolve_model_name(name if revision is None else f"{name}@{revision}", logger.info)
-        read_config(path)
-    except ModelError as error:
-        raise ArtifactError(
-            f"{named_by}: the base model of these adapters is not there: {error} Name it with --base, where it is now."
-        ) from error
-    return path
 
 
 def _require_head(source: Path, settings: dict[str, Any]) -> None:
@@ -154,13 +133,7 @@ def _classifier(source: Path, base: str, *, final: int | None) -> Any:
             base,
             pad,
         )
-    config.num_labels = 1
-    text_config.pad_token_id = pad
-    # It has no head yet, which transformers would tell at length; that of the adapters is put on it.
-    with quiet_transformers(), told(base, "the adapters cannot be loaded on it"):
-        return disk_class_of(config).from_pretrained(
-            base, config=config, dtype=torch.float32, attn_implementation=padded_implementation(text_config)
-        )
+    return load_base(base, pad=pad)
 
 
 def _write_base(folder: Path, source: Path, classifier: Any) -> None:
@@ -183,11 +156,5 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
 
 def _distance(adapter: Path, classifier: Any, spec: RewardSpec, base: str) -> float:
     """Return the largest distance of the canaries from their canonical scores, computed by PEFT in float32."""
-    from peft import PeftModel
-
-    with told(base, "the adapters cannot be loaded on it"), torch.no_grad(), warnings.catch_warnings():
-        # PEFT asks by a name that transformers has deprecated.
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-        model: Any = PeftModel.from_pretrained(classifier, str(adapter)).eval()
-        scores = [float(model(torch.tensor([one.token_ids])).logits[0, 0]) for one in spec.canaries]
+    scores = scores_of(put_on(classifier, adapter, base), [one.token_ids for one in spec.canaries])
     return largest_distance([canary.score for canary in spec.canaries], scores)

@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from rewardlab.artifact.base import require_positions, settle_length
 from rewardlab.artifact.canaries import render_canaries
+from rewardlab.artifact.foreign.adapter import holds_adapters, open_adapters
 from rewardlab.artifact.foreign.config import ImportConfig
-from rewardlab.artifact.foreign.convert import as_reward_model
-from rewardlab.artifact.foreign.forward import own_scores
 from rewardlab.artifact.foreign.layouts import ForeignModel, recognise
 from rewardlab.artifact.foreign.rendering import foreign_renderer
+from rewardlab.artifact.foreign.source import Source, WholeModel
 from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.artifact.seal import seal
 from rewardlab.core.config import require
 from rewardlab.core.errors import ArtifactError, ConfigError, RewardlabError
-from rewardlab.core.files import provenance, sha256_file, write_json
+from rewardlab.core.files import provenance, write_json
 from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.core.signals import raised_at_once
 from rewardlab.core.spec import SPEC_FILE, RewardSpec
@@ -30,9 +30,6 @@ from rewardlab.model.config import BackboneConfig
 from rewardlab.serve.folders.export import require_apart
 
 logger = logging.getLogger("rewardlab")
-PARITY: Final = 1e-5
-"""Largest distance in float32 between the source's own score and the imported one, in units of max(1, |score|), of
-the score without the constant that the source adds."""
 FLOAT32_STEP: Final = 2.0**-23
 """Relative distance of neighbouring float32 numbers."""
 
@@ -43,6 +40,10 @@ class Imported:
 
     spec: RewardSpec
     source: ForeignModel
+    words: str
+    """What the source is, in words."""
+    allowed: float
+    """Largest distance that is allowed."""
     distance: float
     """Largest distance on the canaries between the source's own scores and the new folder's plus the constant, in
     units of max(1, |score|) and beyond what float32 loses by the constant."""
@@ -60,24 +61,28 @@ def import_model(
     new folder's scores lack it, since no engine has a place for it; comparisons are the same. The constant and the
     distance are in `provenance.import` of the new spec.
 
+    `source` may hold adapters of PEFT, which are merged into the base model that `settings` or their files name.
+
     Raises ArtifactError or ModelError if `source` is not a reward model that can be imported, or if the scores differ
-    by more than PARITY; ConfigError if the rendering is left open, or if `target` exists and is not to be overwritten.
+    by more than is allowed; ConfigError if the rendering is left open, or if `target` exists and is not to be
+    overwritten.
     """
     settings = settings or ImportConfig()
     require_apart(source, target, overwrite=overwrite)
     _require_foreign(source)
-    found = recognise(source, settings)
-    logger.info("%s: %s head %s, %s", source, found.kind, found.head, _arithmetic(found))
+    opened = _open(source, target, settings)
+    found = opened.found
+    logger.info("%s: %s, %s", source, opened.words, _arithmetic(found))
     end_known = found.kind == "seq-cls" and settings.layout != "ms-swift"
-    length = _length(source, settings)
+    length = _length(opened.model, settings)
     require_positions(found.config, length)
-    renderer = foreign_renderer(source, settings, max_seq_len=length, end_known=end_known)
+    renderer = foreign_renderer(opened.tokenizer(), source, settings, max_seq_len=length, end_known=end_known)
     choose_pad(renderer, found.config.get_text_config().vocab_size)
     sequences = [token_ids for _, _, token_ids in render_canaries(renderer)]
-    own = own_scores(found, sequences)
+    own = opened.own_scores(sequences)
     if not all(map(math.isfinite, own)):
         raise ArtifactError(f"{source}: its own scores of the canaries are not finite, so nothing can be compared.")
-    model = as_reward_model(found)
+    model = opened.as_reward_model()
     with replacing_folder(target) as place:
         spec = save_reward_model(
             place,
@@ -85,16 +90,16 @@ def import_model(
             renderer,
             beta=settings.beta,
             save_dtype=saved_dtype(settings.dtype),
-            provenance={**provenance(), "import": _origin(found)},
+            provenance={**provenance(), "import": _origin(opened)},
         )
         # Free this model first: the verifying process loads one as well, and memory may not be enough for both.
         del model
-        distance = _require_parity(found, renderer, own, [canary.score for canary in spec.canaries], settings.dtype)
-        spec = _with_parity(place, spec, distance, own)
+        distance = _require_parity(opened, renderer, own, [canary.score for canary in spec.canaries], settings.dtype)
+        spec = _with_parity(place, spec, opened.allowed, distance, own)
         verify_in_clean_process(place)
     final = spec.renderer.final_token_id
     end = None if final is None else str(renderer.tokenizer.decode([final]))
-    return Imported(spec=spec, source=found, distance=distance, end=end)
+    return Imported(spec=spec, source=found, words=opened.words, allowed=opened.allowed, distance=distance, end=end)
 
 
 def import_in_place(source: Path, settings: ImportConfig | None = None) -> Imported:
@@ -145,8 +150,8 @@ def import_report(result: Imported, target: Path) -> list[str]:
     renderer = spec.renderer
     end = "any token" if result.end is None else f"token {renderer.final_token_id} ({result.end!r})"
     lines = [
-        f"{target}: {found.folder} ({found.kind} head {found.head}), verified. Its own forward pass and the new folder "
-        f"are at most {result.distance:.1e} apart on {len(spec.canaries)} canaries in float32 ({PARITY:.0e} allowed).",
+        f"{target}: {found.folder} ({result.words}), verified. Its own forward pass and the new folder are at most "
+        f"{result.distance:.1e} apart on {len(spec.canaries)} canaries in float32 ({result.allowed:.0e} allowed).",
         f"Rendering: {renderer.template_source} template, {renderer.num_bos} BOS, read at {end}, up to "
         f"{renderer.max_length} tokens.",
     ]
@@ -168,10 +173,24 @@ def _require_foreign(source: Path) -> None:
         )
 
 
-def _length(source: Path, settings: ImportConfig) -> int:
+def _open(source: Path, target: Path, settings: ImportConfig) -> Source:
+    """Return the foreign reward model in `source`. Raises as `import_model` does for one that cannot be imported."""
+    if holds_adapters(source):
+        opened = open_adapters(source, settings)
+        if Path(opened.model).is_dir():
+            require_apart(Path(opened.model), target, overwrite=True)
+        return opened
+    require(
+        settings.base is None or not source.is_dir(),
+        f"--base {settings.base}: it is for adapters, and {source} holds none (no adapter_config.json). Leave it out.",
+    )
+    return WholeModel(found=recognise(source, settings))
+
+
+def _length(model: str, settings: ImportConfig) -> int:
     """Return the length limit as a number. Raises ConfigError if it is left to a model that states none."""
     rendering = RenderingConfig(max_seq_len=settings.max_seq_len)
-    return settle_length(BackboneConfig(model=str(source)), rendering)
+    return settle_length(BackboneConfig(model=model), rendering)
 
 
 def _arithmetic(found: ForeignModel) -> str:
@@ -183,8 +202,9 @@ def _arithmetic(found: ForeignModel) -> str:
     return " and ".join(parts) or "no bias and no normalisation"
 
 
-def _origin(found: ForeignModel) -> dict[str, Any]:
+def _origin(opened: Source) -> dict[str, Any]:
     """Return what the new spec says about the source: where and what it was, and what its score is made of."""
+    found = opened.found
     return {
         "folder": str(found.folder),
         "kind": found.kind,
@@ -194,17 +214,18 @@ def _origin(found: ForeignModel) -> dict[str, Any]:
         "mean": found.mean,
         "std": found.std,
         "constant_left_out": found.constant,
-        "config_sha256": sha256_file(found.folder / "config.json"),
+        **opened.origin(),
     }
 
 
 def _require_parity(
-    found: ForeignModel, renderer: Renderer, own: Sequence[float], new: Sequence[float], dtype: str
+    opened: Source, renderer: Renderer, own: Sequence[float], new: Sequence[float], dtype: str
 ) -> float:
     """Return the largest distance of the new scores, plus the constant, from the source's own.
 
-    Raises ArtifactError if it is above PARITY, with what is known to cause that.
+    Raises ArtifactError if it is above what is allowed, with what is known to cause that.
     """
+    found = opened.found
     # The unit is the score without the constant, which may be so large that it would hide any difference. Only what
     # float32 loses when the source adds the constant is let pass.
     lost = 2 * FLOAT32_STEP * max(abs(found.bias), abs(found.mean)) / found.std
@@ -213,15 +234,16 @@ def _require_parity(
         for score, wanted in zip(new, own, strict=True)
     ]
     distance = max(distances)
-    if distance <= PARITY:
+    if distance <= opened.allowed:
         return distance
     worst = distances.index(distance)
     pad, final = found.config.get_text_config().pad_token_id, renderer.spec.final_token_id
     if found.kind == "seq-cls" and pad is not None and pad == final:
         why = (
             f"Its pad token {pad} is also the token that ends a conversation, so its own class skips that token and "
-            f"reads the score before it. Give the template that its training data were rendered with, or, if it was "
-            f"trained with another pad token, correct pad_token_id in its config.json"
+            f"reads the score before it. Give the template that its training data were rendered with: without "
+            f"that token at its end, if its project read the score there. Or, if it was trained with another pad "
+            f"token, correct {opened.pad_said_in}"
         )
     elif dtype != "float32":
         why = f"Its weights are not {dtype} values, so rounding moved them. Use --dtype float32"
@@ -229,14 +251,14 @@ def _require_parity(
         why = "The two do not compute the same function. Please report this with the model's name"
     raise ArtifactError(
         f"{found.folder}: canary {worst} scores {own[worst]:.6f} by the source's own forward pass and "
-        f"{new[worst] + found.constant:.6f} as imported, {distance:.1e} apart where {PARITY:.0e} is allowed. {why}. "
-        f"Nothing was written."
+        f"{new[worst] + found.constant:.6f} as imported, {distance:.1e} apart where {opened.allowed:.0e} is allowed. "
+        f"{why}. Nothing was written."
     )
 
 
-def _with_parity(place: Path, spec: RewardSpec, distance: float, own: Sequence[float]) -> RewardSpec:
+def _with_parity(place: Path, spec: RewardSpec, allowed: float, distance: float, own: Sequence[float]) -> RewardSpec:
     """Write the result of the comparison into the spec, under a new seal."""
-    parity = {"largest_distance": distance, "allowed": PARITY, "precision": "float32", "own_scores": list(own)}
+    parity = {"largest_distance": distance, "allowed": allowed, "precision": "float32", "own_scores": list(own)}
     origin = {**spec.provenance["import"], "parity": parity}
     sealed = seal(place, replace(spec, provenance={**spec.provenance, "import": origin}))
     write_json(place / SPEC_FILE, sealed.to_dict())
