@@ -158,6 +158,10 @@ def test_other_tasks_and_kinds_are_refused(tmp_path, base, made, said):
     prompts = PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4)
     get_peft_model(classifier, prompts).save_pretrained(tmp_path / "prompts")
     assert "peft_type is 'PROMPT_TUNING', and only adapters that can be merged" in said(tmp_path / "prompts")
+    (tmp_path / "lm/value_head.safetensors").write_bytes(b"")
+    assert "its head is in value_head.safetensors, as LLaMA-Factory's. Merge the adapters there" in said(
+        tmp_path / "lm"
+    )
     change(made.folder, alora_invocation_tokens=[1, 2])
     assert "alora_invocation_tokens is [1, 2]: they act on some tokens alone" in said(made.folder)
     change(made.folder, alora_invocation_tokens=None, layer_replication=[[0, 2], [1, 2]])
@@ -225,6 +229,18 @@ def test_a_base_that_moved_is_named(tmp_path, base, made, capsys, log):
     assert f"adapters and head score on {tmp_path / 'moved'}, named by --base)" in capsys.readouterr().out
     assert f"base model: {tmp_path / 'moved'}, though {made.folder / 'adapter_config.json'} names {base}" in log.text
     require_scores(folder, made)
+
+
+def test_a_base_whose_files_do_not_belong_together_is_named(base, made, said):
+    edit_config(base, intermediate_size=96)
+    assert "these files belong to different models" in said(made.folder)
+
+
+def test_adapters_where_a_model_is_wanted_are_told_of_import(made, pairs_file, capsys):
+    told = f"`rewardlab import {made.folder} --output-dir NEW`"
+    assert told in refusal(capsys, "verify", made.folder)
+    rest = ["--dataset", pairs_file, "--output-dir", made.folder.parent / "run"]
+    assert told in refusal(capsys, "train", "--model", made.folder, *rest)
 
 
 def test_a_quantised_base_is_refused(base, made, said):

@@ -339,7 +339,8 @@ def _without_spec(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         return (
             f"these are adapters alone, without the model that scores. {WANTED} In it lie the merged weights, beside "
-            f"its folder adapter/."
+            f"its folder adapter/. Those of another project are merged by `rewardlab import {quoted(str(folder))} "
+            f"--output-dir NEW`."
         )
     try:
         names = read_object(folder / "config.json", DAMAGED).get("architectures")

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.schema import read_object
+from rewardlab.core.terminal import quoted
 from rewardlab.core.types import Log
 from rewardlab.model import attention
 from rewardlab.model.applying import apply_compute
@@ -93,7 +94,7 @@ def _adapters_alone(folder: Path) -> str:
     return (
         f"{folder}: it holds adapters alone (a folder of PEFT, without config.json), and how conversations are "
         f"rendered for them is in the merged folder. Go on from that: {where}. Adapters of another project are "
-        f"imported first: `rewardlab import {folder} --output-dir NEW`."
+        f"imported first: `rewardlab import {quoted(str(folder))} --output-dir NEW`."
     )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.convert import in_our_form
-from rewardlab.artifact.foreign.layouts import KINDS_OF, ForeignModel
+from rewardlab.artifact.foreign.layouts import HEAD_FILES, KINDS_OF, ForeignModel
 from rewardlab.artifact.foreign.weights import Entry, entries_in, read_weight
 from rewardlab.artifact.peft_folder import (
     BASE,
@@ -35,7 +35,7 @@ from rewardlab.core.schema import read_object
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.core.types import IntArray
 from rewardlab.data.chat import load_tokenizer
-from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, told, weight_files
+from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_same_sizes, told, weight_files
 from rewardlab.model.hub import commit_of
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel
@@ -194,6 +194,11 @@ def _require_kind(folder: Path, settings: Mapping[str, Any]) -> None:
             f"{folder / ADAPTER_CONFIG}: peft_type is {kind!r}, and only adapters that can be merged into weights are "
             f"imported: {', '.join(MERGED)}. Prompts and prefixes have no place in a model's weights."
         )
+    if own := [name for name in HEAD_FILES if (folder / name).is_file()]:
+        raise ArtifactError(
+            f"{folder}: its head is in {own[0]}, as LLaMA-Factory's. Merge the adapters there, keep {own[0]} beside "
+            f"the merged model, and import that."
+        )
     if task not in (None, TASK):
         raise ArtifactError(
             f"{folder / ADAPTER_CONFIG}: task_type is {task!r}, and a reward model of PEFT is a sequence classifier "
@@ -241,12 +246,15 @@ def _require_head(folder: Path) -> tuple[str, Entry]:
 
 
 def _require_plain(base: str, config: Any) -> None:
-    """Raise ArtifactError for a base model that is quantised, or whose class has no head of this name."""
+    """Raise ArtifactError for a base model that is quantised, or whose class has no head of this name; ModelError for
+    a folder whose configuration and weights are of different models."""
     if getattr(config, "quantization_config", None) is not None:
         raise ArtifactError(
             f"{base}: the base model is quantised, and merging would round once more. Name the model that it was "
             f"quantised from with --base."
         )
+    if Path(base).is_dir():
+        require_same_sizes(Path(base), config, disk_class_of(config))
     with told(base, f"no model can be built from its {CONFIG}"), torch.device("meta"):
         classifier = disk_class_of(config)._from_config(config)
     if not hasattr(classifier, HEAD_ON_DISK):
