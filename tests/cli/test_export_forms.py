@@ -185,6 +185,17 @@ def test_adapters_alone_give_the_merged_scores_through_peft(lora_run, tmp_path, 
             assert float(model(torch.tensor([ids])).logits[0, 0]) == pytest.approx(canary.score, abs=1e-4)
 
 
+@pytest.mark.slow
+def test_exported_adapters_are_imported_with_the_scores_of_the_run(lora_run, tmp_path, verified_here, monkeypatch):
+    monkeypatch.setattr("rewardlab.serve.folders.import_model.verify_in_clean_process", verify)
+    source, out = lora_run / "run/step_2", tmp_path / "adapter"
+    export(source, out, "--adapter")
+    main(["import", str(out), "--output-dir", str(tmp_path / "rm"), "--max-seq-len", "256"])
+    before, after = read_spec(source), read_spec(tmp_path / "rm")
+    assert [one.token_ids for one in after.canaries] == [one.token_ids for one in before.canaries]
+    assert [one.score for one in after.canaries] == pytest.approx([one.score for one in before.canaries], abs=1e-4)
+
+
 def test_training_on_from_adapters_alone_is_refused_with_the_folder_to_go_on_from(lora_run, tmp_path, capsys):
     source = lora_run / "run/step_2"
     export(source, tmp_path / "adapter", "--adapter")
