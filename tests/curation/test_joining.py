@@ -14,12 +14,15 @@ import runs
 from loading import pair, write
 from rewardlab import EvalConfig, evaluate_folder, train
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import to_json
 from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.auditing.run import audit_rows
 from rewardlab.curation.files.config import ConvertConfig
 from rewardlab.curation.files.converting import Converted, convert
+from rewardlab.curation.files.forms import as_own_row
 from rewardlab.curation.files.joining import Joiner
+from rewardlab.data.rows import MAX_CHARACTERS
 from written import configured, preferences_in, rows_in, told_by
 
 ROWS: list[dict[str, Any]] = [
@@ -32,7 +35,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-AGAIN = {"judged_again": 1, "agreeing": 0, "merged": 0, "rankings": 0}
+AGAIN = {"judged_again": 1, "agreeing": 0, "merged": 0, "rankings": 0, "full": 0}
 """Of ROWS, the counts that do not depend on what is joined."""
 
 
@@ -81,6 +84,32 @@ def test_judgements_of_the_same_replies_are_numbered_and_others_keep_their_annot
     assert (row_id, source) == ("f:1", "f")
     told = [(own.first, own.second, own.annotator) for own in one.comparisons]
     assert told == [(0, 1, "1"), (2, 1, None), (1, 0, "2"), (0, 1, "3"), (0, 1, "4")]
+
+
+def test_a_joined_row_has_no_more_replies_than_reading_keeps(tmp_path):
+    rows = [{"prompt": "Why?", "chosen": f"good {k}", "rejected": f"bad {k}"} for k in range(200)]
+    done = joined(tmp_path, [*rows, *(pair(k) for k in range(100))], "prompts")
+    before, after = preferences_in(tmp_path / "in.jsonl"), preferences_in(done.output)
+    assert judged(after) == judged(before)
+    assert [len(one.replies) for one in after[:2]] == [256, 144]
+    assert done.joined.full == told_by(done.output)["joined"]["full"] == 1
+
+
+@pytest.mark.parametrize(("by", "names", "sizes"), [("prompts", 5, [2, 2, 1]), ("pairs", 1, [2, 2, 1])])
+def test_a_joined_row_has_no_more_characters_than_reading_keeps(by, names, sizes):
+    long = "a" * 1_800_000
+    joiner = Joiner(by)
+    for k in range(5):
+        texts = (f"good {k % names}{long if names > 1 else ''}", f"bad {k % names}{long if names > 1 else ''}")
+        replies = tuple((Message("assistant", text),) for text in texts)
+        judgement = Comparison(first=0, second=1, annotator=f"{k}{'' if names > 1 else 2 * long}")
+        prompt = (Message("user", "Why?"),)
+        one = Preference(id=f"f:{k}", source="f", prompt=prompt, replies=replies, comparisons=(judgement,))
+        joiner.add((one, one.id, "f"))
+    rows = list(joiner.joined())
+    assert [len(one.comparisons) for one, _, _ in rows] == sizes
+    assert all(len(to_json(as_own_row(*row), indent=None)) <= MAX_CHARACTERS for row in rows)
+    assert joiner.counts.full == len(sizes) - 1
 
 
 def test_joined_rows_of_annotators_contradict_nothing(tmp_path):

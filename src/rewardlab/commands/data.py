@@ -80,6 +80,8 @@ def convert(arguments: Sequence[str]) -> None:
             f"  {number_of(done.joined.rows, 'row')} became {done.joined.joined_rows:,} by --join {config.join}; the "
             f"largest has {number_of(done.joined.largest, 'reply')}"
         )
+        if done.joined.full:
+            say(f"  begun since the row before had no room within the limits of a row: {done.joined.full:,}")
         if done.joined.joined_rows < done.joined.rows:
             say("  each row is one preference of --batch-size now, and of the loss without --kwise-weight comparison")
         if again := done.joined.judged_again:

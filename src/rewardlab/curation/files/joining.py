@@ -6,16 +6,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
+from rewardlab.core.files import to_json
 from rewardlab.core.types import Comparison, Conversation, Preference
+from rewardlab.curation.files.forms import as_own_row
+from rewardlab.data.rows import MAX_CHARACTERS, MAX_REPLIES
 
 Join = Literal["pairs", "prompts"]
 Named = tuple[Preference, str, str]
 """A preference with its id and its source."""
 Key = tuple[str, Conversation, frozenset[Conversation], object]
+MORE_CHARACTERS: Final = 32
+"""Characters that a judgement may have more in a joined row than in its own: longer numbers of replies, and a number in
+place of an annotator; in Parquet, the names of fields that it does not have."""
 
 
 @dataclass(kw_only=True)
@@ -36,6 +42,8 @@ class JoinCounts:
     """Judgements that were left out, since they said the same of equal replies of one row."""
     rankings: int = 0
     """Rows with a ranking of three replies or more, which stay as they are."""
+    full: int = 0
+    """Times that a joined row had no room for another one within the limits of a row, so that a new one was begun."""
 
     def add(self, later: JoinCounts) -> None:
         """Add the counts of another dataset."""
@@ -46,6 +54,7 @@ class JoinCounts:
         self.agreeing += later.agreeing
         self.merged += later.merged
         self.rankings += later.rankings
+        self.full += later.full
 
     def as_dict(self) -> dict[str, int]:
         """Return the counts as a JSON mapping."""
@@ -55,13 +64,16 @@ class JoinCounts:
 class Joiner:
     """Takes preferences, and gives them back joined, each at the place of the first.
 
-    Texts must be equal to the letter, and sources too. All preferences are kept in memory.
+    Texts must be equal to the letter, and sources too. A joined row stays within `MAX_REPLIES` and `MAX_CHARACTERS`,
+    beyond which reading would drop it: what has no room in it begins another. All preferences are kept in memory.
     """
 
     def __init__(self, by: Join) -> None:
         self.counts = JoinCounts()
         self._by = by
+        self._rows: list[_Growing] = []
         self._open: dict[Key, _Growing] = {}
+        """For each key, the last of its rows, which takes up others."""
 
     def add(self, named: Named) -> None:
         """Take a preference."""
@@ -74,14 +86,16 @@ class Joiner:
         alone = self.counts.rows if is_ranked else None
         key = (source, preference.prompt, replies, alone)
         growing = self._open.get(key)
-        if growing is None:
-            self._open[key] = _Growing(named)
-        else:
+        if growing is not None and growing.has_room_for(preference):
             growing.take(preference)
+            return
+        self.counts.full += growing is not None
+        self._open[key] = _Growing(named)
+        self._rows.append(self._open[key])
 
     def joined(self) -> Iterator[Named]:
         """Yield the joined preferences."""
-        for growing in self._open.values():
+        for growing in self._rows:
             whole = growing.whole()
             self.counts.joined_rows += 1
             self.counts.merged += growing.merged if growing.is_joined else 0
@@ -112,11 +126,27 @@ class _Growing:
         self._taken = 0
         self.merged = 0
         """Judgements of equal replies of a row that became one."""
+        alone = replace(self._first, replies=(), comparisons=(), ranking=None)
+        self._characters = len(to_json(as_own_row(alone, self.row_id, self.source), indent=None))
+        """Of the row as it is written, or a few more."""
         self.take(self._first)
+
+    def has_room_for(self, other: Preference) -> bool:
+        """Return whether the row could still be read with another preference in it."""
+        num_replies = len(self._places.keys() | set(other.replies))
+        return num_replies <= MAX_REPLIES and self._characters + self._more_characters(other) <= MAX_CHARACTERS
+
+    def _more_characters(self, other: Preference) -> int:
+        """Return by how many characters another preference makes the row longer, at most."""
+        new = tuple(reply for reply in dict.fromkeys(other.replies) if reply not in self._places)
+        row = as_own_row(replace(other, replies=new), self.row_id, self.source)
+        texts = (to_json(row[name], indent=None) for name in ("replies", "comparisons"))
+        return sum(map(len, texts)) + MORE_CHARACTERS * len(other.comparisons)
 
     def take(self, other: Preference) -> None:
         """Add the replies of another preference that are new, and all of its judgements."""
         self._taken += 1
+        self._characters += self._more_characters(other)
         places = [self._places.setdefault(reply, len(self._places)) for reply in other.replies]
         taken: dict[Comparison, tuple[int, int]] = {}
         for one in other.comparisons:
