@@ -65,3 +65,16 @@ def test_one_label_that_is_called_labels_is_mapped_as_that_of_the_row(tmp_path: 
     rows = [{**PAIR, "labels": "b"}, {**PAIR, "labels": "a"}]
     loaded = load(write(tmp_path / "rows.jsonl", rows), map_label=("a=1", "b=0"))
     assert [row.comparisons[0].label for row in loaded.preferences] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("labels", [[0], {"ann": 0}, [0.2], [1], [0, 0], [0, 1]])
+def test_replies_have_the_numbers_of_the_row_however_many_annotators_prefer_the_rejected_one(
+    tmp_path: Path, labels: object
+) -> None:
+    rows = [{**PAIR, "labels": labels}, {**PAIR, "labels": [1, 1]}]
+    judged, named = load(write(tmp_path / "rows.jsonl", rows)).preferences
+    assert judged.replies == named.replies, "scores by the number of a reply are of the row's own"
+    said = list(labels.values()) if isinstance(labels, dict) else labels
+    assert isinstance(said, list)
+    assert [one.first for one in judged.comparisons] == [int(label < 0.5) for label in said]
+    assert judged.ranking == {(0,): (1, 0), (1,): (0, 1)}.get(tuple(sorted(set(said))))

@@ -197,8 +197,9 @@ def judge_pair(
     """Return a preference of two replies with a comparison a vote. None weighs less for there being others: training
     counts each prompt once (`data.groups.weigh`), or each vote.
 
-    A single vote puts the preferred reply first. `is_named` says that the row names the better reply, whatever the
-    votes are, so that the places of the two carry no information. With `--strength-as weight`, ties that have a
+    A single vote puts the preferred reply first, unless the row names it. `is_named` says that it does, whatever the
+    votes are: the named one stays first, as scores from elsewhere number it, and the places of the two carry no
+    information. With `--strength-as weight`, ties that have a
     strength would have weight 0 and are left out.
 
     Raises UnusableRowError for equal replies, and for strengths and margins that cannot be used.
@@ -206,7 +207,7 @@ def judge_pair(
     if text_key(replies[0]) == text_key(replies[1]):
         raise UnusableRowError("identical_replies", f"both are {show(replies[0][-1].content)}")
     order = (0, 1)
-    if len(votes) == 1 and votes[0].label < 0.5:
+    if len(votes) == 1 and votes[0].label < 0.5 and not is_named:
         replies, order = (replies[1], replies[0]), (1, 0)
         votes = [replace(votes[0], label=1 - votes[0].label)]
     weightless = rules.reading.strength_as == "weight"
