@@ -7,8 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
-from common import CHATML, write_base_model
+from common import CHATML, make_model, make_tokenizer, write_base_model
+from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import read_jsonl, write_jsonl
@@ -125,6 +127,20 @@ def test_lengths_are_counted_in_words_or_in_the_tokens_of_a_model(tmp_path: Path
     assert tokens[-1]["found"].startswith(f"{length} tokens; ")
     (alone,) = report(path, "--max-seq-len", "2", "--overwrite")["checks"]["overlong-replies"]["rows"]
     assert alone == {"row": "a.jsonl:2", "score": 1.0, "found": "a reply of 3 words"}
+
+
+@pytest.mark.parametrize("template", ["concat", "plain"])
+def test_tokens_are_counted_of_rows_as_the_model_was_trained_on_them(tmp_path: Path, template: str) -> None:
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=128, chat_template=template))
+    model = tmp_path / "model"
+    save_reward_model(model, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    asked, reply = "\n\nHuman: Is light water?\n\nAssistant:", " no, it is more than that"
+    write_jsonl(tmp_path / "a.jsonl", [{"prompt": asked, "chosen": reply, "rejected": " no"}])
+    turns = {"concat": (asked, reply), "plain": ("Is light water?", reply.strip())}[template]
+    text = renderer.text([Message("user", turns[0]), Message("assistant", turns[1])])
+    length = len(renderer.tokenizer(text, add_special_tokens=False)["input_ids"])
+    (row,) = report(tmp_path / "a.jsonl", "--model", model, "--max-seq-len", 4)["checks"]["overlong"]["rows"]
+    assert row["found"].startswith(f"{length} tokens; ")
 
 
 def preferences_of(path: Path) -> list[Preference]:

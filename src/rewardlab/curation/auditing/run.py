@@ -61,10 +61,11 @@ def audit_rows(config: AuditConfig) -> Audited:
     tokenizer for `--model`.
     """
     sources = sources_of(config)
-    rules = [Rules(source=source.name, reading=config.reading, seed=SEED) for source in sources]
+    renderer, cutting = _renderers(config)
+    bare = renderer is not None and renderer.spec.joins_texts
+    rules = [Rules(source=source.name, reading=config.reading, seed=SEED, bare=bare) for source in sources]
     parts = _parts(sources, config.splits)
     others = _others(config, rules[0])
-    renderer, cutting = _renderers(config)
     reading = config.reading
     facts: list[Facts] = []
     read: list[ReadSource] = []
