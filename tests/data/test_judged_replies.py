@@ -73,14 +73,23 @@ def test_a_comparison_without_strength_is_left_out_and_the_others_of_its_row_sta
 
 
 def test_plackett_luce_ranks_judged_replies_that_are_ranked_strictly():
-    assert preference({**JUDGED, "ranking": [0, 1, 2]}, kwise_loss="plackett-luce").ranking == (0, 1, 2)
     ranked = {"kwise_loss": "plackett-luce"}
+    assert preference({**JUDGED, "comparisons": [{"first": 0, "second": 1}]}, **ranked).ranking == (0, 1, 2)
     assert cause({**JUDGED, "ranking": None}, **ranked) == "missing_field"
     tied = [{"first": 0, "second": 1, "label": 0.5}]
     assert cause({**JUDGED, "comparisons": tied}, **ranked) == "tied_ranking"
     assert cause({**JUDGED, "replies": ["a", "b", "b"], "ranking": [0, 1, 2]}, **ranked) == "identical_replies"
     two = {"prompt": "Why?", "replies": ["a", "b"], "comparisons": [{"first": 1, "second": 0}]}
     assert preference(two, **ranked).ranking == (1, 0)
+
+
+@pytest.mark.parametrize("soft", [{"label": 0.7}, {"margin": 1.5}, {"label": 0.2, "first": 1, "second": 0}])
+def test_plackett_luce_drops_judged_replies_whose_margins_or_soft_labels_it_would_ignore(soft):
+    one, two = {"first": 0, "second": 1, **soft}, {"first": 0, "second": 2}
+    pair = {"prompt": "Why?", "replies": ["a", "b"], "ranking": [0, 1]}
+    for row in ({**JUDGED, "comparisons": [two, one]}, {**pair, "comparisons": [one]}):
+        assert cause(row, kwise_loss="plackett-luce") == "soft_ranking"
+        assert preference(row).ranking == tuple(row["ranking"])
 
 
 def test_a_margin_of_the_row_is_that_of_its_comparisons_unless_they_have_their_own():

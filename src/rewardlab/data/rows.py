@@ -46,6 +46,7 @@ CAUSES: Mapping[str, str] = {
     "no_prompt": "chosen and rejected are plain texts and there is no prompt; --prompt-column names yours",
     "no_comparison": "no two replies are left of which one is better",
     "tied_ranking": "replies with equal scores, and Plackett-Luce needs a strict ranking",
+    "soft_ranking": "a comparison has a margin or a label other than 0 and 1, which Plackett-Luce cannot use",
     "unmapped_label": "--map-label does not name the value of the label",
     "low_score_ratio": "the votes differ by less than --min-score-ratio",
     "over_post_cap": "its post has more judgements than --max-per-post allows",

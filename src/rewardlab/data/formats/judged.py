@@ -131,13 +131,19 @@ def _ranking_of(
 
 
 def _require_strict_ranking(preference: Preference, texts: Sequence[object]) -> None:
-    """Raise UnusableRowError for a preference that Plackett–Luce cannot rank: ties, equal texts, or no ranking."""
+    """Raise UnusableRowError for a preference that Plackett–Luce cannot rank: ties, equal texts, or no ranking.
+
+    Margins and labels between 0 and 1 have no place in a ranking, and would be ignored.
+    """
     if len(set(texts)) < len(texts):
         raise UnusableRowError("identical_replies", "two replies are the same text, and Plackett-Luce ranks all")
     if any(one.label == 0.5 for one in preference.comparisons):
         raise UnusableRowError("tied_ranking", "a comparison has the label 0.5")
     if preference.ranking is None:
         raise UnusableRowError("missing_field", "no 'ranking', which Plackett-Luce needs")
+    if soft := [one for one in preference.comparisons if one.margin or one.label not in (0.0, 1.0)]:
+        what = f"margin {soft[0].margin:g}" if soft[0].margin else f"label {soft[0].label:g}"
+        raise UnusableRowError("soft_ranking", f"a comparison has the {what}; --kwise-loss pairs uses it")
 
 
 JUDGED = Schema(name="judged replies", needed=("prompt", "replies", "comparisons"), read=read_judged)
