@@ -150,7 +150,7 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     Raises ConfigError if `--resume` names something that is not a run.
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    given = {flag: value for flag, value in pairwise([*words, ""]) if flag in ("--resume", "--config", "--output-dir")}
+    given = {flag.replace("_", "-"): value for flag, value in pairwise([*words, ""]) if flag.startswith("--")}
     if given.get("--resume", "auto") in ("auto", "", "None"):
         return list(arguments)
     run = run_of(given["--resume"])
@@ -163,6 +163,8 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
         for name, other in SAME_THING:
             if other in asked and name not in asked:
                 settings += [f"--{name}", "None"]
+        if given.get("--lr-scheduler") == "constant" and "warmup_steps" not in asked:  # it has no warm-up
+            settings += ["--warmup_steps", "None"]
     return [*settings, *([] if "--output-dir" in given else ["--output-dir", str(run)]), *arguments]
 
 

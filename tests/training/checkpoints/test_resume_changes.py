@@ -81,11 +81,20 @@ def test_a_longer_run_takes_a_new_course_when_asked(base_model, pairs_file, tmp_
         (["--steps", "9"], {"steps": 9, "warmup_steps": 2}),
         (["--warmup-ratio=0.25"], {"steps": 8, "warmup_steps": None, "warmup_ratio": 0.25}),
         (["--epochs=2", "--warmup_steps", "3"], {"steps": None, "warmup_steps": 3}),
+        (["--reschedule", "--lr-scheduler=constant"], {"lr_scheduler": "constant", "warmup_steps": None}),
     ],
 )
 def test_what_is_given_goes_before_what_the_run_says_in_other_units(flags, found, stopped):
     config = parse_train(["--resume", str(stopped.run.output_dir), *flags])
     assert values_of(config, found) == found
+
+
+def test_a_run_that_goes_on_at_a_constant_rate_leaves_its_warm_up(stopped):
+    run = resume.find_interrupted(stopped)
+    asked = stopped.replace(warmup_steps=None, reschedule=True)
+    assert resume.with_decisions(asked, run.config).schedule.warmup_steps == 2
+    constant = resume.with_decisions(asked.replace(lr_scheduler="constant"), run.config)
+    assert constant.schedule.warmup_steps is None
 
 
 @pytest.mark.slow

@@ -197,7 +197,9 @@ def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> Rew
     taken: dict[str, Any] = {name: known[name].of(run) for name in PROBED if known[name].of(config) == "auto"}
     if config.run.eval_every is None:
         taken["eval_every"] = run.run.eval_every
-    if config.schedule.warmup_steps is None and config.schedule.warmup_ratio is None:
+    schedule = config.schedule
+    # `constant` has no warm-up to take over: a run that goes on with it has left that of its first schedule.
+    if schedule.warmup_steps is None and schedule.warmup_ratio is None and schedule.lr_scheduler != "constant":
         taken["warmup_steps"] = run.schedule.warmup_steps
     return config.replace(**taken)
 
