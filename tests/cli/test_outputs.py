@@ -224,6 +224,17 @@ def test_a_run_that_was_killed_while_it_began_or_was_cleared_begins_again(base_m
     assert (run / "manifest.json").is_file()
 
 
+def test_a_new_run_leaves_no_evaluation_of_the_earlier_one(tmp_path):
+    run = tmp_path / "run"
+    written = ["step_2.scores.jsonl", "test.metrics.json", "precision.json", "live.json", "states.json"]
+    (run / "evals").mkdir(parents=True)
+    for name in written:
+        (run / "evals" / name).write_text("{}")
+    (run / "manifest.json").write_text(json.dumps({"config_hash": "x", "provenance": {}}))
+    clear_folder(run)
+    assert [path.name for path in run.iterdir()] == ["manifest.json"]
+
+
 @pytest.mark.slow
 def test_what_others_put_beside_the_steps_of_a_run_stays_when_it_goes_on(base_model, pairs_file, tmp_path):
     line = [str(word) for word in (*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file)]

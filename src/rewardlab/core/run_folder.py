@@ -61,7 +61,7 @@ CARD_MARK = "<!-- rewardlab card "
 """Begins the line of a card that holds its checksum."""
 INSIDE: Mapping[str, str] = {
     "evals": r"(step_\d+|(selection|test)\w*|cross_validated)\.(scores\.jsonl|metrics\.json|uncertainty\.jsonl)|"
-    r"(precision|live)\.json",
+    r"(precision|live|states)\.json",
     CHECKPOINTS: r"step_\d+(\.damaged)?",
     "profile": r"trace\.json|operators\.txt",
     "tensorboard": r"events\.out\.tfevents\..+",
@@ -158,8 +158,7 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     if "--config" not in given:
         asked = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
         settings = ["--config", str(run / "config.json")]
-        # The settings of a run are resolved to the first of each pair (steps, not epochs). Unless it is unset here,
-        # both would be set, which is an error.
+        # The settings of a run have the first of each pair (steps, not epochs): beside the other it would be an error.
         for name, other in SAME_THING:
             if other in asked and name not in asked:
                 settings += [f"--{name}", "None"]
