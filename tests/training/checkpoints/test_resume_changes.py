@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -95,6 +96,15 @@ def test_a_run_that_goes_on_at_a_constant_rate_leaves_its_warm_up(stopped):
     assert resume.with_decisions(asked, run.config).schedule.warmup_steps == 2
     constant = resume.with_decisions(asked.replace(lr_scheduler="constant"), run.config)
     assert constant.schedule.warmup_steps is None
+
+
+@pytest.mark.parametrize(("scheduler", "follows"), [("constant_with_warmup", False), ("cosine", True)])
+def test_more_steps_are_another_schedule_only_where_the_rate_depends_on_them(scheduler, follows, stopped):
+    run = resume.find_interrupted(stopped)
+    run = dataclasses.replace(run, config=run.config.replace(lr_scheduler=scheduler))
+    (line,) = resume.require_same_run(run.config.replace(steps=12), run, reschedule=True)
+    assert line.startswith("--steps 12, it was 8")
+    assert ("another schedule from here on" in line) == follows
 
 
 @pytest.mark.slow

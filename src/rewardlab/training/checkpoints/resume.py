@@ -266,6 +266,8 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
         **dict.fromkeys(CADENCE, "which model is chosen may change"),
         **dict.fromkeys(LENGTH, "the learning rate follows another schedule from here on"),
     }
+    if {config.schedule.lr_scheduler, run.config.schedule.lr_scheduler} <= set(LEVEL):
+        notes = {name: note for name, note in notes.items() if name not in ("steps", "epochs")}
     return [lines[name] + (f" ({notes[name]})" if name in notes else "") for name in changed]
 
 
