@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import shutil
 import threading
 from dataclasses import fields, replace
@@ -183,7 +184,7 @@ def test_a_damaged_entry_is_said_and_made_again(tmp_path: Path, caplog: pytest.L
     assert caplog.text == ""
     (tmp_path / "k" / "tokens.bin").write_bytes(b"1234")
     assert cache.make("k", write)[1] is True
-    assert "damaged (tokens.bin has changed); the data are prepared again" in caplog.text
+    assert caplog.text.count("damaged (tokens.bin has changed); the data are prepared again") == 1
     assert cache.make("k", fail)[1] is False
 
 
@@ -236,3 +237,16 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_the_flag(tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(RewardlabError, match="--cache-dir"):
         Cache(tmp_path / "file").make("k", write)
+
+
+def test_what_is_there_is_read_from_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    assert Cache(tmp_path).make("k", write)[1] is True
+    monkeypatch.setattr(module, "_locked", refuse)
+    assert Cache(tmp_path).make("k", fail)[1] is False
+    with pytest.raises(RewardlabError, match=r"Read-only file system.*--cache-dir"):
+        Cache(tmp_path).make("other", write)

@@ -102,15 +102,16 @@ class Cache:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
-    def find(self, key: str) -> TokenStore | None:
-        """Return the store with this key; None if there is none, or if it is damaged (which is logged; `make` replaces
-        it)."""
+    def find(self, key: str, *, tells: bool = True) -> TokenStore | None:
+        """Return the store with this key; None if there is none, or if it is damaged (which is logged if it `tells`;
+        `make` replaces it)."""
         if self.folder is None or not (self.folder / key).is_dir():
             return None
         try:
             return open_store(self.folder / key)
         except DamagedError as damage:
-            logger.warning("cache: %s is damaged (%s); the data are prepared again", self.folder / key, damage)
+            if tells:
+                logger.warning("cache: %s is damaged (%s); the data are prepared again", self.folder / key, damage)
             return None
 
     def make(self, key: str, write: Callable[[Path], None]) -> tuple[TokenStore, bool]:
@@ -121,13 +122,16 @@ class Cache:
 
         Raises RewardlabError if the folder cannot be written, for example on a full disk, and what `write` raises.
         """
+        # A folder that cannot be written has no place for a lock, and may have the store.
+        if (store := self.find(key)) is not None:
+            return store, False
         try:
             if self.folder is None:
                 return self._make_unkept(write), True
             self.folder.mkdir(parents=True, exist_ok=True)
             with _locked(self.folder / f".{key}.lock", self.folder / key):
                 # Another process may have finished it while this one waited for the lock.
-                if (store := self.find(key)) is not None:
+                if (store := self.find(key, tells=False)) is not None:
                     return store, False
                 # This process holds the lock, so temporary folders of this key belong to processes that were killed.
                 for left_over in self.folder.glob(f".{key}.tmp-*"):
