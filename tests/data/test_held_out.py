@@ -19,6 +19,7 @@ from rewardlab.data.templates import build_renderer
 from rewardlab.training.checkpoints import resume
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.start import to_groups
 
 
 def write_dialogues(path: Path, count: int, *, opening: str = "Tell me about topic {}.", turns: int = 3) -> Path:
@@ -133,3 +134,15 @@ def test_a_run_goes_on_with_the_rule_that_it_began_by(base_model, tmp_path, monk
     manifest_file.write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="the evaluation data are not what the run began with"):
         train(config)
+
+
+@pytest.mark.parametrize("truncation", ["prompt-left", "drop"])
+def test_held_out_rows_that_are_all_too_long_are_refused_with_the_flags_that_hold_out_others(tmp_path, truncation):
+    path = write_dialogues(tmp_path / "rows.jsonl", 20, turns=1)
+    config = config_for(path, eval_fraction=0.05, truncation=truncation)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[int(prepare(config).eval.groups()[0].preference_id.rpartition(":")[2]) - 1]["chosen"] += " word" * 300
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    renderer = build_renderer(make_tokenizer(), config.data.rendering)
+    with pytest.raises(DataError, match=r"evaluation data: 1 of 1 preference .*--eval-fraction, others with .* --seed"):
+        to_groups(config, prepare(config), renderer)

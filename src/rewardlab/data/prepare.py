@@ -168,16 +168,24 @@ def draw(rows: Rows, limit: int | None, seed: int) -> Rows:
 
 
 def token_groups(
-    part: Part, renderer: Renderer, max_drop_fraction: float, name: str, *, own_limit: bool = False
+    part: Part,
+    renderer: Renderer,
+    max_drop_fraction: float,
+    name: str,
+    *,
+    own_limit: bool = False,
+    held_out: bool = False,
 ) -> tuple[Groups, TokenReport]:
     """Return the groups of a part of the data and the report on them, and log the report.
 
-    `own_limit` says that the length limit comes with a model, so that no flag can raise it.
+    `own_limit` says that the length limit comes with a model, so that no flag can raise it; `held_out` that the part
+    was drawn from the training data.
 
     Raises DataError if too many rows cannot be used.
     """
     report = report_of(part)
-    require_enough(report, max_drop_fraction, f"{name} data", renderer.spec.max_length, own_limit=own_limit)
+    limit = renderer.spec.max_length
+    require_enough(report, max_drop_fraction, f"{name} data", limit, own_limit=own_limit, held_out=held_out)
     logger.info(
         "tokens: %s: %s, %d tokens, %.2f times fewer than unshared; longest %d, cut %d%s",
         name,

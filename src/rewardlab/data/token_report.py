@@ -27,6 +27,10 @@ CHUNK = 256
 
 
 _CHANGE: Final = "Change these conversations or leave them out"
+HOLD_OUT: Final = (
+    " They were held out of the training data: hold out more with --eval-fraction, others with another --seed, or none "
+    "with --eval-fraction 0."
+)
 _LEAVE_OUT: Final = "Leave them out: to the model their replies are the same"
 REMEDIES: Final[Mapping[str, tuple[str, str]]] = {
     "template_refuses": (_CHANGE, f"{_CHANGE}, or choose another --chat-template"),
@@ -147,11 +151,18 @@ def _total(counts_G: npt.NDArray[Any]) -> int:
 
 
 def require_enough(
-    report: TokenReport, max_drop_fraction: float, name: str, max_length: int, *, own_limit: bool = False
+    report: TokenReport,
+    max_drop_fraction: float,
+    name: str,
+    max_length: int,
+    *,
+    own_limit: bool = False,
+    held_out: bool = False,
 ) -> None:
     """Raise DataError if nothing is left, or if more than `max_drop_fraction` was dropped.
 
-    Rows that `--truncation drop` leaves out do not count towards that share, since the user asked for it.
+    `held_out` says that the rows were drawn from the training data, so that others can be drawn. Rows that
+    `--truncation drop` leaves out do not count towards that share, since the user asked for it.
     """
     num_dropped = report.preferences - report.kept
     if report.kept and num_dropped - report.dropped.get(OVERLONG, 0) <= max_drop_fraction * report.preferences:
@@ -165,7 +176,7 @@ def require_enough(
     limit, remedy = _advice(report, max_length, own_limit=own_limit)
     raise DataError(
         f"{name}: {num_dropped} of {report.preferences} {plural(report.preferences, 'preference')} cannot "
-        f"be used{limit} ({causes}). {remedy}{allow}."
+        f"be used{limit} ({causes}). {remedy}{allow}.{HOLD_OUT if held_out else ''}"
     )
 
 

@@ -252,11 +252,12 @@ def to_groups(
     groups: dict[str, Groups] = {}
     reports: dict[str, TokenReport] = {}
     most = config.data.reading.max_drop_fraction
-    allowed = {"evaluation": 1.0} if "held_out" in prepared.reports else {}
+    held_out = "evaluation" if "held_out" in prepared.reports else None
     parts = {"training": prepared.train, "evaluation": prepared.eval, "test": prepared.test}
     for name, part in parts.items():
         if len(part):
-            groups[name], reports[name] = token_groups(part, renderer, allowed.get(name, most), name)
+            allowed = 1.0 if name == held_out else most
+            groups[name], reports[name] = token_groups(part, renderer, allowed, name, held_out=name == held_out)
     train = groups["training"]
     if config.loss.kwise_weight == "prompt":
         train = train.weighed()
