@@ -104,7 +104,7 @@ def test_conversations_of_which_nothing_was_judged_say_nothing_of_how_far_conver
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_limits_of_a_share_are_those_at_which_the_contrast_is_barely_significant(seed):
-    part, whole = drawn(0.6, seed=seed), drawn(0.85, seed=seed + 50)
+    part, whole = drawn(0.6, seed=seed, rows=400), drawn(0.85, seed=seed + 50, rows=400)
     found = share_of(part, whole)
     assert found.value == pytest.approx((part.mean - 0.5) / (whole.mean - 0.5))
     freedom = min(Contrast.of([(arm, 1.0)]).freedom for arm in (part, whole))
@@ -114,11 +114,60 @@ def test_the_limits_of_a_share_are_those_at_which_the_contrast_is_barely_signifi
         assert abs(at.value) == pytest.approx(t * math.sqrt(at.variance), rel=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_limits_of_a_share_of_few_conversations_are_those_of_the_score_test(seed):
+    whole = arm_of(np.ones((5, 20)))
+    part = arm_of(np.repeat(np.random.default_rng(seed).random((1, 20)) < 0.9, 5, axis=0))
+    found = share_of(part, whole)
+    low, high = (Contrast.of([(part, 1.0), (whole, -limit)], 0.5 * (1 - limit)) for limit in (found.low, found.high))
+    assert low.bounded.p_above(0.0) == pytest.approx(0.025, rel=1e-6)
+    assert high.bounded.p_below(0.0) == pytest.approx(0.025, rel=1e-6)
+
+
 def test_a_model_is_all_of_itself_and_one_at_chance_has_no_shares():
-    arm = drawn(0.8)
-    same = share_of(arm, arm)
-    assert (same.value, same.low, same.high) == pytest.approx((1.0, 1.0, 1.0), abs=1e-6)
+    narrower = 1.0
+    for rows in (60, 400, 4000):
+        arm = drawn(0.8, rows=rows)
+        same = share_of(arm, arm)
+        assert same.value == pytest.approx(1.0)
+        # Other conversations may tell even what agreed on all of these apart.
+        width = same.high - same.low
+        assert same.low < 1 < same.high
+        assert 0 < width < narrower * 1.5
+        narrower = width
+    assert narrower < 0.02
     assert math.isnan(share_of(arm, drawn(0.5, seed=3)).low)
+
+
+@pytest.mark.parametrize("right", [15, 20, 40])
+def test_outcomes_that_happen_to_agree_are_no_certainty(right):
+    all_right = arm_of(np.ones((5, right)))
+    contrast = Contrast.of([(all_right, 1.0)], 0.9)
+    assert contrast.variance == 0
+    assert contrast.p_above() == pytest.approx(max(0.9**right, contrast.bounded.p_above(0.0)))
+    assert contrast.p_above() >= 0.9**right
+    found = contrast.estimate()
+    assert found.low <= 0.025 ** (1 / right) - 0.9
+    assert found.high == pytest.approx(0.1)
+    # A flip by one seed is a variance, but of nothing that the seeds share.
+    flipped = np.ones((5, right))
+    flipped[0, 0] = 0
+    assert Contrast.of([(arm_of(flipped), 1.0)], 0.9).p_above() > 0.5 * 0.9**right
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("conversations", [12, 20, 40])
+def test_few_conversations_are_told_from_the_limit_no_more_often_than_promised(conversations):
+    """Heads that mostly agree: what they have in common shows in conversations alone."""
+    draw, found, passed, times = np.random.default_rng(5), 0, 0, 300
+    for _ in range(times):
+        shared = np.repeat((draw.random((1, conversations)) < 0.95).astype(float), 5, axis=0)
+        full, part = arm_of(np.ones((5, conversations))), arm_of(shared)
+        found += Contrast.of([(part, 1.0), (full, -0.9)], 0.05).p_above() <= 0.05
+        passed += Contrast.of([(full, 1.0), (part, -1.0)]).estimate().high < 0.05
+    most = 2 * math.sqrt(0.05 * 0.95 / times)
+    assert found / times <= 0.05 + most
+    assert passed / times <= 0.025 + most
 
 
 def test_the_p_value_is_uniform_where_nothing_is_there():

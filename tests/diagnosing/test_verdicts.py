@@ -60,7 +60,9 @@ def test_a_few_conversations_that_are_all_right_by_chance_are_no_failure():
     def all_right(rows: int) -> Arm:
         return Arm(right_SN=np.ones((5, 3 * rows)), clusters=tuple(str(n // 3) for n in range(3 * rows)))
 
-    assert verdicts(full=all_right(10), length_only=all_right(10))["length_only"] == "fail"
+    # Ten are all right with a chance of 6 % where three in four are, and six controls are tested.
+    assert verdicts(full=all_right(10), length_only=all_right(10))["length_only"] == "undecided"
+    assert verdicts(full=all_right(20), length_only=all_right(20))["length_only"] == "fail"
     found = judge_all({**HONEST, "full": all_right(9), "length_only": all_right(9)}, Limits())
     judged = {one.control: one for one in found}
     for control in ("response_only", "random_negatives", "length_only", "bag_of_words"):

@@ -4,7 +4,8 @@ Two things make these numbers uncertain. Another seed shuffles and divides the d
 conversations would have been judged differently. The interval over seeds shows only the first. A statement about more
 than these conversations needs both: its variance is that over conversations, of outcomes averaged over the seeds, plus
 that over seeds divided by their number. This counts a part of the second twice, so the variance is rather too large
-than too small.
+than too small. But a few conversations that happen to agree show no variance, so each number must also be told by the
+score test of `analysis/bounded.py`, over conversations: the larger p-value counts, and the wider limit.
 
 Legend: S seeds, N comparisons, C conversations (clusters).
 """
@@ -12,7 +13,7 @@ Legend: S seeds, N comparisons, C conversations (clusters).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +21,14 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from rewardlab.analysis import stats
+from rewardlab.analysis.bounded import Bounded, Moves, crossing
 from rewardlab.analysis.influence import share_by_influence
 from rewardlab.core.types import Estimate
 
 FloatArray = npt.NDArray[np.float64]
 LEVEL = 0.95
+TAIL = (1 - LEVEL) / 2
+_DOUBLINGS = 40
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,20 +91,38 @@ class Arm:
             found = share_by_influence(self.mean, moved_N, np.unique(kept, return_inverse=True)[1])
         return replace(found, method=found.method.replace("prompt", "conversation"))
 
-    def _moved_N(self) -> FloatArray:
-        """Return [N] by how much each comparison moves the mean."""
-        counts_S = np.isfinite(self.right_SN).sum(axis=1)
-        share_SN = (self.right_SN - self.by_seed[:, None]) / (counts_S[:, None] * len(self.right_SN))
+    def _moved_N(self, right: float | None = None) -> FloatArray:
+        """Return [N] by how much each comparison moves the mean; how much it would if it came out as `right`."""
+        judged_SN = np.isfinite(self.right_SN)
+        right_SN = self.right_SN if right is None else np.where(judged_SN, right, np.nan)
+        share_SN = (right_SN - self.by_seed[:, None]) / (judged_SN.sum(axis=1)[:, None] * len(self.right_SN))
         moved_N: FloatArray = np.nansum(share_SN, axis=0)
         return moved_N
 
     def influences(self) -> dict[str, float]:
         """Return conversation -> its influence: by how much it moves the mean. Those of which nothing was judged are
         left out, since they say nothing of how far conversations differ."""
-        judged_N = self._judged
-        names, index_N = np.unique(np.asarray(self.clusters, dtype=np.str_)[judged_N], return_inverse=True)
-        moved_C = np.bincount(index_N, self._moved_N()[judged_N], minlength=len(names))
-        return dict(zip(names.tolist(), moved_C.tolist(), strict=True))
+        names, index_N = self._conversations()
+        moved_C = np.bincount(index_N, self._moved_N()[self._judged], minlength=len(names))
+        return dict(zip(names, moved_C.tolist(), strict=True))
+
+    def moves(self, names: Sequence[str]) -> Moves:
+        """Return the influences of conversations, among them all that were judged, and how large they could be."""
+        place = {name: number for number, name in enumerate(names)}
+        own, index_N = self._conversations()
+        place_C = np.array([place[name] for name in own])
+        at_N, num = place_C[index_N], len(names)
+        moved_C, down_C, up_C = (
+            np.bincount(at_N, self._moved_N(right)[self._judged], minlength=num).astype(np.float64)
+            for right in (None, 0.0, 1.0)
+        )
+        return Moves(moved_C=moved_C, down_C=down_C, up_C=up_C)
+
+    def _conversations(self) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """Return the conversations of which something was judged, and for each judged comparison which it belongs
+        to."""
+        names, index_N = np.unique(np.asarray(self.clusters, dtype=np.str_)[self._judged], return_inverse=True)
+        return names.tolist(), index_N
 
 
 def over_seeds(values_S: FloatArray, *, lowest: float = 0.0, highest: float = 1.0) -> Estimate:
@@ -133,23 +155,25 @@ class Contrast:
     fewest: int
     """The smallest number of conversations of any of the accuracies. Below `stats.MIN_CLUSTERS` there is no interval
     and no p-value: a few conversations may be all right or all wrong by chance, without any variance."""
+    bounded: Bounded
+    """The same over conversations, as a mean of values that have an end."""
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Arm, float]], constant: float = 0.0) -> Contrast:
         """Return Σ factor · accuracy − constant."""
         by_seed = sum((factor * arm.by_seed for arm, factor in parts), start=np.zeros(len(parts[0][0].right_SN)))
         by_seed = by_seed - constant
-        moved: dict[str, float] = {}
-        for arm, factor in parts:
-            for name, influence in arm.influences().items():
-                moved[name] = moved.get(name, 0.0) + factor * influence
+        value = float(by_seed.mean())
+        moves = _moves_of(parts)
+        moved_C = sum((factor * one.moved_C for one, factor in moves), start=np.zeros_like(moves[0][0].moved_C))
         return cls(
-            value=float(by_seed.mean()),
+            value=value,
             by_seed=by_seed,
             variance_seeds=float(by_seed.var(ddof=1)) / len(by_seed),
-            variance_conversations=sum(one * one for one in moved.values()) * len(moved) / max(len(moved) - 1, 1),
-            num_conversations=len(moved),
+            variance_conversations=float(moved_C @ moved_C) * len(moved_C) / max(len(moved_C) - 1, 1),
+            num_conversations=len(moved_C),
             fewest=min(arm.num_conversations for arm, _ in parts),
+            bounded=Bounded.of(moves, value),
         )
 
     @property
@@ -173,9 +197,10 @@ class Contrast:
         """Return the one-sided p-value of the hypothesis that the value is at most 0; NaN for few conversations."""
         if self.is_of_few:
             return math.nan
-        if self.variance <= 0:
-            return 0.0 if self.value > 0 else 1.0
-        return float(student.sf(self.value / math.sqrt(self.variance), self.freedom))
+        if self.value <= 0 and self.variance <= 0:
+            return 1.0
+        by_variance = 0.0 if self.variance <= 0 else student.sf(self.value / math.sqrt(self.variance), self.freedom)
+        return max(float(by_variance), self.bounded.p_above(0.0))
 
     def estimate(self) -> Estimate:
         """Return the value with an interval over conversations and seeds; without one for few conversations."""
@@ -184,12 +209,18 @@ class Contrast:
         half = float(student.ppf((1 + LEVEL) / 2, self.freedom)) * math.sqrt(self.variance)
         return Estimate(
             value=self.value,
-            low=self.value - half,
-            high=self.value + half,
+            low=min(self.value - half, self.bounded.low(TAIL)),
+            high=max(self.value + half, self.bounded.high(TAIL)),
             n=self.num_conversations,
             method="t interval over conversations and seeds",
             level=LEVEL,
         )
+
+
+def _moves_of(parts: Sequence[tuple[Arm, float]]) -> list[tuple[Moves, float]]:
+    """Return the influences of conversations on each accuracy, over the conversations that any of them has."""
+    names = sorted({name for arm, _ in parts for name in arm.influences()})
+    return [(arm.moves(names), factor) for arm, factor in parts]
 
 
 def _of_few(value: float, number: int) -> Estimate:
@@ -209,8 +240,9 @@ def p_of_mean(values_S: FloatArray, truth: float) -> float:
 def share_of(part: Arm, whole: Arm, *, chance: float = 0.5) -> Estimate:
     """Return (accuracy of `part` − chance) / (that of `whole` − chance), with Fieller's interval.
 
-    The interval holds the shares b at which part − chance − b·(whole − chance) may be 0, with the variances of
-    `Contrast`. There is no interval if the accuracy of `whole` may itself be chance, or for few conversations.
+    The interval holds the shares b at which part − chance − b·(whole − chance) may be 0, by the variances of
+    `Contrast` or by its score test. There is no interval if the accuracy of `whole` may itself be chance, or for few
+    conversations.
     Source: Fieller (1954), Journal of the Royal Statistical Society B 16, 175-185.
     """
     over, under = part.mean - chance, whole.mean - chance
@@ -225,19 +257,40 @@ def share_of(part: Arm, whole: Arm, *, chance: float = 0.5) -> Estimate:
     value = over / under if under else math.nan
     if apart.is_of_few:
         return _of_few(value, apart.fewest)
-    if under <= 0 or a <= 0:
-        few = "the model's own accuracy may be chance"
-        return Estimate(value=value, low=math.nan, high=math.nan, n=of_whole.num_conversations, method=few)
-    # Only rounding can make this negative: a model that is significantly above chance has an interval.
-    root = math.sqrt(max(b * b - a * c, 0.0))
-    return Estimate(
+    none = Estimate(
         value=value,
-        low=(b - root) / a,
-        high=(b + root) / a,
+        low=math.nan,
+        high=math.nan,
         n=of_whole.num_conversations,
-        method="Fieller's interval over conversations and seeds",
+        method="the model's own accuracy may be chance",
         level=LEVEL,
     )
+    if under <= 0 or a <= 0 or of_whole.bounded.p_above(0.0) > TAIL:
+        return none
+    # Only rounding can make this negative: a model that is significantly above chance has an interval.
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    (of_part_C, _), (of_whole_C, _) = _moves_of([(part, 1.0), (whole, 1.0)])
+
+    def apart_by(share: float) -> Bounded:
+        return Bounded.of([(of_part_C, 1.0), (of_whole_C, -share)], over - share * under)
+
+    low = _beyond((b - root) / a, -1.0, lambda share: apart_by(share).p_above(0.0))
+    high = _beyond((b + root) / a, 1.0, lambda share: apart_by(share).p_below(0.0))
+    if math.isnan(low + high):
+        return none
+    method = "Fieller's interval over conversations and seeds"
+    return replace(none, low=low, high=high, method=method)
+
+
+def _beyond(limit: float, step: float, p: Callable[[float], float]) -> float:
+    """Return the first share from `limit` on, in the direction of `step`, whose p-value is at most `TAIL`; NaN if
+    there is none."""
+    inside = limit
+    for _ in range(_DOUBLINGS):
+        if p(limit) <= TAIL:
+            return limit if limit == inside else crossing(lambda share: p(share) - TAIL, limit, inside)
+        inside, limit, step = limit, limit + step, 2 * step
+    return math.nan
 
 
 Arms = Mapping[str, Arm]

@@ -1,0 +1,148 @@
+"""Means of values that cannot leave a range, tested without trust in values that happen not to vary.
+
+The variance of a few outcomes that agree is 0, and that of many of which two differ is known badly. So a mean is not
+held against a limit μ by the variance that was seen, but by the one that its values would have if μ were their mean:
+that of the likeliest distribution with this mean, over the values seen and the end of the range. For single outcomes of
+0 and 1 this is Wilson's test, for paired ones Tango's (1998, Statistics in Medicine 17, 891-908); the distribution is
+that of the empirical likelihood (Owen 1988, Biometrika 75, 237-249). Where all values agree the p-value is at least the
+chance that as many miss those at the end of the range.
+
+Legend: C prompts or conversations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from rewardlab.analysis.intervals import FloatArray
+
+_HALVINGS: Final = 50
+_ROUNDING: Final = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Moves:
+    """How far each prompt moves a number, and how far it could."""
+
+    moved_C: FloatArray
+    """[C] influence of each prompt; 0 where it was not judged."""
+    down_C: FloatArray
+    """[C] what it would be if the prompt came out as low as it can; at most 0."""
+    up_C: FloatArray
+    """[C] the same for as high as it can; at least 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded:
+    """A mean of values that lie between `least` and `most`."""
+
+    values: tuple[float, ...]
+    """The different values that were seen."""
+    counts: tuple[int, ...]
+    """How often each was seen."""
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Moves, float]], value: float) -> Bounded:
+        """Return `value`, which moves by Σ factor · influence, as a mean of one value for each prompt."""
+        count = parts[0][0].moved_C.size
+        moved_C = sum((factor * one.moved_C for one, factor in parts), np.zeros(count))
+        down_C = sum((factor * (one.down_C if factor > 0 else one.up_C) for one, factor in parts), np.zeros(count))
+        up_C = sum((factor * (one.up_C if factor > 0 else one.down_C) for one, factor in parts), np.zeros(count))
+        values_C = value + count * (moved_C - moved_C.mean())
+        # What rounding leaves of equal values does not tell them apart.
+        unit = _ROUNDING * max(count * float(np.abs(down_C).max() + np.abs(up_C).max()), abs(value))
+        values_C = values_C.mean() + np.round((values_C - values_C.mean()) / unit) * unit if unit else values_C
+        values, counts = np.unique(values_C, return_counts=True)
+        return cls(
+            values=tuple(values.tolist()),
+            counts=tuple(counts.tolist()),
+            least=min(value - count * _typical(-down_C), float(values[0])),
+            most=max(value + count * _typical(up_C), float(values[-1])),
+        )
+
+    @cached_property
+    def _seen(self) -> tuple[FloatArray, FloatArray, int]:
+        values, counts = np.array(self.values), np.array(self.counts)
+        return values, counts / counts.sum(), int(counts.sum())
+
+    @property
+    def mean(self) -> float:
+        """The mean of all values."""
+        values, shares, _ = self._seen
+        return float(values @ shares)
+
+    def variance_at(self, limit: float) -> float:
+        """Return the variance of the mean if `limit` were the true one."""
+        values, shares, count = self._seen
+        end = self.least if self.mean > limit else self.most
+        return _variance_at(values - limit, shares, end - limit) / count
+
+    def p_above(self, limit: float) -> float:
+        """Return the one-sided p-value of the mean being at most `limit`."""
+        values, shares, count = self._seen
+        ahead, mean = self.mean - limit, self.mean
+        if abs(ahead) <= _ROUNDING * max(self.most - self.least, abs(limit)):
+            return 0.5
+        end = self.least if ahead > 0 else self.most
+        if (end - limit) * ahead >= 0:
+            # No mean beyond the end of the range is possible.
+            return 0.0 if ahead > 0 else 1.0
+        p = float(ndtr(-abs(ahead) / math.sqrt(_variance_at(values - limit, shares, end - limit) / count)))
+        if len(values) == 1:
+            p = max(p, min((1 - ahead / (mean - end)) ** count, 0.5))
+        return p if ahead > 0 else 1 - p
+
+    def p_below(self, limit: float) -> float:
+        """Return the one-sided p-value of the mean being at least `limit`."""
+        return 1 - self.p_above(limit)
+
+    def low(self, tail: float) -> float:
+        """Return the limit whose `p_above` is `tail`."""
+        return crossing(lambda limit: self.p_above(limit) - tail, self.least, self.mean)
+
+    def high(self, tail: float) -> float:
+        """Return the limit whose `p_below` is `tail`."""
+        return crossing(lambda limit: self.p_below(limit) - tail, self.most, self.mean)
+
+
+def crossing(of: Callable[[float], float], outside: float, inside: float) -> float:
+    """Return where a function goes from below 0 at `outside` to above 0 at `inside`, on the side of `outside`."""
+    for _ in range(_HALVINGS):
+        middle = (outside + inside) / 2
+        outside, inside = (outside, middle) if of(middle) > 0 else (middle, inside)
+    return outside
+
+
+def _typical(reach_C: FloatArray) -> float:
+    """Return how far one prompt moves the mean, where larger prompts count by their size."""
+    total = float(reach_C.sum())
+    return float(reach_C @ reach_C) / total if total > 0 else 0.0
+
+
+def _variance_at(away: FloatArray, shares: FloatArray, end: float) -> float:
+    """Return the variance of the likeliest distribution with the mean 0 over values `away` from it, and `end`.
+
+    The mean of `away` lies on the other side of 0 than `end`. The likeliest distribution gives each value its share
+    over 1 + λ·away, with the least λ by which the mean is 0, and `end` the rest. λ is at most 1 / |end|, in units of
+    which it is found here.
+    """
+    scaled = away / abs(end) if end < 0 else -away / abs(end)
+
+    def mean(part: float) -> float:
+        return float(shares @ (scaled / (1 + part * scaled)))
+
+    most = 1 - _ROUNDING
+    part = brentq(mean, 0.0, most) if mean(most) < 0 else most
+    weights = shares / (1 + part * scaled)
+    rest = max(1 - float(weights.sum()), 0.0)
+    return (float(weights @ np.square(scaled)) + rest) * end * end
