@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import expit, ndtri, stdtr
 
 from harness import results, simulated
+from harness.near_the_end import near_the_end
 from harness.simulation import Rate, Simulation, outside, parser_of, rounded, summary
 from rewardlab.analysis.calibration import ece_influence
 from rewardlab.analysis.crossed import Crossed, Observed, combined
@@ -70,6 +71,7 @@ class Study:
             seeds=tuple(range(seeds)),
             influence_SC=np.stack(totals) / count,
             clusters=self.prompts,
+            weight_SC=np.tile(np.bincount(self.prompt_N, minlength=len(self.prompts)) / count, (seeds, 1)),
         )
 
 
@@ -358,6 +360,7 @@ KINDS: dict[str, tuple[str, Kind]] = {
     "stated_rates": ("verdicts at stated values, as often as said", stated_rates),
     "would_decide": ("what would decide, and whether it does", would_decide),
     "of_calibration": ("ECE at its limit, found beyond it (at most 5 %)", of_calibration),
+    "near_the_end": ("shares near 1, arms that differ on few prompts (at most 5 and 1 %)", near_the_end),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rewardlab.analysis.crossed import Observed, combined
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.reporting.numbers import contrast
-from rewardlab.experiments.verdicts import judge
+from rewardlab.experiments.verdicts import Verdict, contrast_of, judge
 
 FloatArray = np.ndarray
 ROWS = 200
@@ -161,3 +162,92 @@ def test_a_choice_after_the_fact_is_told_beside_its_interval() -> None:
     )
     assert "p accounts for the choice" in chosen.sentence
     assert "neither in the interval nor in p" in product.sentence
+
+
+def near_the_end(
+    text: str, outcomes: Callable[[FloatArray], Mapping[str, FloatArray]], *, times: int = 400
+) -> list[Verdict]:
+    """Verdicts on a claim about arms whose three seeds agree on 19 of 20 of 200 prompts."""
+    generator, parsed = np.random.default_rng(6), parse(text)
+    found = []
+    for _ in range(times):
+        common, own = generator.random((1, ROWS)), generator.random((3, ROWS))
+        arms = outcomes(np.where(generator.random(own.shape) < 0.05, own, common))
+        observed = {term: of_prompts(arms[term.arm].astype(float)) for term in parsed.terms}
+        found.append(judge({"h": parsed}, observed)[0])
+    return found
+
+
+def lost(rank_SC: FloatArray) -> Mapping[str, FloatArray]:
+    """Arm a is wrong on three prompts in a hundred on which arm b is right, and otherwise equal."""
+    return {"a": rank_SC < 0.7, "b": rank_SC < 0.73}
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("text", "outcomes", "side"),
+    [
+        ("accuracy(a) >= accuracy(b) - 0.03", lost, "supported"),
+        ("accuracy(a) > 0.98", lambda rank_SC: {"a": rank_SC < 0.98}, "supported"),
+        ("accuracy(a) > 0.95", lambda rank_SC: {"a": rank_SC < 0.95}, "supported"),
+        ("accuracy(a) > 0.03", lambda rank_SC: {"a": rank_SC < 0.03}, "refuted"),
+        ("negative_margin_rate(a) < 0.03", lambda rank_SC: {"a": rank_SC < 0.03}, "supported"),
+        ("2 * accuracy(b) - 2 * accuracy(a) <= 0.06", lost, "supported"),
+    ],
+)
+def test_shares_near_the_end_and_arms_that_differ_on_few_prompts_keep_their_level(text, outcomes, side) -> None:
+    found = near_the_end(text, outcomes)
+    assert np.mean([one.verdict == side for one in found]) <= MOST
+    for one in found:
+        limits = one.parts[0].estimate
+        assert (limits.low > 0) == (one.p_supported < 0.05), "the interval beside a verdict says what it says"
+        assert (limits.high < 0) == (one.p_refuted < 0.05)
+
+
+def test_an_undecided_share_near_the_end_asks_for_more_prompts_than_there_are() -> None:
+    found = near_the_end("accuracy(a) > 0.93", lambda rank_SC: {"a": rank_SC < 0.95}, times=100)
+    asked = [one.needed.prompts for one in found if one.verdict == "undecided" and one.parts[0].estimate.value > 0]
+    assert len(asked) > 30
+    assert all(prompts is None or prompts > ROWS for prompts in asked)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_ordinary_shares_are_told_as_well_as_by_their_variance_alone(seeds: int) -> None:
+    generator, claim = np.random.default_rng(7), parse("accuracy(a) > accuracy(b)")
+    p, widths = [], []
+    for _ in range(60):
+        common_C = generator.normal(size=400)
+        arms = [
+            of_prompts((common_C + 0.6 * generator.normal(size=(seeds, 400)) > limit).astype(float))
+            for limit in (-0.75, -0.6)
+        ]
+        observed = dict(zip((Term("accuracy", "a"), Term("accuracy", "b")), arms, strict=True))
+        found = contrast_of(claim.parts[0], observed)
+        assert found.bounded is not None
+        both = found, replace(found, bounded=None)
+        p.append([one.p_above() for one in both])
+        widths.append([one.interval(0.9).high - one.interval(0.9).low for one in both])
+    found_by = (np.array(p) <= 0.05).sum(axis=0)
+    assert found_by[1] > 15
+    assert found_by[1] - found_by[0] <= 2
+    assert np.median(p, axis=0)[0] == pytest.approx(np.median(p, axis=0)[1], rel=0.1)
+    assert np.mean(widths, axis=0)[0] == pytest.approx(np.mean(widths, axis=0)[1], rel=0.02)
+
+
+def test_a_prompt_of_many_comparisons_could_move_a_share_further() -> None:
+    sizes = np.array([30.0] + [1.0] * 29)
+    right_C = np.ones((1, 30))
+    one = replace(of_prompts(right_C), weight_SC=(sizes / sizes.sum())[None])
+    term = Term("accuracy", "a")
+    claim = parse("accuracy(a) > 0.8").parts[0]
+    uneven, even = (contrast_of(claim, {term: seen}).bounded for seen in (one, of_prompts(right_C)))
+    assert uneven is not None
+    assert even is not None
+    assert even.least == pytest.approx(-0.8)
+    assert uneven.p_above(0.0) > even.p_above(0.0)
+
+
+def test_losses_are_no_shares() -> None:
+    generator = np.random.default_rng(8)
+    claim = parse("loss(a) < 0.7").parts[0]
+    assert contrast_of(claim, {Term("loss", "a"): of_prompts(generator.random((2, 60)))}).bounded is None

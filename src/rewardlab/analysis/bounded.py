@@ -4,8 +4,8 @@ The variance of a few outcomes that agree is 0, and that of many of which two di
 held against a limit μ by the variance that was seen, but by the one that its values would have if μ were their mean:
 that of the likeliest distribution with this mean, over the values seen and the end of the range. For single outcomes of
 0 and 1 this is Wilson's test, for paired ones Tango's (1998, Statistics in Medicine 17, 891-908); the distribution is
-that of the empirical likelihood (Owen 1988, Biometrika 75, 237-249). Where all values agree the p-value is at least the
-chance that as many miss those at the end of the range.
+that of the empirical likelihood (Owen 1988, Biometrika 75, 237-249). Where all values agree the p-value is the chance
+that as many miss those at the end of the range.
 
 Legend: C prompts or conversations.
 """
@@ -24,7 +24,6 @@ from scipy.special import ndtr
 
 from rewardlab.analysis.intervals import FloatArray
 
-_HALVINGS: Final = 50
 _ROUNDING: Final = 1e-12
 
 
@@ -81,11 +80,15 @@ class Bounded:
         values, shares, _ = self._seen
         return float(values @ shares)
 
-    def variance_at(self, limit: float) -> float:
-        """Return the variance of the mean if `limit` were the true one."""
+    def excess_at(self, limit: float) -> float:
+        """Return by how much the variance of the mean, if `limit` were the true one, exceeds the one that was seen."""
         values, shares, count = self._seen
+        rounding = _ROUNDING * (self.most - self.least)
+        if not self.least < limit < self.most or abs(self.mean - limit) <= rounding:
+            return 0.0
         end = self.least if self.mean > limit else self.most
-        return _variance_at(values - limit, shares, end - limit) / count
+        seen = float(shares @ np.square(values - self.mean))
+        return max(_variance_at(values - limit, shares, end - limit) - seen, 0.0) / count
 
     def p_above(self, limit: float) -> float:
         """Return the one-sided p-value of the mean being at most `limit`."""
@@ -97,30 +100,30 @@ class Bounded:
         if (end - limit) * ahead >= 0:
             # No mean beyond the end of the range is possible.
             return 0.0 if ahead > 0 else 1.0
-        p = float(ndtr(-abs(ahead) / math.sqrt(_variance_at(values - limit, shares, end - limit) / count)))
         if len(values) == 1:
-            p = max(p, min((1 - ahead / (mean - end)) ** count, 0.5))
+            p = min(float((1 - ahead / (mean - end)) ** count), 0.5)
+        else:
+            p = float(ndtr(-abs(ahead) / math.sqrt(_variance_at(values - limit, shares, end - limit) / count)))
         return p if ahead > 0 else 1 - p
 
     def p_below(self, limit: float) -> float:
         """Return the one-sided p-value of the mean being at least `limit`."""
         return 1 - self.p_above(limit)
 
-    def low(self, tail: float) -> float:
-        """Return the limit whose `p_above` is `tail`."""
-        return crossing(lambda limit: self.p_above(limit) - tail, self.least, self.mean)
+    def low(self, tail: float, *, most: float = math.inf) -> float:
+        """Return the limit whose `p_above` is `tail`; `most` if that is lower."""
+        return crossing(lambda limit: self.p_above(limit) - tail, self.least, min(self.mean, most))
 
-    def high(self, tail: float) -> float:
-        """Return the limit whose `p_below` is `tail`."""
-        return crossing(lambda limit: self.p_below(limit) - tail, self.most, self.mean)
+    def high(self, tail: float, *, least: float = -math.inf) -> float:
+        """Return the limit whose `p_below` is `tail`; `least` if that is higher."""
+        return crossing(lambda limit: self.p_below(limit) - tail, self.most, max(self.mean, least))
 
 
 def crossing(of: Callable[[float], float], outside: float, inside: float) -> float:
-    """Return where a function goes from below 0 at `outside` to above 0 at `inside`, on the side of `outside`."""
-    for _ in range(_HALVINGS):
-        middle = (outside + inside) / 2
-        outside, inside = (outside, middle) if of(middle) > 0 else (middle, inside)
-    return outside
+    """Return where a function goes from below 0 at `outside` to above 0; `inside` if it is at most 0 there."""
+    if of(inside) <= 0 or inside == outside:
+        return inside
+    return float(brentq(of, outside, inside, xtol=_ROUNDING * abs(inside - outside)))
 
 
 def _typical(reach_C: FloatArray) -> float:

@@ -13,8 +13,9 @@ variance A + B, but with two or three seeds they give too many false findings; d
 
 Numbers that are not means are linearised: the influence ψ_sc of a prompt c on the value of seed s says how the value
 changes with the weight of the prompt (see influence.py). An expression of several numbers changes by its gradient.
-Some numbers lie above the truth on average, as ECE does. Before such a number is compared with a limit, this excess is
-subtracted from it.
+Shares near the end of their range, and arms that differ on few prompts, show too little variance; so to B of shares is
+added what it would be more if the limit were the truth (bounded.py). Some numbers lie above the truth on average, as
+ECE does. Before such a number is compared with a limit, this excess is subtracted from it.
 
 Legend: S seeds, C prompts (clusters).
 """
@@ -22,7 +23,7 @@ Legend: S seeds, C prompts (clusters).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -30,6 +31,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 
+from rewardlab.analysis.bounded import Bounded, Moves, crossing
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.types import Estimate
@@ -55,6 +57,8 @@ class Observed:
     does not come from prompts."""
     clusters: tuple[str, ...] = ()
     """[C] prompts; a prompt has the same name in every arm."""
+    weight_SC: FloatArray | None = None
+    """[S, C] each prompt's part of the comparisons of a seed; None where all prompts have one size."""
     row_error: float | None = None
     """The standard error of one seed, for a value that is computed from rows but has no influences, as values of curves
     are. NaN if it is not known; None for values that have influences, or do not come from rows."""
@@ -120,6 +124,8 @@ class Crossed:
     """Whether some number comes from rows whose noise is not known, so that it is in no interval."""
     reach: float = math.inf
     """How far the value moves at most if every prompt comes out the other way: Σ |slope| · range."""
+    bounded: Bounded | None = None
+    """The value as a mean over prompts of what cannot leave a range; None where it is not of shares."""
 
     @property
     def variance(self) -> float:
@@ -152,6 +158,22 @@ class Crossed:
             return math.nan
         return float(max(0.0, 1 - abs(self.value) / self.reach) ** self.num_prompts)
 
+    def at_limit(self, limit: float) -> Crossed:
+        """Return the same with the variance over prompts that it would have if `limit` were the true value.
+
+        What this exceeds the variance seen by is added to B: all seeds may share what none of them has shown. Nothing
+        is added where nothing varied, which has its own p-value.
+        """
+        if self.bounded is None or self.prompts is None or self.is_constant:
+            return self
+        variance = self.prompts.variance + self.bounded.excess_at(limit)
+        return replace(self, prompts=replace(self.prompts, variance=variance))
+
+    def _beyond(self, limit: float, end: float, of: Callable[[float], float]) -> float:
+        """Return where `of` falls to 0, going from `limit` towards `end`."""
+        assert self.bounded is not None
+        return crossing(of, end, limit) if not self.is_constant and self.bounded.excess_at(limit) > 0 else limit
+
     @property
     def is_testable(self) -> bool:
         """Whether anything is known about how uncertain the value is."""
@@ -161,19 +183,24 @@ class Crossed:
 
     def p_above(self, limit: float = 0.0) -> float:
         """Return the p-value of the value being at most `limit`; NaN if nothing is known about its noise."""
-        return self._p(self.value - self.too_high - limit)
+        return self.at_limit(limit)._p(self.value - self.too_high - limit)
 
     def p_below(self, limit: float = 0.0) -> float:
         """Return the p-value of the value being at least `limit`; NaN if nothing is known about its noise."""
-        return self._p(limit - self.value - self.too_low)
+        return self.at_limit(limit)._p(limit - self.value - self.too_low)
 
     def interval(self, level: float) -> Estimate:
         """Return the value with its two-sided interval; without limits where nothing is known about its noise."""
-        half = self.half_width((1 - level) / 2) if self.is_testable else math.nan
+        tail = (1 - level) / 2
+        half = self.half_width(tail) if self.is_testable else math.nan
+        low, high = self.value - self.too_high - half, self.value + self.too_low + half
+        if self.bounded is not None and not math.isnan(half):
+            low = self._beyond(low, self.bounded.least, lambda limit: self.p_above(limit) - tail)
+            high = self._beyond(high, self.bounded.most, lambda limit: self.p_below(limit) - tail)
         return Estimate(
             value=self.value,
-            low=self.value - self.too_high - half,
-            high=self.value + self.too_low + half,
+            low=low,
+            high=high,
             n=self.num_prompts or self.num_seeds,
             method=self.method,
             level=level,
@@ -273,6 +300,32 @@ def combined(parts: Sequence[tuple[Observed, float]], value: float, *, reach: fl
         rows_unknown=any(one.row_error is not None and math.isnan(one.row_error) for one, _ in moving),
         reach=reach,
     )
+
+
+def shares_over(parts: Sequence[tuple[Observed, float]], value: float) -> Bounded | None:
+    """Return an expression of shares with these derivatives as a mean over prompts; None for fewer than ten prompts.
+
+    Outcomes lie between 0 and 1 in every seed. What does not come from prompts is taken as known.
+    """
+    of_prompts = [(one, weight) for one, weight in parts if weight and one.influence_SC is not None]
+    names = sorted({name for one, _ in of_prompts for name in one.clusters})
+    if len(names) < MIN_CLUSTERS:
+        return None
+    place = {name: number for number, name in enumerate(names)}
+    return Bounded.of([(_moves(one, place), weight) for one, weight in of_prompts], value)
+
+
+def _moves(one: Observed, place: Mapping[str, int]) -> Moves:
+    """Return the influences of prompts on the mean over seeds of a share."""
+    assert one.influence_SC is not None
+    weight_SC = np.full_like(one.influence_SC, 1 / len(one.clusters)) if one.weight_SC is None else one.weight_SC
+    value_S1 = one.by_seed_S[:, None]
+    at_C = np.array([place[name] for name in one.clusters])
+    moved_C, down_C, up_C = (
+        np.bincount(at_C, moved_SC.mean(axis=0), minlength=len(place)).astype(np.float64)
+        for moved_SC in (one.influence_SC, -weight_SC * value_S1, weight_SC * (1 - value_S1))
+    )
+    return Moves(moved_C=moved_C, down_C=down_C, up_C=up_C)
 
 
 def _over_rows(parts: Sequence[tuple[Observed, float]]) -> float:

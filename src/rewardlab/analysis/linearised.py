@@ -57,17 +57,19 @@ def _observed(name: str, tables: Mapping[int, ScoreTable], beta: float) -> Obser
             )
     clusters = sorted({str(key) for table in tables.values() for key in table.prompts})
     place = {name: number for number, name in enumerate(clusters)}
-    moved_SC = np.zeros((len(tables), len(clusters)))
-    for row_C, (seed, table) in zip(moved_SC, tables.items(), strict=True):
+    moved_SC, weight_SC = np.zeros((2, len(tables), len(clusters)))
+    for row_C, weight_C, (seed, table) in zip(moved_SC, weight_SC, tables.items(), strict=True):
         _, psi_N, prompt_N = found[seed]
         # Influences have a mean of 0, but for those of leaving out prompts of uneven size, whose sums are to stay.
-        sums = np.bincount(prompt_N, psi_N, minlength=len(table.prompts)) / max(psi_N.size, 1)
-        row_C[[place[str(key)] for key in table.prompts]] = sums
+        at = [place[str(key)] for key in table.prompts]
+        row_C[at] = np.bincount(prompt_N, psi_N, minlength=len(table.prompts)) / max(psi_N.size, 1)
+        weight_C[at] = np.bincount(prompt_N, minlength=len(table.prompts)) / max(psi_N.size, 1)
     return Observed(
         by_seed_S=np.array([value for value, _, _ in found.values()]),
         seeds=tuple(found),
         influence_SC=moved_SC,
         clusters=tuple(clusters),
+        weight_SC=weight_SC,
         excess=float(np.mean([_excess(name, table, beta) for table in tables.values()])),
     )
 

@@ -209,8 +209,8 @@ class Contrast:
         half = float(student.ppf((1 + LEVEL) / 2, self.freedom)) * math.sqrt(self.variance)
         return Estimate(
             value=self.value,
-            low=min(self.value - half, self.bounded.low(TAIL)),
-            high=max(self.value + half, self.bounded.high(TAIL)),
+            low=self.bounded.low(TAIL, most=self.value - half),
+            high=self.bounded.high(TAIL, least=self.value + half),
             n=self.num_conversations,
             method="t interval over conversations and seeds",
             level=LEVEL,

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from rewardlab.analysis import json_form
-from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, pooled_over, with_pooled
+from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, pooled_over, shares_over, with_pooled
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.experiments.expressions import Claim, Comparison, Term
 from rewardlab.experiments.part_verdict import PartVerdict, in_full
 from rewardlab.experiments.power import ALPHA, MOST_TIMES, POWER, Needed, needed, noise_of
-from rewardlab.experiments.quantities import range_of
+from rewardlab.experiments.quantities import quantity_named, range_of
 
 Finding = Literal["supported", "refuted", "undecided", "not tested"]
 ONE_SEED: Final = (
@@ -137,7 +137,11 @@ def contrast_of(
     gradient = part.gradient(means)
     ranges = {term: range_of(term.quantity) for term in gradient}
     reach = sum(abs(slope) * (ranges[term][1] - ranges[term][0]) for term, slope in gradient.items() if slope)
-    found = combined([(observed[term], gradient[term]) for term in gradient], part.value(means), reach=reach)
+    weighed = [(observed[term], gradient[term]) for term in gradient]
+    found = combined(weighed, part.value(means), reach=reach)
+    of_rows = [term for term in gradient if gradient[term] and observed[term].influence_SC is not None]
+    if found.is_testable and all(quantity_named(term.quantity).is_share for term in of_rows):
+        found = replace(found, bounded=shares_over(weighed, found.value))
     pooled = [
         (observed[term], slope, pool[_kind(term)]) for term, slope in gradient.items() if pool and _kind(term) in pool
     ]
@@ -337,7 +341,7 @@ def _what_decides(
         sizes.append(
             needed(
                 abs(found.value),
-                noise_of(found),
+                noise_of(found.at_limit(0.0)),
                 seeds=found.num_seeds,
                 prompts=found.num_prompts,
                 alpha=level,
