@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -40,7 +41,9 @@ def near_the_end(draws: int, generator: np.random.Generator) -> Iterator[Rate]:
                 for level in LEVELS:
                     case = f"{name}, {seeds} seed{'s' * (seeds > 1)}, {prompts} prompts, at {level:.0%}"
                     high = level + 2 * math.sqrt(level * (1 - level) / draws)
-                    yield Rate(case=case, rate=float(np.mean(np.array(p) <= level)), low=0.0, high=high)
+                    rates = np.mean(np.array(p) <= level, axis=0).tolist()
+                    beside = {"by the variance seen": rates[1]}
+                    yield Rate(case=case, rate=rates[0], low=0.0, high=high, beside=beside)
 
 
 def _ranks(seeds: int, prompts: int, generator: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -49,8 +52,8 @@ def _ranks(seeds: int, prompts: int, generator: np.random.Generator) -> npt.NDAr
     return np.where(generator.random(own.shape) < DRAWN_ANEW, own, common)
 
 
-def _p_of(claim: Claim, arms: Mapping[str, Right]) -> float:
-    """The p-value of support."""
+def _p_of(claim: Claim, arms: Mapping[str, Right]) -> tuple[float, float]:
+    """The p-value of support, and the one by the variance that was seen."""
     seen = {}
     for term in claim.terms:
         right_SC = arms[term.arm].astype(np.float64)
@@ -62,4 +65,7 @@ def _p_of(claim: Claim, arms: Mapping[str, Right]) -> float:
             clusters=tuple(map(str, range(right_SC.shape[1]))),
         )
     found = contrast_of(claim.parts[0], seen)
-    return found.p_above() if found.variance > 0 else found.p_of_constant if found.value > 0 else 1.0
+    if not found.variance > 0:
+        same = found.p_of_constant if found.value > 0 else 1.0
+        return same, same
+    return found.p_above(), replace(found, bounded=None).p_above()
