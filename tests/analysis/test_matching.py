@@ -8,7 +8,7 @@ from scipy.stats import pearsonr
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import loss_limits, mean_limits
-from rewardlab.analysis.matching import Replies, match_of, slope_of, spread_of
+from rewardlab.analysis.matching import Replies, SliceMatch, match_of, slice_matches, slope_of, spread_of
 
 
 def replies_of(gold: np.ndarray) -> Replies:
@@ -89,3 +89,46 @@ def test_a_spread_that_one_prompt_decides_has_no_interval(of_proxy: bool) -> Non
     assert np.isnan(found.low)
     assert found.method == "one prompt decides it"
     assert spread_of(plain, plain[::-1], prompt).low > 0
+
+
+def one_slice(inside: np.ndarray, outside: np.ndarray, prompts: list[str] | None = None) -> SliceMatch:
+    """The slice `in` of pairs whose scores are ordered as gold's where the outcome is 1."""
+    outcome = np.concatenate([inside, outside])
+    gold = np.tile([1.0, 0.0], (outcome.size, 1))
+    scores = np.where(outcome[:, None] == 1, gold, 1 - gold)
+    keys = prompts or [str(row) for row in range(outcome.size)]
+    replies = Replies.of(np.arange(outcome.size, dtype=np.intp).repeat(2), keys, gold.ravel())
+    columns = {"column": ["in"] * inside.size + ["out"] * outside.size}
+    return slice_matches(replies, scores.ravel(), columns)[0]
+
+
+def test_a_small_slice_that_is_all_right_by_chance_is_not_apart() -> None:
+    generator = np.random.default_rng(0)
+    outside = (np.arange(1000) < 900).astype(float)
+    drawn = [one_slice((generator.random(10) < 0.9).astype(float), outside).p for _ in range(200)]
+    assert np.mean(np.array(drawn) < 0.05) < 0.1
+    right = one_slice(np.ones(10), outside)
+    assert right.p > 0.05
+    assert right.apart.low < 0 < right.apart.high
+
+
+def test_a_slice_that_is_all_wrong_is_apart_from_others_that_are_all_right() -> None:
+    found = one_slice(np.zeros(12), np.ones(30))
+    assert found.apart.value == -1
+    assert found.apart.high < 0
+    assert found.p < 1e-6
+    assert one_slice(np.ones(12), np.ones(30)).p == 1
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own prompts", "shared prompts"])
+def test_p_of_a_slice_and_its_interval_say_the_same(shared: bool) -> None:
+    generator = np.random.default_rng(3)
+    told = set()
+    for _ in range(60):
+        inside, outside = ((generator.random(size) < chance).astype(float) for size, chance in ((20, 0.7), (60, 0.92)))
+        keys = [str(row % 40) for row in range(80)] if shared else None
+        found = one_slice(inside, outside, keys)
+        is_apart = not found.apart.low <= 0 <= found.apart.high
+        assert (found.p < 0.05) == is_apart
+        told.add(is_apart)
+    assert told == {True, False}

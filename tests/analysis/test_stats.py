@@ -286,3 +286,13 @@ def test_a_larger_tail_never_lowers_the_upper_limit() -> None:
     losses = np.random.default_rng(2).exponential(size=12)
     highs = [stats.mean_loss(losses, tail=tail).high for tail in (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)]
     assert highs == sorted(highs)
+
+
+def test_p_by_an_interval_is_the_level_at_which_it_ends_at_zero() -> None:
+    values = np.random.default_rng(0).normal(0.4, size=30)
+    p = stats.p_by_interval(stats.mean_by_level(values))
+    assert 1e-6 < p < 0.5
+    assert stats.mean(values, level=1 - p).low == pytest.approx(0, abs=1e-6)
+    assert stats.p_by_interval(stats.mean_by_level(values + 100)) == stats.LEAST_P
+    assert stats.p_by_interval(stats.mean_by_level(np.zeros(30))) == 1
+    assert math.isnan(stats.p_by_interval(stats.mean_by_level(values[:9])))

@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.agreement import Agreement, agreement
@@ -27,7 +26,7 @@ from rewardlab.analysis.influence import (
     sums_by,
     without_interval,
 )
-from rewardlab.analysis.intervals import FloatArray, loss_limits
+from rewardlab.analysis.intervals import FloatArray, loss_limits, student_limits
 from rewardlab.analysis.kwise import bounded_mean, known_losses
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.precision import FEWEST_PROMPTS, relative_size
@@ -368,8 +367,8 @@ def slice_matches(
 ) -> tuple[SliceMatch, ...]:
     """Return the match for each value of each column, which has a text for each decided pair.
 
-    The difference from all other pairs is tested by Student's t over prompts, with the influence of each pair on it.
-    Fewer than ten prompts on either side are not tested.
+    The difference from all other pairs is tested by its interval (see `_apart`). Fewer than ten prompts on either side
+    are not tested.
     """
     outcome_N, keys = replies.outcomes(scores_R), np.asarray(replies.decided_keys, dtype=object)
     found = []
@@ -398,18 +397,32 @@ def _no_rest(keys: npt.NDArray[np.object_]) -> Estimate:
 
 
 def _apart(outcome_N: FloatArray, inside_N: BoolArray, keys: npt.NDArray[np.object_]) -> tuple[Estimate, float]:
-    """Return the match inside less that outside, and the p-value of there being no difference."""
-    count = min(len(set(keys[side].tolist())) for side in (inside_N, ~inside_N))
-    value = float(outcome_N[inside_N].mean() - outcome_N[~inside_N].mean())
+    """Return the match inside less that outside, and the p-value of there being no difference.
+
+    The interval is made from those of both sides, since a small side may be all right by chance and does not vary then.
+    Where both have pairs of the same prompts they are not independent, and the limits are the wider ones of these and
+    of the difference by influence. p is 1 − the level at which the interval ends at 0.
+    """
+    (inside, within), (outside, beyond) = ((outcome_N[side], keys[side].tolist()) for side in (inside_N, ~inside_N))
+    value, count = float(inside.mean() - outside.mean()), min(len(set(within)), len(set(beyond)))
     if count < stats.MIN_CLUSTERS:
         return without_interval(value, count), math.nan
+    sides = stats.mean_share_by_level(inside, within), stats.mean_share_by_level(outside, beyond)
     share = float(inside_N.mean())
-    mean_N = np.where(inside_N, outcome_N[inside_N].mean(), outcome_N[~inside_N].mean())
+    mean_N = np.where(inside_N, inside.mean(), outside.mean())
     influence_N = (outcome_N - mean_N) * np.where(inside_N, 1 / share, -1 / (1 - share))
-    numbers_N = np.unique(keys.astype(np.str_), return_inverse=True)[1].astype(np.intp)
-    estimate = by_influence(value, influence_N, numbers_N)
-    totals_C = np.bincount(numbers_N, influence_N)
-    prompts = len(totals_C)
-    error = math.sqrt(float(np.square(totals_C).sum()) * prompts / (prompts - 1)) / len(outcome_N)
-    p = 2 * float(stdtr(prompts - 1, -abs(value) / error)) if error > 0 else math.nan
-    return estimate, p
+    # One value a prompt: its pairs inside weigh otherwise than those outside, so they are not alike.
+    (totals_C,) = sums_by(np.unique(keys.astype(np.str_), return_inverse=True)[1].astype(np.intp), influence_N)
+    influence_C = totals_C * (totals_C.size / influence_N.size)
+    shared = not set(within).isdisjoint(beyond)
+
+    def apart(level: float) -> Estimate:
+        own = stats.difference(sides[0](level), sides[1](level))
+        if not shared:
+            return own
+        numbers_C = np.arange(totals_C.size)
+        other = by_influence(value, influence_C, numbers_C, formula=student_limits, level=level)
+        low, high = np.fmin(own.low, other.low), np.fmax(own.high, other.high)
+        return replace(own, low=float(low), high=float(high), method=f"{own.method}, or by influence if wider")
+
+    return apart(0.95), stats.p_by_interval(apart)

@@ -19,8 +19,6 @@ from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.paired import change_of_shares, significance_of
 from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 
-LEAST_P: Final = 1e-9
-HALVINGS: Final = 20
 ReplyKey = tuple[str, str, int]
 """Source, id of the preference, number of the reply."""
 MEASURES: Final[Mapping[str, str]] = MappingProxyType(
@@ -218,14 +216,4 @@ def _significance_of_shift(moved_R: FloatArray, keys: Sequence[str], *, seed: in
     and they find a change too often. The interval of the mean allows for the skewness, so both have to show one.
     """
     flips = _significance(moved_R, keys, seed=seed)
-    return flips if math.isnan(flips) else max(flips, _p_of_interval(moved_R, keys))
-
-
-def _p_of_interval(moved_R: FloatArray, keys: Sequence[str]) -> float:
-    """Return 1 − the level at which the interval of the mean ends at 0, by bisection between 1 and `LEAST_P`."""
-    low, high = math.log10(LEAST_P), 0.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        own = stats.mean(moved_R, keys, level=1 - 10**middle)
-        low, high = (middle, high) if own.low <= 0 <= own.high else (low, middle)
-    return float(10**high)
+    return flips if math.isnan(flips) else max(flips, stats.p_by_interval(stats.mean_by_level(moved_R, keys)))

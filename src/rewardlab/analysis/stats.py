@@ -34,9 +34,15 @@ from rewardlab.core.types import Estimate
 Numbers = Sequence[float] | npt.NDArray[np.number]
 """Types accepted as [N] numbers."""
 
+ByLevel = Callable[[float], Estimate]
+"""Level, such as 0.95 -> an estimate with its interval of that level."""
+
 MIN_CLUSTERS = 10
 """Below this many prompts no interval is given: no method covers the truth often enough there for shares near 1 and for
 skewed means."""
+LEAST_P = 1e-9
+"""Smallest p-value that is found by inverting an interval."""
+_HALVINGS = 30
 
 
 def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
@@ -61,26 +67,40 @@ def proportion(outcomes: Numbers, clusters: Sequence[str] | None = None, *, leve
     """
     values = _values(outcomes, clusters)
     assert np.isin(values, (0.0, 0.5, 1.0)).all(), "an outcome is 0, ½ or 1"
+    return _proportion_by_level(values, clusters)(level)
+
+
+def _proportion_by_level(values: FloatArray, clusters: Sequence[str] | None) -> ByLevel:
     tied, repeated = bool((values == 0.5).any()), clusters is not None and has_repeats(clusters)
     if not tied and not repeated and values.size >= MIN_CLUSTERS:
-        return wilson(float(values.sum()), values.size, level=level)
+        return lambda level: wilson(float(values.sum()), values.size, level=level)
     method = "score interval, ties one half" if tied and not repeated else "score interval"
-    return _of_clusters(share_limits, values, clusters, method=method, level=level)
+    return _of_clusters(share_limits, values, clusters, method=method)
 
 
 def mean_share(shares: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
     """Return the mean of shares [N] in [0, 1] with an interval. For outcomes of 0, ½ or 1 it equals `proportion`."""
+    return mean_share_by_level(shares, clusters)(level)
+
+
+def mean_share_by_level(shares: Numbers, clusters: Sequence[str] | None = None) -> ByLevel:
+    """Return the estimates of `mean_share` by level."""
     values = _values(shares, clusters)
     assert ((values >= 0) & (values <= 1)).all(), "a share lies between 0 and 1"
     if np.isin(values, (0.0, 0.5, 1.0)).all():
-        return proportion(values, clusters, level=level)
-    return _of_clusters(share_limits, values, clusters, method="score interval", level=level)
+        return _proportion_by_level(values, clusters)
+    return _of_clusters(share_limits, values, clusters, method="score interval")
 
 
 def mean(values: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
     """Return the mean of finite values [N] of any distribution, clustered where the keys in `clusters` [N] repeat."""
+    return mean_by_level(values, clusters)(level)
+
+
+def mean_by_level(values: Numbers, clusters: Sequence[str] | None = None) -> ByLevel:
+    """Return the estimates of `mean` by level."""
     array = _values(values, clusters)
-    return _of_any_size(mean_limits, array, clusters, method="t interval, widened for skewness", level=level)
+    return _of_any_size(mean_limits, array, clusters, method="t interval, widened for skewness")
 
 
 def mean_loss(
@@ -94,7 +114,7 @@ def mean_loss(
     assert (array >= 0).all(), "a loss is at least 0"
     limits, method = partial(loss_limits, tail=tail), "t interval, corrected for skewness"
     # With a tail the formula must know where 0 is.
-    estimate = _of_any_size(limits, array, clusters, centred=not tail, method=method, level=level)
+    estimate = _of_any_size(limits, array, clusters, centred=not tail, method=method)(level)
     # `not … < 0` rather than `>= 0`, so that a NaN limit (no interval) stays NaN.
     return estimate if not estimate.low < 0 else replace(estimate, low=0.0)
 
@@ -106,35 +126,43 @@ def _of_any_size(
     *,
     centred: bool = True,
     method: str,
-    level: float,
-) -> Estimate:
-    """Return the estimate of `_of_clusters` by a formula whose limits move and stretch with the values.
+) -> ByLevel:
+    """Return the estimates of `_of_clusters` by a formula whose limits move and stretch with the values.
 
     So the values can be stretched to a size at which squares neither overflow nor vanish, and `centred` by their
     median: sums of squares of a prompt, where it repeats, have no digits left for values far from 0.
     """
     num_clusters, unit = values.size if clusters is None else len(set(clusters)), unit_of(values)
     if num_clusters < MIN_CLUSTERS:
-        return _too_few(values, clusters, level)
+        return partial(_too_few, values, clusters)
     scaled = values / unit
     centre = float(np.median(scaled)) if centred and num_clusters < values.size else 0.0
-    found = _of_clusters(limits, scaled - centre, clusters, method=method, level=level)
-    value, low, high = (unit * (centre + limit) for limit in (found.value, found.low, found.high))
-    return replace(found, value=value, low=low, high=high)
+    found_at = _of_clusters(limits, scaled - centre, clusters, method=method)
+
+    def at(level: float) -> Estimate:
+        found = found_at(level)
+        value, low, high = (unit * (centre + limit) for limit in (found.value, found.low, found.high))
+        return replace(found, value=value, low=low, high=high)
+
+    return at
 
 
 def _of_clusters(
-    limits: Callable[..., Limits], values: FloatArray, clusters: Sequence[str] | None, *, method: str, level: float
-) -> Estimate:
-    """Return the estimate by a formula of intervals.py over prompts, or over single values where no prompt repeats."""
+    limits: Callable[..., Limits], values: FloatArray, clusters: Sequence[str] | None, *, method: str
+) -> ByLevel:
+    """Return estimates by a formula of intervals.py over prompts, or over single values where no prompt repeats."""
     repeated = clusters is not None and has_repeats(clusters)
     columns = np.stack([values, np.square(values), np.ones_like(values)], axis=1)
     totals_C3 = cluster_totals(columns, clusters) if clusters is not None and repeated else columns
     if len(totals_C3) < MIN_CLUSTERS:
-        return _too_few(values, clusters, level)
-    value, low, high = (float(limit[0]) for limit in limits(*totals_C3.T[:, None], level=level))
+        return partial(_too_few, values, clusters)
     name = f"{method}, by prompt" if repeated else method
-    return Estimate(value=value, low=low, high=high, n=len(totals_C3), method=name, level=level)
+
+    def at(level: float) -> Estimate:
+        value, low, high = (float(limit[0]) for limit in limits(*totals_C3.T[:, None], level=level))
+        return Estimate(value=value, low=low, high=high, n=len(totals_C3), method=name, level=level)
+
+    return at
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
@@ -153,6 +181,26 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
         method="from the two intervals",
         level=first.level,
     )
+
+
+def p_by_interval(by_level: ByLevel, *, least: float = LEAST_P) -> float:
+    """Return the two-sided p-value of 0 that intervals give: 1 − the level at which the interval ends at 0.
+
+    So p is below 0.05 where the interval of 95 % excludes 0, and only there. It is found by bisection between 1 and
+    `least`, which is returned where p is no larger. NaN without an interval.
+    """
+    widest = by_level(1 - least)
+    if math.isnan(widest.low) or not _holds_0(widest):
+        return math.nan if math.isnan(widest.low) else least
+    low, high = math.log10(least), 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _holds_0(by_level(1 - 10**middle)) else (low, middle)
+    return float(10**high)
+
+
+def _holds_0(estimate: Estimate) -> bool:
+    return estimate.low <= 0 <= estimate.high
 
 
 def has_repeats(clusters: Sequence[str]) -> bool:
