@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm, permutation_test, t
 
+from rewardlab.analysis.combined import alike
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.suites import draws
 from rewardlab.analysis.suites.draws import Resampled, difference, estimate, judge, significance
@@ -185,10 +186,10 @@ def test_where_the_credits_vary_they_tell_how_alike_the_shares_are() -> None:
     draw = np.random.default_rng(0)
     counts = np.full((400, 2), 3.0)
     apart = draw.binomial(3, 0.6, size=(400, 2)).astype(float)
-    assert draws._alike(apart, counts)[0, 1] < 0.15
-    assert draws._alike(apart[:, [0, 0]], counts)[0, 1] == pytest.approx(1.0)
+    assert alike(apart, counts)[0, 1] < 0.15
+    assert alike(apart[:, [0, 0]], counts)[0, 1] == pytest.approx(1.0)
     opposed = np.stack([apart[:, 0], 3 - apart[:, 0]], axis=1)
-    assert draws._alike(opposed, counts)[0, 1] == 0.0
+    assert alike(opposed, counts)[0, 1] == 0.0
 
 
 def test_strata_take_a_degree_of_freedom_each() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from rewardlab.analysis import json_form, stats
 from rewardlab.analysis.calibration import Calibration, calibrate, ece_estimate
+from rewardlab.analysis.combined import widened_to_parts
 from rewardlab.analysis.distributions import Distribution, distribution, histogram_edges, quantile, standard_deviation
 from rewardlab.analysis.influence import area_under_curve, share_by_influence, without_interval
 from rewardlab.analysis.intervals import FloatArray
@@ -237,7 +238,10 @@ def weighted_accuracy(outcome: FloatArray, weight: FloatArray, decided: Pairs) -
 
 
 def macro_accuracy(outcome: FloatArray, decided: Pairs) -> Estimate:
-    """Return the mean of the accuracies of the sources that have decided comparisons."""
+    """Return the mean of the accuracies of the sources that have decided comparisons.
+
+    The interval is at least as wide as those of the sources combined: a small source may be all right by chance.
+    """
     if not outcome.size:
         return without_interval(math.nan, 0)
     names, source, count = np.unique(decided.source, return_inverse=True, return_counts=True)
@@ -249,7 +253,9 @@ def macro_accuracy(outcome: FloatArray, decided: Pairs) -> Estimate:
         return without_interval(value, len(np.unique(decided.prompt)), method=few)
     # The mean of each source is fitted to its few prompts, so their deviations are too small by this factor.
     weight = outcome.size / (names.size * count) * np.sqrt(num_prompts / (num_prompts - 1))
-    return share_by_influence(value, weight[source] * (outcome - means[source]), decided.prompt)
+    found = share_by_influence(value, weight[source] * (outcome - means[source]), decided.prompt)
+    parts = [(1 / names.size, source == number) for number in range(names.size)]
+    return widened_to_parts(found, outcome, decided.prompt, parts)
 
 
 def _by_prompt(outcome: FloatArray, decided: Pairs) -> Estimate:

@@ -12,7 +12,8 @@ cannot be drawn: it is in every draw once, and only the score intervals say how 
 
 Where all credits are 1 a bootstrap has no spread, though nobody knows the share to be exactly 1. The limits are
 therefore widened to those of the score intervals of the shares (`intervals.share_limits`), combined with the
-correlation of the shares (`_alike`; for independent shares Zou & Donner 2008, Statistics in Medicine 27, 1693-1702).
+correlation of the shares (`combined.alike`; for independent shares Zou & Donner 2008, Statistics in Medicine 27,
+1693-1702).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
-from rewardlab.analysis.intervals import FloatArray, share_limits
+from rewardlab.analysis.combined import alike, combined_reach, share_reach
+from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.signflip import sign_flip
 from rewardlab.analysis.stats import MIN_CLUSTERS, central_range, too_few
 from rewardlab.analysis.suites.outcomes import Outcome, RuleRow, Share
@@ -185,34 +187,16 @@ def _widened(
     low, high = central_range(draws_R)
     freedom = n - sum(bool(there_C[stratum[0]]) for stratum in resampled.strata)
     stretch = float(stdtrit(max(freedom, 1), 0.975) / ndtri(0.975))
-    alike_UU = _alike(sums_CS[:, used], counts_CU)
+    alike_UU = alike(sums_CS[:, used], counts_CU)
     names = list(judged.outcome.shares)
     reaches_U2 = weights_U[:, None] * np.array([reach[names[share]] for share in used])
-    below, above = (math.sqrt(reach_U @ alike_UU @ reach_U) for reach_U in reaches_U2.T)
+    below, above = combined_reach(reaches_U2, alike_UU)
     return replace(
         possible,
         low=max(min(value - stretch * (value - low), value - below), possible.low),
         high=min(max(value + stretch * (high - value), value + above), possible.high),
         n=n,
     )
-
-
-def _alike(sums_CU: FloatArray, counts_CU: FloatArray) -> FloatArray:
-    """Return the correlations [U, U] of the errors of shares, 0 where they are negative.
-
-    The clusters show them only where credits vary, so one cluster is added that fails in all its shares at once. Where
-    all credits are equal, shares of the same clusters are therefore taken to err together (correlation 1), and shares
-    of different clusters independently (0).
-    """
-    totals_U = counts_CU.sum(0)
-    left_CU = sums_CU - counts_CU * (sums_CU.sum(0) / totals_U)
-    sizes_U = totals_U / (counts_CU > 0).sum(0)
-    lengths_U = np.sqrt(np.square(counts_CU).sum(0))
-    overlap_UU = (counts_CU.T @ counts_CU) / np.outer(lengths_U, lengths_U)
-    together_UU = left_CU.T @ left_CU + overlap_UU * np.outer(sizes_U, sizes_U)
-    spread_U = np.sqrt(np.diag(together_UU))
-    alike_UU: FloatArray = np.maximum(together_UU / np.outer(spread_U, spread_U), 0.0)
-    return alike_UU
 
 
 def _reach(share: Share, minus_E: FloatArray | None, resampled: Resampled) -> tuple[float, float]:
@@ -229,14 +213,8 @@ def _reach(share: Share, minus_E: FloatArray | None, resampled: Resampled) -> tu
     own_E = resampled.clusters_I[share.items_E]
     columns = (values_E, np.square(values_E), np.ones_like(values_E))
     totals_3C = np.stack([np.bincount(own_E, column) for column in columns]).astype(np.float64)
-    sums, squares, sizes = totals_3C[:, None, totals_3C[2] > 0]
-    factor = 2.0 if wide else 1.0
-    if sizes.size < 2:
-        # A single prompt says nothing about others, so the limits are 0 and 1.
-        return factor * float(values_E.mean()), factor * float(1 - values_E.mean())
-    limits = share_limits(sums, squares, sizes, level=0.95)
-    middle, low, high = (float(limit[0]) for limit in limits)
-    return factor * (middle - low), factor * (high - middle)
+    below, above = share_reach(totals_3C[:, totals_3C[2] > 0])
+    return (2 * below, 2 * above) if wide else (below, above)
 
 
 def significance(own: Judged, other: Judged, row: RuleRow, *, seed: int) -> float:

@@ -1,0 +1,72 @@
+"""Sums of shares of which one is known from few outcomes: its score interval counts, though it does not vary."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rewardlab.analysis import stats
+from rewardlab.analysis.combined import combined_reach, widened_to_parts
+from rewardlab.analysis.influence import share_by_influence
+from rewardlab.analysis.judgement import macro_accuracy
+from rewardlab.analysis.score_table import Pairs
+from rewardlab.core.types import Estimate
+
+
+def sources_of(*sizes: int) -> Pairs:
+    """Decided pairs of sources of these sizes, each of a prompt of its own."""
+    source = np.arange(len(sizes)).repeat(sizes)
+    numbers, nothing = np.arange(source.size), np.zeros(source.size)
+    return Pairs(
+        difference=nothing,
+        label=np.ones(source.size),
+        preferred=nothing,
+        other=nothing,
+        length_preferred=nothing,
+        length_other=nothing,
+        truncated=np.zeros(source.size, dtype=bool),
+        prompt=numbers,
+        source=source,
+        preference=numbers,
+    )
+
+
+def test_a_small_source_that_is_all_right_by_chance_is_not_known_exactly() -> None:
+    pairs, outcome = sources_of(10, 1000), np.ones(1010)
+    outcome[10:110] = 0
+    found = macro_accuracy(outcome, pairs)
+    assert found.value == pytest.approx(0.95)
+    small, large = stats.mean_share(outcome[:10]), stats.mean_share(outcome[10:])
+    reach = math.hypot(small.value - small.low, large.value - large.low) / 2
+    assert found.low == pytest.approx(found.value - reach)
+    assert found.low < 0.9
+
+
+def test_the_mean_over_a_small_and_a_large_source_is_held_as_often_as_it_says() -> None:
+    generator, pairs = np.random.default_rng(0), sources_of(10, 1000)
+    found = [macro_accuracy((generator.random(1010) < 0.9).astype(float), pairs) for _ in range(300)]
+    assert np.mean([one.low <= 0.9 <= one.high for one in found]) > 0.93
+
+
+def test_parts_of_the_same_prompts_are_taken_to_be_wrong_together() -> None:
+    outcome, prompts = np.ones(40), np.arange(40)
+    halves = [(0.5, prompts < 20), (0.5, prompts >= 20)]
+    none = Estimate(value=1.0, low=1.0, high=1.0, n=40, method="score interval")
+    apart = widened_to_parts(none, outcome, prompts, halves)
+    together = widened_to_parts(none, outcome, prompts % 20, halves)
+    own = stats.mean_share(outcome[:20])
+    assert together.low == pytest.approx(own.low)
+    assert 1 - apart.low == pytest.approx((1 - own.low) / math.sqrt(2))
+    assert together.high == apart.high == 1
+
+
+def test_reaches_of_independent_shares_add_up_by_their_squares() -> None:
+    assert combined_reach(np.array([[0.3, 0.1], [0.4, 0.0]])) == pytest.approx((0.5, 0.1))
+    assert combined_reach(np.array([[0.3, 0.1], [0.4, 0.0]]), np.ones((2, 2))) == pytest.approx((0.7, 0.1))
+
+
+def test_what_has_no_interval_is_not_given_one() -> None:
+    few = share_by_influence(0.5, np.zeros(9), np.arange(9))
+    assert widened_to_parts(few, np.ones(9), np.arange(9), [(1.0, np.ones(9, dtype=bool))]) is few
