@@ -10,21 +10,25 @@ import pytest
 from rewardlab.analysis import stats
 from rewardlab.analysis.combined import combined_reach, widened_to_parts
 from rewardlab.analysis.influence import share_by_influence
-from rewardlab.analysis.judgement import macro_accuracy
+from rewardlab.analysis.intervals import wilson_limits
+from rewardlab.analysis.judgement import macro_accuracy, weighted_accuracy
+from rewardlab.analysis.lengths import length_controlled_accuracy
 from rewardlab.analysis.score_table import Pairs
 from rewardlab.core.types import Estimate
 
 
-def sources_of(*sizes: int) -> Pairs:
-    """Decided pairs of sources of these sizes, each of a prompt of its own."""
+def sources_of(*sizes: int, outcome: np.ndarray | float = 1.0, longer: int = 0) -> Pairs:
+    """Decided pairs of sources of these sizes, each of a prompt of its own; the first `longer` prefer the longer reply,
+    the others the shorter one, by as much.
+    """
     source = np.arange(len(sizes)).repeat(sizes)
     numbers, nothing = np.arange(source.size), np.zeros(source.size)
     return Pairs(
-        difference=nothing,
+        difference=2 * np.broadcast_to(np.asarray(outcome), source.size) - 1,
         label=np.ones(source.size),
         preferred=nothing,
         other=nothing,
-        length_preferred=nothing,
+        length_preferred=np.where(numbers < longer, 30.0, -30.0),
         length_other=nothing,
         truncated=np.zeros(source.size, dtype=bool),
         prompt=numbers,
@@ -47,6 +51,34 @@ def test_a_small_source_that_is_all_right_by_chance_is_not_known_exactly() -> No
 def test_the_mean_over_a_small_and_a_large_source_is_held_as_often_as_it_says() -> None:
     generator, pairs = np.random.default_rng(0), sources_of(10, 1000)
     found = [macro_accuracy((generator.random(1010) < 0.9).astype(float), pairs) for _ in range(300)]
+    assert np.mean([one.low <= 0.9 <= one.high for one in found]) > 0.93
+
+
+def test_a_small_side_of_length_that_is_all_right_by_chance_is_not_known_exactly() -> None:
+    outcome = np.ones(1010)
+    outcome[10:110] = 0
+    found = length_controlled_accuracy(sources_of(1010, outcome=outcome, longer=10))
+    assert found.value == pytest.approx(0.95)
+    small, large = stats.mean_share(outcome[:10]), stats.mean_share(outcome[10:])
+    assert found.low == pytest.approx(found.value - math.hypot(small.value - small.low, large.value - large.low) / 2)
+
+
+def test_few_certain_labels_that_are_all_right_by_chance_are_worth_no_more_than_their_weights() -> None:
+    """Weights of 1 and of 0.04 count as (Σw)²/Σw² plain outcomes at most, here 215 and not 1,010."""
+    weight = np.where(np.arange(1010) < 10, 1.0, 0.04)
+    outcome = (np.arange(1010) % 10 > 0).astype(float)
+    outcome[:10] = 1
+    found = weighted_accuracy(outcome, weight, sources_of(1010))
+    number = weight.sum() ** 2 / np.square(weight).sum()
+    plain = wilson_limits(np.array([found.value]), np.array([number]), level=0.95)
+    assert (found.low, found.high) == pytest.approx((plain.low[0], plain.high[0]), rel=1e-3)
+
+
+def test_an_accuracy_of_few_certain_labels_is_held_as_often_as_it_says() -> None:
+    generator, weight = np.random.default_rng(0), np.where(np.arange(1010) < 10, 1.0, 0.04)
+    found = [
+        weighted_accuracy((generator.random(1010) < 0.9).astype(float), weight, sources_of(1010)) for _ in range(200)
+    ]
     assert np.mean([one.low <= 0.9 <= one.high for one in found]) > 0.93
 
 

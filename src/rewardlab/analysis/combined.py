@@ -25,24 +25,28 @@ Reach = tuple[float, float]
 
 
 def widened_to_parts(
-    estimate: Estimate, outcome: FloatArray, clusters: IntArray, parts: Sequence[tuple[float, BoolArray]]
+    estimate: Estimate,
+    outcome: FloatArray,
+    clusters: IntArray,
+    parts: Sequence[tuple[float, BoolArray]],
+    *,
+    independent: bool = False,
 ) -> Estimate:
     """Return an estimate of a weighted sum of shares, no narrower than the score intervals of the shares combined.
 
-    `parts` are each the weight of a share and which outcomes [N] it is of; the weights add up to 1. An estimate without
-    an interval stays without one.
+    `parts` are each the weight of a share and which outcomes [N] it is of; the weights add up to 1. Parts of the same
+    clusters are combined by `alike`, unless they are to be taken as `independent`. An estimate without an interval
+    stays without one.
     """
     if math.isnan(estimate.low):
         return estimate
     reaches_U2 = [
         [weight * reach for reach in share_reach(cluster_sums(outcome[own], clusters[own])[0])] for weight, own in parts
     ]
-    names = np.unique(clusters, return_inverse=True)[1]
-    own_U = [np.unique(names[own]) for _, own in parts]
-    shared = sum(own.size for own in own_U) > np.unique(np.concatenate(own_U)).size
-    below, above = combined_reach(
-        np.array(reaches_U2), _alike_parts(outcome, names, [own for _, own in parts]) if shared else None
-    )
+    own_U = [np.unique(clusters[own]) for _, own in parts]
+    apart = independent or sum(own.size for own in own_U) == np.unique(np.concatenate(own_U)).size
+    alike_UU = None if apart else _alike_parts(outcome, clusters, [own for _, own in parts])
+    below, above = combined_reach(np.array(reaches_U2), alike_UU)
     return replace(
         estimate,
         low=max(min(estimate.low, estimate.value - below), 0.0),

@@ -96,15 +96,14 @@ def share_by_influence(
     influence: FloatArray,
     clusters: IntArray,
     *,
-    skewed: bool = False,
     freedom: float | None = None,
+    most: float = math.inf,
     level: float = 0.95,
 ) -> Estimate:
     """Return a `value` in [0, 1] with a score interval for its effective number of outcomes, from influences [N].
 
-    The interval stays inside [0, 1] and has a width at 0 and 1 (see `intervals.share_limits`). For `skewed` influences,
-    which the score interval does not account for, it is widened to the t interval corrected for skewness. `freedom` is
-    that of `intervals.share_limits`. There is no interval below ten clusters.
+    The interval stays inside [0, 1] and has a width at 0 and 1 (see `intervals.share_limits`, which says what
+    `freedom` and `most` are). There is no interval below ten clusters.
     """
     # ψ has a mean of 0 for smooth statistics; what rounding leaves must not move the value.
     centred = influence - influence.mean() if influence.size else influence
@@ -112,13 +111,9 @@ def share_by_influence(
     count = totals_3C.shape[1]
     if math.isnan(value) or count < MIN_CLUSTERS:
         return without_interval(value, count, level=level)
-    found = share_limits(*(row[None] for row in totals_3C), level=level, freedom=freedom)
+    found = share_limits(*(row[None] for row in totals_3C), level=level, freedom=freedom, most=most)
     low, high = float(found.low[0]), float(found.high[0])
-    if skewed:
-        other = mean_limits(*(row[None] for row in totals_3C), level=level)
-        low, high = min(low, max(float(other.low[0]), 0.0)), max(high, min(float(other.high[0]), 1.0))
-    wide = ", widened for skewness" if skewed else ""
-    method = f"score interval, by influence{wide}{', by prompt' if repeated else ''}"
+    method = f"score interval, by influence{', by prompt' if repeated else ''}"
     return Estimate(value=value, low=min(low, value), high=max(high, value), n=count, method=method, level=level)
 
 

@@ -78,7 +78,13 @@ def wilson_limits(share: FloatArray, n: FloatArray, *, level: float) -> Limits:
 
 
 def share_limits(
-    sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float, freedom: float | None = None
+    sums: FloatArray,
+    squares: FloatArray,
+    sizes: FloatArray,
+    *,
+    level: float,
+    freedom: float | None = None,
+    most: float = math.inf,
 ) -> Limits:
     """Return an interval of a share of outcomes in [0, 1]: Wilson's, for the effective number of independent outcomes.
 
@@ -90,9 +96,10 @@ def share_limits(
     that varies like wins and losses.
 
     With `freedom`, Student's quantile with so many degrees of freedom takes the place of the normal one, for a share
-    whose variance is known from few outcomes only, however many there are in all.
+    whose variance is known from few outcomes only, however many there are in all. The effective number is at most
+    `most`.
     """
-    number = effective_number(sums, squares, sizes)
+    number = np.minimum(effective_number(sums, squares, sizes), most)
     if freedom is not None:
         # Wilson's formula depends on z²/n and on z²p(1 − p)/n only.
         number = number * float(ndtri((1 + level) / 2) / stdtrit(freedom, (1 + level) / 2)) ** 2
@@ -117,6 +124,28 @@ def effective_number(sums: FloatArray, squares: FloatArray, sizes: FloatArray) -
     # A share that is 0 or 1 but for the rounding of a sum of shares is known as one that is.
     number: FloatArray = np.where(plain > 1e-12, plain / np.maximum(variance, _TINY), own.total / effect)
     return number
+
+
+def weighted_number(
+    sums: FloatArray, squares: FloatArray, sizes: FloatArray, weights: FloatArray, squared_weights: FloatArray
+) -> FloatArray:
+    """Return [D] how many independent outcomes of equal weight would know a weighted share as well, if outcomes of all
+    weights vary alike.
+
+    `weights` [D, C] are the sums of the weights of the outcomes of a prompt, `squared_weights` those of their squares;
+    the other columns are of the outcomes without weights. By what they show, outcomes of large weight may vary less:
+    few of them may be all right by chance.
+    """
+    own = _Clusters.of(sums, squares, sizes)
+    alike = np.clip(own.correlation(prior=PRIOR_PROMPTS * own.typical_size / 4), 0.0, 1.0)[:, None]
+    number: FloatArray = np.square(weights.sum(-1)) / ((1 - alike) * squared_weights + alike * np.square(weights)).sum(
+        -1
+    )
+    # Ties vary less, as in `effective_number`.
+    plain, mean_square = own.value * (1 - own.value), squares.sum(-1) / own.total
+    row = (own.count * np.maximum(mean_square - np.square(own.value), 0.0) + plain) / (own.count + 1)
+    found: FloatArray = np.where(plain > 1e-12, number * plain / np.maximum(row, _TINY), number)
+    return found
 
 
 def loss_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float, tail: float = 0.0) -> Limits:

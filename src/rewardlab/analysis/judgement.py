@@ -17,8 +17,8 @@ from rewardlab.analysis import json_form, stats
 from rewardlab.analysis.calibration import Calibration, calibrate, ece_estimate
 from rewardlab.analysis.combined import widened_to_parts
 from rewardlab.analysis.distributions import Distribution, distribution, histogram_edges, quantile, standard_deviation
-from rewardlab.analysis.influence import area_under_curve, share_by_influence, without_interval
-from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.influence import area_under_curve, cluster_sums, share_by_influence, sums_by, without_interval
+from rewardlab.analysis.intervals import FloatArray, weighted_number
 from rewardlab.analysis.kwise import KWise, ReplyKey, kwise
 from rewardlab.analysis.lengths import length_controlled, length_estimates
 from rewardlab.analysis.measures import MARGIN_PERCENTILES, at_threshold, measure_named
@@ -229,12 +229,20 @@ def _accuracies(table: ScoreTable, finite: Pairs, decided: Pairs) -> dict[str, E
 
 
 def weighted_accuracy(outcome: FloatArray, weight: FloatArray, decided: Pairs) -> Estimate:
-    """Return the share of outcomes [N] with weights [N], such as |2y − 1|; at least one weight must be above 0."""
+    """Return the share of outcomes [N] with weights [N], such as |2y − 1|; at least one weight must be above 0.
+
+    Few outcomes of large weight may be all right by chance, so the effective number is at most that of the weights.
+    """
     if not outcome.size:
         return without_interval(math.nan, 0)
     share = weight / weight.mean()
     value = float((share * outcome).mean())
-    return share_by_influence(value, share * (outcome - value), decided.prompt, skewed=True)
+    totals_3C, _ = cluster_sums(outcome, decided.prompt)
+    most = math.inf
+    if totals_3C.shape[1] >= stats.MIN_CLUSTERS:
+        columns = (*totals_3C, *sums_by(decided.prompt, share, np.square(share)))
+        most = float(weighted_number(*(column[None] for column in columns))[0])
+    return share_by_influence(value, share * (outcome - value), decided.prompt, most=most)
 
 
 def macro_accuracy(outcome: FloatArray, decided: Pairs) -> Estimate:

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from rewardlab.analysis.combined import widened_to_parts
 from rewardlab.analysis.influence import (
     antisymmetric_correlations,
     by_influence,
@@ -77,12 +78,21 @@ def length_controlled_accuracy(decided: Pairs) -> Estimate:
     Comparisons are divided into `NUM_STRATA` strata by the size of the length difference. In each, accuracy is the mean
     of the accuracies where the preferred reply is the longer one and where it is the shorter one, so that any rule that
     sees length alone gets ½. Strata count by their comparisons. Comparisons of equal length, and strata with fewer than
-    `FEWEST_A_SIDE` prompts on a side, are left out.
+    `FEWEST_A_SIDE` prompts on a side, are left out. The interval is at least as wide as those of the sides combined,
+    since a small side may be all right by chance.
     """
     value, influence, kept = length_controlled_influence(decided)
     if math.isnan(value):
         return without_interval(math.nan, len(np.unique(decided.prompt)), method="no strata with both sides")
-    return share_by_influence(value, influence, decided.prompt[kept])
+    outcome, prompts = decided.outcome[kept], decided.prompt[kept]
+    parts = [
+        (sum(int(side.sum()) for side in sides) / outcome.size / 2, side)
+        for sides in _used_strata(decided)[0]
+        for side in sides
+    ]
+    # Sides of the same prompts may err in opposite ways, which the influences know and `combined.alike` does not.
+    found = share_by_influence(value, influence, prompts)
+    return widened_to_parts(found, outcome, prompts, parts, independent=True)
 
 
 def length_controlled_influence(decided: Pairs) -> tuple[float, FloatArray, BoolArray]:
