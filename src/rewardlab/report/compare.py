@@ -118,7 +118,10 @@ def paired_lines(judged: Mapping[str, object], *, chose: bool = False) -> list[s
     holms = ", after Holm's correction" if len(compared) > 1 else ""
     said = f"p: {'; '.join(methods)}{holms}"
     if chose:
-        said = f"no p: {last} was chosen by these data, which flatters the differences too; test data that chose nothing have one"
+        said = (
+            f"no p: {last} was chosen by these data, which flatters the differences too; test data that chose nothing "
+            f"have one"
+        )
     table = text_table([f"{last} minus", "accuracy", *([] if chose else ["p"]), "right alone", "wrong alone"], rows)
     return [
         "",

@@ -116,8 +116,8 @@ def request_tokens(
         if num_characters > most:
             raise TooLongError(
                 f"the request has {num_characters} characters, each reply with its own prompt and each message with "
-                f"{HEADER} more, and at most {most} are rendered{' if they may be cut' * request.truncate}. Split it, or "
-                f"serve with more --max-waiting-tokens."
+                f"{HEADER} more, and at most {most} are rendered{' if they may be cut' * request.truncate}. Split it, "
+                f"or serve with more --max-waiting-tokens."
             )
         units = list(_rendered(replies, conversations, renderer, truncate=request.truncate, turns=turns))
     if request.on_error == "refuse":
