@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import expit, ndtri
 
 from harness import results, simulated
 from harness.simulated import IntArray
@@ -25,7 +25,7 @@ from harness.simulation import Rate, Simulation, outside, parser_of, rounded, su
 from rewardlab.analysis.agreement import CORRELATIONS, correlation
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.multiple import standings
-from rewardlab.analysis.paired import equivalence, significance_of
+from rewardlab.analysis.paired import equivalence, significance_of, significance_of_means
 from rewardlab.analysis.power import POWER, smallest_difference
 from rewardlab.analysis.signflip import attainable_size
 from rewardlab.analysis.stats import cluster_totals
@@ -101,12 +101,24 @@ def size_of_means(draws: int, generator: np.random.Generator) -> Cells:
         "normal": lambda size: generator.normal(size=size),
         "Student, 3 degrees of freedom": lambda size: generator.standard_t(3, size=size),
         "skewed to one side (exponential)": lambda size: generator.exponential(size=size) - 1,
+        "NLL of models that fail in different ways": lambda size: _failing_apart(size, generator),
     }
     for name, values in shapes.items():
         for prompts in (15, 40, 200):
             keys = tuple(str(number // 2) for number in range(2 * prompts))
-            found = [significance_of(values(2 * prompts), keys).p <= ALPHA for _ in range(min(draws, SLOW * 2))]
+            found = [significance_of_means(values(2 * prompts), keys).p <= ALPHA for _ in range(min(draws, SLOW * 2))]
             yield Rate(case=f"{prompts} prompts, 2 each, {name}", rate=float(np.mean(found)), low=0.03, high=0.07)
+
+
+def _failing_apart(size: int, generator: np.random.Generator) -> FloatArray:
+    """Differences of NLL of an overconfident and an underconfident model, with logits 2.8 and 0.25 times the true ones.
+
+    Both have an NLL of 0.441 (to 0.0002) where true logits have the sizes of normal values times 4.
+    """
+    logit = 4 * np.abs(generator.normal(size=size))
+    signed = np.where(generator.random(size) < expit(logit), logit, -logit)
+    found: FloatArray = np.logaddexp(0, -2.8 * signed) - np.logaddexp(0, -0.25 * signed)
+    return found
 
 
 def power(draws: int, generator: np.random.Generator) -> Cells:

@@ -13,6 +13,7 @@ from rewardlab.analysis.aligned import ScoreSet, align
 from rewardlab.analysis.paired import (
     PairComparison,
     change_of_shares,
+    compare_metric,
     compare_pair,
     equivalence,
     margin_values,
@@ -165,3 +166,27 @@ def test_the_limit_of_the_interval_is_where_p_is_five_percent():
 
     low = change_of_shares(change, KEYS, level=0.9).low
     assert brentq(beyond, 1e-3, 0.5, xtol=1e-9) == pytest.approx(-low, abs=1e-6)
+
+
+def failing_apart(generator: np.random.Generator, prompts: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """NLL of an underconfident and an overconfident model, both of 0.441 in the mean: 0.25 and 2.8 times the true
+    logits, which have the sizes of normal values times 4."""
+    logit = 4 * np.abs(generator.normal(size=prompts))
+    signed = np.where(generator.random(prompts) < 1 / (1 + np.exp(-logit)), logit, -logit)
+    return np.logaddexp(0, -0.25 * signed), np.logaddexp(0, -2.8 * signed)
+
+
+def test_models_of_equal_nll_that_fail_in_different_ways_are_seldom_told_apart():
+    generator, keys = np.random.default_rng(0), tuple(map(str, range(50)))
+    found = [compare_metric("nll", *failing_apart(generator), keys) for _ in range(150)]
+    assert np.mean([one.test.p < 0.05 for one in found]) < 0.07
+    for one in found:
+        assert one.test.p >= 0.05 or not one.difference.low <= 0 <= one.difference.high
+    assert any("the interval's p is larger" in one.test.method for one in found)
+    assert len({one.test.method for one in found}) > 1
+
+
+def test_below_ten_prompts_p_of_a_mean_is_that_of_the_signs():
+    found = compare_metric("nll", np.ones(9), np.arange(9) / 9, tuple("abcdefghi"))
+    assert found.test.p == 2 / 2**9
+    assert math.isnan(found.difference.low)

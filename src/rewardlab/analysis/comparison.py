@@ -28,7 +28,7 @@ from rewardlab.analysis.paired import (
     columns_of,
     compare_pair,
     difference_of,
-    significance_of,
+    tested,
     without_rounding,
 )
 from rewardlab.analysis.signflip import Significance
@@ -329,7 +329,7 @@ def _by_slice(
                     value=value,
                     comparisons=len(keys),
                     difference=difference_of(metric, change, keys),
-                    test=significance_of(change, keys) if enough else none,
+                    test=tested(metric, change, keys) if enough else none,
                     adjusted=math.nan,
                 )
             )

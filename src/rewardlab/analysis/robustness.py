@@ -16,7 +16,7 @@ import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.paired import change_of_shares, significance_of
+from rewardlab.analysis.paired import change_of_shares, significance_of, significance_of_means
 from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 
 ReplyKey = tuple[str, str, int]
@@ -210,10 +210,5 @@ def _significance(values: FloatArray, keys: Sequence[str], *, seed: int) -> floa
 
 
 def _significance_of_shift(moved_R: FloatArray, keys: Sequence[str], *, seed: int) -> float:
-    """Return the p-value of a mean shift of 0; NaN below ten prompts.
-
-    Sign flips take shifts to be as likely up as down. Where a few texts move far, that is not so though the mean is 0,
-    and they find a change too often. The interval of the mean allows for the skewness, so both have to show one.
-    """
-    flips = _significance(moved_R, keys, seed=seed)
-    return flips if math.isnan(flips) else max(flips, stats.p_by_interval(stats.mean_by_level(moved_R, keys)))
+    """Return the p-value of a mean shift of 0; NaN below ten prompts."""
+    return significance_of_means(moved_R, keys, seed=seed).p if len(set(keys)) >= stats.MIN_CLUSTERS else math.nan
