@@ -66,6 +66,19 @@ def test_one_order_has_no_interval_whatever_rounding_leaves_of_it(name, count):
         assert found.method == "all in one order"
 
 
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_a_correlation_that_one_prompt_decides_has_no_interval(name):
+    gold = np.zeros(400)
+    gold[0] = 1.0
+    keys = tuple(map(str, range(400)))
+    found = correlation(OURS, gold, keys, measure=CORRELATIONS[name])
+    assert np.isfinite(found.value)
+    assert math.isnan(found.low)
+    assert found.method == "one prompt decides it"
+    gold[200:] = 1.0
+    assert correlation(OURS, gold, keys, measure=CORRELATIONS[name]).low > -1
+
+
 def test_the_match_rate_counts_ties_half_and_leaves_gold_ties_out():
     margins = np.array([1.0, -1.0, 0.0, 2.0, -3.0] * 8)
     gold = np.array([2.0, 1.0, 1.0, 0.0, -1.0] * 8)

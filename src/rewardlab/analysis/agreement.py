@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 from scipy.stats import kendalltau, pearsonr, spearmanr
 
 from rewardlab.analysis import stats
+from rewardlab.analysis.influence import ONE_DECIDES
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.core.types import Estimate
 
@@ -78,7 +79,7 @@ def correlation(
     Prompts are dealt into at most 100 groups by a hash of their keys; each group is left out once, and the spread of
     the values gives the standard error (the delete-a-group jackknife: Kott 2001, J. Official Statistics 17, 521-526),
     with t quantiles for G − 1 degrees of freedom. The value is NaN without variation. There is no interval below ten
-    prompts, nor where the correlation is exactly ±1.
+    prompts, nor where the correlation is exactly ±1, nor where nothing varies without one of the groups.
     """
     method = "delete-a-group jackknife by prompt, Fisher's z"
     keys = sorted(set(prompts_R))
@@ -91,12 +92,14 @@ def correlation(
         few = stats.too_few(len(keys)) if len(keys) < stats.MIN_CLUSTERS else "all in one order"
         return Estimate(value=value, low=math.nan, high=math.nan, n=len(keys), method=few, level=level)
     group_R = deal_groups(keys, prompts_R)
+    kept_GR = [group_R != group for group in range(int(group_R.max()) + 1)]
+    if not all(np.ptp(first_R[kept]) and np.ptp(second_R[kept]) for kept in kept_GR):
+        return Estimate(value=value, low=math.nan, high=math.nan, n=len(keys), method=ONE_DECIDES, level=level)
     # Values are kept off ±1, where Fisher's z is infinite.
     without_G = np.array(
         [
             math.atanh(max(-1 + _ROUNDING, min(1 - _ROUNDING, measure(first_R[kept], second_R[kept]))))
-            for group in range(int(group_R.max()) + 1)
-            if (kept := group_R != group).any() and np.ptp(first_R[kept]) and np.ptp(second_R[kept])
+            for kept in kept_GR
         ]
     )
     count, centre = len(without_G), math.atanh(value)

@@ -32,6 +32,8 @@ For normal values, those with long tails and prompts of very different scale the
 the same with this limit as without one, to 0.7 points. Where all rows but a few are on one line, z without these has
 no bound: the limit keeps the interval short of [−1, 1], and it does not jump once the others are on it exactly.
 """
+ONE_DECIDES: Final = "one prompt decides it"
+"""Method of an estimate without an interval since nothing is left without one prompt, such as a slope or a spread."""
 NO_VARIATION: Final = "no variation"
 """Method of an estimate without an interval because nothing varies in the data, such as a correlation of exactly 1."""
 

@@ -19,6 +19,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.agreement import Agreement, agreement
 from rewardlab.analysis.best_of_n import picked
 from rewardlab.analysis.influence import (
+    ONE_DECIDES,
     antisymmetric_correlations,
     by_influence,
     by_leaving_out,
@@ -35,8 +36,6 @@ from rewardlab.core.types import Estimate
 IntArray = npt.NDArray[np.intp]
 BoolArray = npt.NDArray[np.bool_]
 WITHIN: Final = ("Pearson", "Spearman", "Kendall")
-ONE_DECIDES: Final = "one prompt decides it"
-"""Method of a slope or spread without an interval, since nothing is left without one prompt."""
 TAIL: Final = {"Pearson": 2.5}
 """Correlation -> the `tail` of what it lacks to 1, where it can take any value (see `intervals.loss_limits`): a good
 proxy has few rows far below 1. Chosen by simulation (docs/design/intervals-compared.md)."""
