@@ -168,6 +168,16 @@ def test_chosen_that_ties_with_rejected_is_told(tmp_path: Path) -> None:
     assert "1 two equal ones" in found.evidence
 
 
+@pytest.mark.parametrize(("missing", "status"), [(120, "undecided"), (70, "undecided"), (50, "pass")])
+def test_pairs_without_scores_are_not_found_in_order(tmp_path: Path, missing: int, status: str) -> None:
+    rows = drawn()
+    scored = [replace(row, gold=(None, None)) if place < missing else row for place, row in enumerate(rows)]
+    checked = check(stages(tmp_path, scored, built=rows))
+    found = next(one for one in checked.findings if one.name == "chosen and gold scores")
+    assert found.status == status
+    assert "have no score" in found.evidence
+
+
 @pytest.mark.parametrize(("system", "status"), [("You are terse.", "fail"), ("", "warn")])
 def test_another_system_turn_is_another_template(tmp_path: Path, system: str, status: str) -> None:
     rows = drawn()

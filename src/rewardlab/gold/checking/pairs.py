@@ -22,6 +22,8 @@ from rewardlab.gold.findings import Finding, further
 SHIFTS: Final = (-2, -1, 1, 2)
 AGREES: Final = 0.95
 """Least share of pairs that must agree with the scores in another place for that place to be named."""
+COMPARED: Final = 0.5
+"""Least share of pairs whose two scores must be known for them to be found in order."""
 BELONGING: Final = "pairs and rows"
 BUILD_AGAIN: Final = "Build the pairs again from these rows."
 
@@ -211,6 +213,14 @@ def _agreement(about: str, known: Sequence[Found], rows: Sequence[GoldRow]) -> F
     told = f"{int((here > 0).sum()):,} of {len(known):,} pairs have the reply with the higher gold score as chosen"
     told += f", {wrong:,} the lower one" + (f", {ties:,} two equal ones" if ties else "")
     told += f", {unknown:,} {plural(unknown, 'has', 'have')} no score" if unknown else ""
+    if not wrong and unknown > len(known) * (1 - COMPARED):
+        return Finding(
+            name=name,
+            about=about,
+            status="undecided",
+            evidence=f"{told}. Too few could be compared.",
+            advice="Label the rows again that have no score.",
+        )
     if not wrong and not ties:
         return Finding(name=name, about=about, status="pass", evidence=f"{told}.")
     if not wrong:
