@@ -18,6 +18,17 @@ from rewardlab.gold.checking.reading import read_pairs
 from rewardlab.gold.files.prompts import read_prompts
 
 
+def columns_of(count: int) -> dict[str, list[list[dict[str, str]]]]:
+    """Two sides of conversations."""
+    return {
+        side: [
+            [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": f"{side} {n}"}]
+            for n in range(count)
+        ]
+        for side in ("chosen", "rejected")
+    }
+
+
 class TestFiles:
     def test_jsonl_ids_are_file_and_line_and_empty_lines_do_not_count(self, tmp_path: Path) -> None:
         path = tmp_path / "pairs.jsonl"
@@ -108,9 +119,38 @@ class TestFiles:
         path.write_text(f'{{"note": [{note}, {json.dumps(columns)[1:]}')
         assert contents(load(path)) == [("Why?", "a", "b")] * count
 
+    @pytest.mark.parametrize("indent", [None, 2])
+    @pytest.mark.parametrize(
+        "row",
+        [
+            pair(0),
+            {"prompt": [{"role": "user", "content": "Why?"}], "chosen": "a", "rejected": "b", "tags": ["x"]},
+            {"prompt": [{"from": "human", "value": "Why?"}], "responses": ["a", "b"], "scores": [1, 2]},
+            {"prompt": "Why?", "responses": ["a", "b"], "scores": [1, 2]},
+            {side: columns[0] for side, columns in columns_of(1).items()},
+            {"prompt": "Why?", **{side: columns[0][1:] for side, columns in columns_of(1).items()}},
+        ],
+    )
+    def test_one_object_may_be_one_row(self, tmp_path: Path, row: dict[str, object], indent: int | None) -> None:
+        (tmp_path / "f.json").write_text(json.dumps(row, indent=indent))
+        (tmp_path / "f.jsonl").write_text(json.dumps(row))
+        (one,), (line,) = load(tmp_path / "f.json").preferences, load(tmp_path / "f.jsonl").preferences
+        assert (one.prompt, one.replies, one.comparisons) == (line.prompt, line.replies, line.comparisons)
+        assert one.id == "f.json:1"
+
+    @pytest.mark.parametrize("sides", [columns_of(1), {"chosen": ["a"], "rejected": ["b"], "prompt": ["Why?"]}])
+    def test_columns_of_one_row_stay_columns(self, tmp_path: Path, sides: dict[str, list[str]]) -> None:
+        (tmp_path / "f.json").write_text(json.dumps(sides))
+        (row,) = (row for _, row in read_each_row(tmp_path / "f.json"))
+        assert row == {name: values[0] for name, values in sides.items()}
+
     @pytest.mark.parametrize(
         ("value", "message"),
         [
+            (
+                {"name": "x", "prompt": ["a"], "chosen": ["b"], "rejected": ["c"]},
+                r"got name \(not a list\), prompt \(1",
+            ),
             ({"prompt": ["a"], "chosen": ["b", "c"]}, r"equal length; got prompt \(1\), chosen \(2\)"),
             ({"version": 1, "rows": []}, r"got version \(not a list\), rows \(0\)"),
             ("text", "got a JSON str"),
@@ -189,17 +229,6 @@ class TestFiles:
         path = write(tmp_path / "f.jsonl", [{"question": "a", "better": "b"}])
         with pytest.raises(DataError, match=r"f\.jsonl:1: the columns 'question', 'better'.*lacks 'chosen' and 'rej"):
             load(path)
-
-
-def columns_of(count: int) -> dict[str, list[list[dict[str, str]]]]:
-    """Two sides of conversations."""
-    return {
-        side: [
-            [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": f"{side} {n}"}]
-            for n in range(count)
-        ]
-        for side in ("chosen", "rejected")
-    }
 
 
 @pytest.mark.parametrize("indent", [None, 4])

@@ -19,7 +19,7 @@ from rewardlab.data.cells import conversions, converted, read_cell
 from rewardlab.data.finding import Source
 from rewardlab.data.hub import load_hub, one_line, read_hub
 from rewardlab.data.in_memory import fingerprint_of_rows, plain_rows
-from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError, require_bounded
+from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError, is_message, require_bounded
 from rewardlab.data.shards import EXTENSIONS, OTHER_FORMATS, files_of_saved
 
 SEPARATED = {".csv": ",", ".tsv": "\t"}
@@ -33,6 +33,8 @@ SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 COLUMNS = re.compile(r'\s*\{\s*"(prompt|chosen|rejected)"\s*:\s*\[\s*\[')
 """Matches the beginning of a file of columns of conversations. A row of a preference never begins so: its sides are
 texts or messages."""
+TEXTS = ("prompt", "chosen", "rejected", "messages")
+"""Columns by which a JSON object is told to be one row or a mapping of columns."""
 HEAD = 4096
 """Number of characters at the beginning of a file by which its content is recognised."""
 PARQUET_ROWS = 2048
@@ -194,7 +196,8 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
-    """Read a list of rows, a mapping from columns to lists of equal length, or the examples of a BIG-bench task.
+    """Read a list of rows, one row, a mapping from columns to lists of equal length, or the examples of a BIG-bench
+    task.
 
     Raises DataError for anything else.
     """
@@ -203,7 +206,7 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
     except DataError as error:
         raise DataError(f"{error} Wanted one list of rows, columns of equal length, or an object a line.") from error
     if isinstance(value, dict):
-        value = value["examples"] if _is_task(value) else _rows_of_columns(path, value)
+        value = value["examples"] if _is_task(value) else [value] if _is_row(value) else _rows_of_columns(path, value)
     if not isinstance(value, list):
         raise DataError(f"{path}: got a JSON {type(value).__name__}, wanted a list of rows or columns of equal length.")
     for number, row in enumerate(value, start=1):
@@ -215,6 +218,17 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
 def _is_task(value: dict[str, Any]) -> bool:
     """Return whether a value is a task of BIG-bench: examples, and facts on them that are not columns."""
     return isinstance(value.get("examples"), list) and not all(isinstance(other, list) for other in value.values())
+
+
+def _is_row(value: dict[str, Any]) -> bool:
+    """Return whether an object is one row, and no mapping of columns: its prompt and sides are texts or messages.
+
+    A column of texts or conversations is a list of other things than messages.
+    """
+    sides = [value[name] for name in TEXTS if isinstance(value.get(name), list)]
+    if any(not side or not all(map(is_message, side)) for side in sides):
+        return False
+    return bool(sides) or any(isinstance(one, str) or is_message(one) for one in value.values())
 
 
 def _rows_of_columns(path: Path, columns: dict[str, object]) -> list[dict[str, object]]:
