@@ -37,6 +37,17 @@ class TestLongForm:
         assert preference(*rows) == preference(PAIR)
         assert preference(*({**row, "prompt": turns(user("Why?"))} for row in rows)) == preference(PAIR)
 
+    @pytest.mark.parametrize(
+        ("names", "kept"), [(("ann", "ann"), "ann"), (("ann", None), "ann"), ((None, 7), "7"), (("ann", "bob"), None)]
+    )
+    def test_the_annotator_of_either_side_is_kept_unless_they_differ(
+        self, names: Sequence[object], kept: str | None
+    ) -> None:
+        first, second = names
+        rows = long_form("chosen", "Because.", annotator=first), long_form("rejected", "No.", annotator=second)
+        (judged,) = preference(*rows).comparisons
+        assert judged.annotator == kept
+
     def test_label_and_strength_may_stand_on_either_or_on_both_sides(self) -> None:
         expected = preference({**PAIR, "label": 0.7, "strength": 2, "gap": 1}, margin_column="gap")
         one, two = {"label": 0.7}, {"strength": 2, "gap": 1}

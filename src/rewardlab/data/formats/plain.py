@@ -171,6 +171,9 @@ def _joined(rows: Sequence[Row], reading: ReadingConfig) -> Row:
                 cause, f"the sides have {column} {show(values[0])} and {show(values[1])}, wanted one for the pair"
             )
         joined[column] = values[0] if values else None
+    judges = {str(row["annotator"]): row["annotator"] for row in rows if not is_absent(row.get("annotator"))}
+    # Two names say nothing of who compared the sides.
+    joined["annotator"] = next(iter(judges.values())) if len(judges) == 1 else None
     return joined
 
 
