@@ -202,6 +202,10 @@ def test_prompts_are_paired_whatever_the_order_of_rows_and_a_seed_may_lack_some(
     assert lacking.influence_SC is not None
     assert lacking.clusters == whole.clusters
     assert lacking.influence_SC[0, lacking.clusters.index(key)] == 0.0
+    assert lacking.weight_SC is not None
+    assert lacking.weight_SC[0, lacking.clusters.index(key)] == 0.0
+    assert lacking.weight_SC[1, lacking.clusters.index(key)] > 0.0
+    np.testing.assert_allclose(lacking.weight_SC.sum(axis=1), 1.0)
 
 
 def test_rows_that_do_not_give_a_quantity_are_refused() -> None:
