@@ -30,9 +30,10 @@ from harness import machine, results, tiny
 from rewardlab.analysis.faults import largest_distance
 from rewardlab.artifact.canaries import score_tokens
 from rewardlab.artifact.foreign.config import ImportConfig
+from rewardlab.artifact.foreign.source import PARITY
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import RewardlabError
-from rewardlab.serve.folders.import_model import PARITY, import_model
+from rewardlab.serve.folders.import_model import import_model
 
 ENDED: Final = tiny.CHATML.replace("<|im_end|>\n", "<|im_end|>")
 """ChatML that ends in EOS, so that nothing has to be said of the end."""

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from foreign_models import seq_cls
+from foreign_models import adapters, seq_cls
 from pages import ROOT, blocks, module_at, read
 from rewardlab.cli import main
 from rewardlab.core.types import Message
@@ -319,6 +319,12 @@ def foreign_model(path: Path, store: Path) -> None:
     seq_cls(path)
 
 
+def foreign_adapters(path: Path, store: Path) -> None:
+    """Adapters of PEFT on the tiny model."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    adapters(path, store / MODEL, template=None)
+
+
 def some_folder(path: Path, store: Path) -> None:
     """A folder with nothing in it."""
     path.mkdir()
@@ -363,7 +369,7 @@ KINDS: Mapping[str, Callable[..., None]] = {
     for one in (
         preferences, model, run_folder, reward_model, calibrated_model, evaluation, conversations, prompts, samples,
         labels, gold_pairs, gold_stages, proxy, one_fact, gold_plan, rollouts, held_out, trl_config, few_steps,
-        foreign_model, some_folder, suite, plan, study,
+        foreign_model, foreign_adapters, some_folder, suite, plan, study,
     )
 }  # fmt: skip
 """Name of a kind -> puts one at a path, from what is in the store."""

@@ -25,6 +25,7 @@ from rewardlab.commands.parsing import TOOL_PURPOSES
 PLACEHOLDERS: Mapping[str, str] = {
     "MODEL": MODEL,
     SHIPPED: MODEL,
+    "Qwen/Qwen3-0.6B": MODEL,
     f"model={SHIPPED}-3-layers": f"model={MODEL}-1-layers",
 }
 """Word of a page -> what is given in its place."""
@@ -72,6 +73,7 @@ READS: Mapping[str, str] = {
     "report": "run_folder",
     "watch": "run_folder",
     "import": "foreign_model",
+    "import --base": "",
     "plan --set": "set",
     "examples/best_of_n.py": "a model",
     "examples/best_of_n.py --file": "labels",
@@ -190,6 +192,8 @@ def kind_of(name: str, flag: str, path: str) -> str | None:
         return "preferences"
     if kind == "run_folder" and flag == "--resume" and path == "auto":
         return ""
+    if kind == "foreign_model" and last == "adapters":
+        return "foreign_adapters"
     if kind == "run_folder" and last == "judged":
         return "evaluation"
     if kind != "a model":

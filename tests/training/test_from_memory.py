@@ -10,7 +10,7 @@ from common import write_pairs
 from resuming import config_for, stop_after
 from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
 from rewardlab.core.types import Comparison, Message, Preference
-from rewardlab.data.dataset_names import all_named, given_rows, require_sources
+from rewardlab.data.dataset_names import all_named, given_rows, require_apart, require_sources
 from rewardlab.data.finding import source_of_rows
 from rewardlab.data.in_memory import fingerprint_of_rows, plain_rows
 from rewardlab.data.readers import fingerprint
@@ -160,9 +160,9 @@ def test_data_that_choose_the_checkpoint_are_not_test_data(settings, same, tmp_p
     config = rewardlab.RewardTrainerConfig.of(model="m", dataset="some/thing", **settings)
     if same:
         with pytest.raises(ConfigError, match="these are the evaluation data and the test data"):
-            all_named(config.data)
+            require_apart(all_named(config.data))
     else:
-        assert [named.purpose for named in all_named(config.data)] == ["train", "test", "eval"]
+        require_apart(all_named(config.data))
 
 
 def test_values_of_numpy_and_pandas_are_read_and_what_json_cannot_hold_is_left_by_its_type():

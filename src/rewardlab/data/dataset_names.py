@@ -109,13 +109,13 @@ def all_named(config: DataConfig, given: Given = NOTHING) -> list[Named]:
             named.append(
                 Named(purpose=purpose, names=names, split=split or "test", limit=config.eval_limit, streaming=streaming)
             )
-    _require_apart({one.purpose: one for one in named})
     return named
 
 
-def _require_apart(named: Mapping[str, Named]) -> None:
+def require_apart(named: Sequence[Named]) -> None:
     """Raise ConfigError if the test data are those that choose the checkpoint."""
-    test, chosen = named.get("test"), named.get("eval")
+    by_purpose = {one.purpose: one for one in named}
+    test, chosen = by_purpose.get("test"), by_purpose.get("eval")
     if test is None or chosen is None or test.given is not None or chosen.given is not None:
         return
     files = all(is_lone(name) for name in test.names)
@@ -151,9 +151,10 @@ def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
 def require_sources(config: DataConfig, given: Given = NOTHING) -> None:
     """Check all data of a configuration without reading more than first rows.
 
-    Raises ConfigError as `all_named` does, DataError as `require_readable` does.
+    Raises ConfigError as `all_named` and `require_apart` do, DataError as `require_readable` does.
     """
-    for named in all_named(config, given):
+    require_apart(every := all_named(config, given))
+    for named in every:
         if named.given is not None:
             _open(named.given, config.reading)
         else:
