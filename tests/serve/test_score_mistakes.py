@@ -131,7 +131,7 @@ def corrupt(folder: Path, name: str) -> Path:
         "rows.xlsx": b"PK",
         "rows.csv.gz": b"",
         "semicolons.csv": b"prompt;response\na;b\n",
-        "object.json": b'{"prompt": "a"}',
+        "number.json": b"3",
     }[name]
     path.write_bytes(content)
     return path
@@ -152,7 +152,7 @@ def corrupt(folder: Path, name: str) -> Path:
         ("rows.xlsx", "unknown ending. Rows are read from .jsonl"),
         ("rows.csv.gz", "unknown ending"),
         ("semicolons.csv", "separated by semicolons"),
-        ("object.json", "wanted a list of rows, or columns"),
+        ("number.json", "got a JSON int, wanted a list of rows or columns"),
     ],
 )
 def test_a_file_that_cannot_be_read_on_is_refused_before_anything_is_scored(tmp_path, name, words, on_error):
