@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, half_width, p_value
+from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, half_width, p_value, shares_over
 from rewardlab.analysis.judgement import judge_rows
 from rewardlab.analysis.linearised import QUANTITIES, observed_all
 from rewardlab.core.errors import DataError
@@ -221,3 +221,13 @@ def test_numbers_without_noise_are_exact() -> None:
     found: Crossed = combined([(fixed, 1.0)], 2.0)
     assert found.is_testable
     assert (found.p_above(), found.p_below(), found.method) == (0.0, 1.0, "exact")
+
+
+def test_prompts_of_several_comparisons_are_not_taken_to_lose_all_of_them_at_once() -> None:
+    outcomes_SC = np.random.default_rng(0).integers(0, 2, size=(3, 40)).astype(np.float64)
+    single = made(outcomes_SC)
+    assert shares_over([(single, 1.0)], single.mean) is not None
+    assert shares_over([(single, 1.0), (made(outcomes_SC / 2 + 0.25), -1.0)], 0.0) is None
+    several = made((outcomes_SC + np.roll(outcomes_SC, 1, axis=1) + np.roll(outcomes_SC, 2, axis=1)) / 3)
+    assert shares_over([(several, 1.0)], several.mean) is None
+    assert shares_over([(single, 0.0), (several, 1.0)], several.mean) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -282,7 +283,8 @@ def test_only_training_preferences_must_fit_the_budget(base_model, pairs_file, t
     replies = [f"reply number {n} is about water" for n in range(24)]
     rows = [{"prompt": f"Say {n}.", "responses": replies, "scores": [*range(24)]} for n in range(3)]
     wide.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    named = {"eval_dataset": (str(wide),), "test_dataset": (str(wide),), "steps": 1, "baselines": False}
+    judged = Path(shutil.copy(wide, tmp_path / "judged.jsonl"))
+    named = {"eval_dataset": (str(wide),), "test_dataset": (str(judged),), "steps": 1, "baselines": False}
     floors = []
 
     def choose(model, groups, *_, floor, **__) -> Choice:
