@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rewardlab.core.errors import ConfigError, DataError, RankError, RunInterrupted
+from rewardlab.core.errors import ConfigError, DataError, RankError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
-from rewardlab.experiments import archiving, many_ranks
-from rewardlab.experiments.archiving import SUMS, archive
+from rewardlab.experiments import many_ranks
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
 from rewardlab.experiments.many_ranks import arguments_of_first
 from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.records import record_of, settings_hash, settings_path
 from rewardlab.experiments.reporting.summary import summarise
-from rewardlab.experiments.slurm.queue import JobState, Queue
-from rewardlab.experiments.status import status_of, text_report
 from rewardlab.experiments.study import amend, begun_and_judged, freeze, open_study
 from study_folders import do_all, edit, finished_study, frozen_study, train_by_hand, write_plan
-
-UNPACKED = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-"""Python 3.11 has the filter from its fourth release on."""
 
 # --- freezing ----------------------------------------------------------------------------------------------------
 
@@ -328,142 +320,3 @@ def test_a_rank_that_waits_long_says_so(
         arguments_of_first(study, study.runs[0], wait_s=0.5)
     (said,) = [record.message for record in caplog.records if "waiting for the first process" in record.message]
     assert study.runs[0].name in said
-
-
-# --- status and archive ------------------------------------------------------------------------------------------
-
-
-def test_status_tells_what_is_done_failed_and_lost(tmp_path: Path) -> None:
-    study = frozen_study(tmp_path)
-    nothing = Queue(runs={}, others={})
-    assert status_of(study, nothing).exit_status == 2
-    do_all(study, study.runs[:4], sign="overfitting")
-    told = text_report(status_of(study, nothing))
-    assert "4 done, 5 waiting of 9 runs" in told
-    assert "overfitting (3)" in told
-
-    def fails(arguments: object) -> None:
-        raise DataError("the disk is full")
-
-    with pytest.raises(DataError):
-        do(study, study.runs[4], fails)
-    found = status_of(study, nothing)
-    assert found.exit_status == 1
-    assert "smooth/seed_1: failed: DataError: the disk is full" in text_report(found)
-    queued = Queue(
-        runs={study.runs[5].name: JobState(job="7_5", state="PENDING", is_queued=True)},
-        others={},
-        problems=["no sacct"],
-    )
-    told = text_report(status_of(study, queued))
-    assert "waiting (PENDING)" in told
-    assert "Slurm: no sacct" in told
-    assert json.loads(json.dumps(found.as_dict()))["exit_status"] == 1
-
-
-def test_nobody_is_told_to_start_a_run_that_slurm_has_queued_again(tmp_path: Path) -> None:
-    study = frozen_study(tmp_path)
-
-    def stops(arguments: object) -> None:
-        raise RunInterrupted("stopped. Start the same command again", exit_status=75)
-
-    with pytest.raises(RunInterrupted):
-        do(study, study.runs[0], stops)
-    assert "Start the same command again" in text_report(status_of(study, Queue(runs={}, others={})))
-    again = JobState(job="7_0", state="PENDING", detail="BeginTime", is_queued=True)
-    told = text_report(status_of(study, Queue(runs={study.runs[0].name: again}, others={})))
-    assert "1 interrupted (PENDING: BeginTime)" in told
-    assert "1 interrupted, 8 waiting of 9 runs" in told
-    assert "again" not in told
-
-
-def test_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
-    study = replace(frozen_study(tmp_path), folder=Path("studies/half done"))
-    assert study.word == "'studies/half done'"
-
-
-def test_a_run_whose_process_died_is_interrupted(tmp_path: Path) -> None:
-    study = frozen_study(tmp_path)
-    run = study.runs[0]
-
-    def stays(arguments: object) -> None:
-        assert record_of(study, run).state == "running"
-        path = study.folder / "records" / f"{run.name}.json"
-        values = json.loads(path.read_text(encoding="utf-8"))
-        from rewardlab.core.files import write_summed_json
-
-        del values["sha256"]
-        write_summed_json(path, {**values, "process": 2**22 - 1})
-        assert record_of(study, run).state == "interrupted"
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit):
-        do(study, run, stays)
-
-
-@pytest.mark.slow
-def test_an_archive_holds_everything_but_models_with_checksums_and_is_the_same_each_time(tmp_path: Path) -> None:
-    study = finished_study(tmp_path)
-    first = archive(study, tmp_path / "one.tar.gz", weights=False)
-    again = archive(study, tmp_path / "two.tar.gz", weights=False)
-    assert first.sha256 == again.sha256
-    assert first.left_out == ("best",)
-    with tarfile.open(first.path) as tar:
-        names = tar.getnames()
-        sums = tar.extractfile(f"study/{SUMS}")
-        assert sums is not None
-        lines = sums.read().decode().splitlines()
-        tar.extractall(tmp_path / "out", **UNPACKED)
-    assert not any("/best/" in name for name in names)
-    assert {line.split("  ")[1] for line in lines} == {name.removeprefix("study/") for name in names} - {SUMS}
-    assert all(
-        sha256_file(tmp_path / "out/study" / name) == digest for digest, name in (one.split("  ") for one in lines)
-    )
-    whole = archive(study, tmp_path / "three.tar.gz", weights=True)
-    assert whole.num_files > first.num_files
-    with pytest.raises(ConfigError, match="exists"):
-        archive(study, first.path, weights=False)
-    with pytest.raises(ConfigError, match="lies in the study"):
-        archive(study, study.folder / "a.tar.gz", weights=False)
-    assert open_study(tmp_path / "out/study").plan.title == study.plan.title, "it opens where it is unpacked"
-
-
-def test_an_archive_of_a_study_whose_runs_go_on_has_the_checksums_of_what_is_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study, plain = frozen_study(tmp_path), archiving._plain
-    log, gone, anew = (study.folder / name for name in ("logs/plain.log", "runs/old", "runs/anew"))
-    for path in (log, gone, anew):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("one line and one more\n", encoding="utf-8")
-
-    def goes_on(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        with log.open("a", encoding="utf-8") as file:
-            file.write("another line\n")
-        anew.write_text("anew\n", encoding="utf-8")
-        gone.unlink(missing_ok=True)
-        return plain(entry)
-
-    monkeypatch.setattr(archiving, "_plain", goes_on)
-    made = archive(study, tmp_path / "one.tar.gz", weights=False)
-    with tarfile.open(made.path) as tar:
-        tar.extractall(tmp_path / "out", **UNPACKED)
-    lines = (tmp_path / "out/study" / SUMS).read_text(encoding="utf-8").splitlines()
-    sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
-    assert {"logs/plain.log", "log.jsonl"} <= sums.keys()
-    assert "runs/old" not in sums
-    assert all(sha256_file(tmp_path / "out/study" / name) == digest for name, digest in sums.items())
-
-
-@pytest.mark.slow
-def test_an_archive_holds_runs_that_lie_on_another_disk(tmp_path: Path) -> None:
-    study = finished_study(tmp_path)
-    plain = archive(study, tmp_path / "one.tar.gz", weights=False)
-    (study.folder / "runs").rename(tmp_path / "disk")
-    (study.folder / "runs").symlink_to(tmp_path / "disk")
-    (study.folder / "logs").mkdir(exist_ok=True)
-    for name, there in {"newest": study.folder / "records", "around": study.folder, "gone": tmp_path / "none"}.items():
-        (study.folder / "logs" / name).symlink_to(there)
-    (tmp_path / "disk" / "again").symlink_to(tmp_path / "disk")
-    linked = archive(open_study(study.folder), tmp_path / "two.tar.gz", weights=False)
-    assert (linked.sha256, linked.left_out) == (plain.sha256, plain.left_out)

@@ -1,0 +1,84 @@
+"""What `plan status` tells of runs, from their records and from Slurm's queue."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rewardlab.core.errors import DataError, RunInterrupted
+from rewardlab.core.files import write_summed_json
+from rewardlab.experiments.one_run import do
+from rewardlab.experiments.records import record_of
+from rewardlab.experiments.slurm.queue import JobState, Queue
+from rewardlab.experiments.status import status_of, text_report
+from study_folders import do_all, frozen_study
+
+
+def test_status_tells_what_is_done_failed_and_lost(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    nothing = Queue(runs={}, others={})
+    assert status_of(study, nothing).exit_status == 2
+    do_all(study, study.runs[:4], sign="overfitting")
+    told = text_report(status_of(study, nothing))
+    assert "4 done, 5 waiting of 9 runs" in told
+    assert "overfitting (3)" in told
+
+    def fails(arguments: object) -> None:
+        raise DataError("the disk is full")
+
+    with pytest.raises(DataError):
+        do(study, study.runs[4], fails)
+    found = status_of(study, nothing)
+    assert found.exit_status == 1
+    assert "smooth/seed_1: failed: DataError: the disk is full" in text_report(found)
+    queued = Queue(
+        runs={study.runs[5].name: JobState(job="7_5", state="PENDING", is_queued=True)},
+        others={},
+        problems=["no sacct"],
+    )
+    told = text_report(status_of(study, queued))
+    assert "waiting (PENDING)" in told
+    assert "Slurm: no sacct" in told
+    assert json.loads(json.dumps(found.as_dict()))["exit_status"] == 1
+
+
+def test_nobody_is_told_to_start_a_run_that_slurm_has_queued_again(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+
+    def stops(arguments: object) -> None:
+        raise RunInterrupted("stopped. Start the same command again", exit_status=75)
+
+    with pytest.raises(RunInterrupted):
+        do(study, study.runs[0], stops)
+    assert "Start the same command again" in text_report(status_of(study, Queue(runs={}, others={})))
+    again = JobState(job="7_0", state="PENDING", detail="BeginTime", is_queued=True)
+    told = text_report(status_of(study, Queue(runs={study.runs[0].name: again}, others={})))
+    assert "1 interrupted (PENDING: BeginTime)" in told
+    assert "1 interrupted, 8 waiting of 9 runs" in told
+    assert "again" not in told
+
+
+def test_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
+    study = replace(frozen_study(tmp_path), folder=Path("studies/half done"))
+    assert study.word == "'studies/half done'"
+
+
+def test_a_run_whose_process_died_is_interrupted(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    run = study.runs[0]
+
+    def stays(arguments: object) -> None:
+        assert record_of(study, run).state == "running"
+        path = study.folder / "records" / f"{run.name}.json"
+        values = json.loads(path.read_text(encoding="utf-8"))
+
+        del values["sha256"]
+        write_summed_json(path, {**values, "process": 2**22 - 1})
+        assert record_of(study, run).state == "interrupted"
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        do(study, run, stays)
