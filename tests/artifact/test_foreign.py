@@ -18,6 +18,7 @@ from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.rendering import foreign_renderer
 from rewardlab.artifact.foreign.source import PARITY
 from rewardlab.artifact.load import load
+from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.spec import read_spec
 from rewardlab.serve.folders import import_model as importing
 from rewardlab.serve.folders.import_model import import_model
@@ -90,6 +91,37 @@ def test_eos_strip_gives_the_tokens_that_openrlhf_gives(tmp_path, ending):
         assert saved.apply_chat_template(turns, return_dict=False) == wanted, "as any engine gets them"
         prompt = {"conversation": turns[:-1], "add_generation_prompt": True, "tokenize": False}
         assert saved.apply_chat_template(**prompt) == tokenizer.apply_chat_template(**prompt), "a prompt is left alone"
+
+
+@pytest.mark.parametrize("eos", ["template", "strip", "add"])
+def test_template_arguments_are_written_into_the_template_of_the_folder(tmp_path, eos):
+    """As the code that trained the model passed them to apply_chat_template; nobody passes them later."""
+    plain = CHATML.replace("\n", "\\n")
+    thinks = plain + "{% if thinking is not defined or thinking %}<think>{% endif %}"
+    rendered = {}
+    for name, template, arguments in (("switched", thinks, ("thinking=false",)), ("without", plain, ())):
+        settings = ImportConfig(eos=eos, template_arguments=arguments)
+        tokenizer = make_tokenizer(template)
+        renderer = foreign_renderer(tokenizer, tmp_path, settings, max_seq_len=256, end_known=False)
+        renderer.tokenizer.save_pretrained(tmp_path / name)
+        saved = AutoTokenizer.from_pretrained(tmp_path / name)
+        rendered[name] = [
+            (ids.tolist(), saved.apply_chat_template([turn.as_dict() for turn in messages], return_dict=False))
+            for _, messages, ids in render_canaries(renderer)
+        ]
+    assert rendered["switched"] == rendered["without"]
+
+
+def test_template_arguments_that_cannot_be_used_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--template-arguments a: wanted NAME=VALUE"):
+        ImportConfig(template_arguments=("a",))
+    made = seq_cls(tmp_path / "source")
+    with pytest.raises(RenderError, match="thinkin: the chat template does not mention it"):
+        import_model(made.folder, tmp_path / "rm", ImportConfig(template_arguments=("thinkin=false",)))
+    settings = ImportConfig(chat_template="plain", template_arguments=("thinking=false",))
+    with pytest.raises(ConfigError, match="--chat-template plain takes none"):
+        import_model(made.folder, tmp_path / "rm", settings)
+    assert not (tmp_path / "rm").exists()
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewardlab.core.config import require, require_between
+from rewardlab.data.template_files import parse_arguments
 
 Layout = Literal["auto", "trl", "openrlhf", "llama-factory", "ms-swift", "seq-cls", "linear-head"]
 
@@ -27,6 +28,9 @@ class ImportConfig:
     chat_template: str = "auto"
     """How conversations become text: `template`, the tokenizer's own; a FILE with the Jinja text of one; `plain`, a
     transcript; `concat`, the texts one after the other and EOS. `auto` is `template` and never another."""
+    template_arguments: tuple[str, ...] = ()
+    """What the chat template was given in training, as `NAME=VALUE` with values of JSON (`enable_thinking=false`). It
+    is written into the template of the new folder."""
     system_prompt: str | None = None
     """System turn for conversations that have none."""
     max_seq_len: int | Literal["model"] = "model"
@@ -48,6 +52,7 @@ class ImportConfig:
 
     def __post_init__(self) -> None:
         require_between(self, beta=(1e-6, 1e6))
+        parse_arguments(self.template_arguments)  # raises for a word that is none
         require(self.base != "", "--base: the name is empty. Name a model, or leave the flag out.")
         require(self.head != "", "--head: the name is empty. Name a layer, or leave the flag out.")
         require(

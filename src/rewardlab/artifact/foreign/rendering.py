@@ -42,6 +42,7 @@ def foreign_renderer(
     config = RenderingConfig(
         max_seq_len=max_seq_len,
         chat_template=wanted,
+        template_arguments=settings.template_arguments,
         system_prompt=settings.system_prompt,
         special_tokens_in_text=settings.special_tokens_in_text,
     )
