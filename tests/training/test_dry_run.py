@@ -77,9 +77,9 @@ def test_the_tokens_of_the_forecast_are_those_that_the_run_computes(base_model, 
 
 def test_the_heaviest_steps_come_first(base_model, pairs_file, tmp_path, monkeypatch):
     whole, taken = [], []
-    shorten = module._Shortened.__call__
+    shorten = module._Shortened.shorten
     plan = RewardSteps.plan
-    monkeypatch.setattr(module._Shortened, "__call__", lambda own, ready: whole.append(ready) or shorten(own, ready))
+    monkeypatch.setattr(module._Shortened, "shorten", lambda own, ready: whole.append(ready) or shorten(own, ready))
 
     def planned(steps, step, budget):
         batches = plan(steps, step, budget)
@@ -96,7 +96,8 @@ def test_the_heaviest_steps_come_first(base_model, pairs_file, tmp_path, monkeyp
     most = max(range(len(steps)), key=lambda step: tokens[steps[step]].sum())
     largest = max(range(len(steps)), key=lambda step: tokens[steps[step]].max())
     wanted = list(dict.fromkeys([most, largest, *range(5)]))[:5]
-    assert taken == [ids[step] for step in wanted]
+    # What follows are the few preferences that are learned by heart.
+    assert taken[:5] == [ids[step] for step in wanted]
 
 
 @pytest.mark.quick_cases(1)
@@ -235,7 +236,7 @@ def test_the_command_prints_what_the_run_would_take(base_model, pairs_file, tmp_
     assert begins
     assert said.startswith("gone through, with 5 of 8 steps; nothing is kept.")
     assert [line.split()[0] for line in said.splitlines() if line[:1].islower()][1:] == [
-        *("preferences", "training", "evaluation", "memory", "disk"),
+        *("preferences", "training", "learning", "evaluation", "memory", "disk"),
     ]
     assert not (tmp_path / "run").exists()
 
@@ -248,6 +249,7 @@ def test_the_text_of_what_a_run_would_take(tmp_path):
         steps_taken=5,
         steps_timed=4,
         train_seconds=(3601.0, 7322.0),
+        by_heart=None,
         evaluations=11,
         eval_seconds=95.0,
         peak_bytes=3 * 2**30,

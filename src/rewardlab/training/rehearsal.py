@@ -1,7 +1,8 @@
 """`rewardlab train --dry-run`: a whole run in small, of which nothing is kept, and what the whole run would take.
 
 A rehearsal reads all of the data, as the run will, and then goes through every stage of it with a few steps and a few
-rows: it trains, evaluates, saves, loads the saved model in a process of its own, and judges it.
+rows: it trains, evaluates, saves, loads the saved model in a process of its own, and judges it. In between it trains
+on a few preferences alone, which shows whether the set-up can learn at all.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ from rewardlab.data.pack import costs
 from rewardlab.data.prepare import draw
 from rewardlab.data.step_order import batch_of_step
 from rewardlab.evaluation.precision import MOST
+from rewardlab.model.reward import RewardModel
 from rewardlab.score import SPREAD
+from rewardlab.training.by_heart import ByHeart, learn_by_heart
 from rewardlab.training.closing import wants_card
 from rewardlab.training.cost.memory import free_memory, in_use
+from rewardlab.training.loop.reward_trainer import RewardTrainer
 from rewardlab.training.loop.step_rows import DEFAULT_BUDGET, StepRows
 from rewardlab.training.monitoring.monitor import require_monitoring
 from rewardlab.training.rehearsed import Rehearsal
 from rewardlab.training.run import Rows, TrainResult, carry_out
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.start import Ready, log_settings, require_free
+from rewardlab.training.start import Ready, require_free
 
 logger = logging.getLogger("rewardlab")
 
@@ -94,7 +98,7 @@ def rehearse(
     shortened = _Shortened(config)
     with _interruptible(), _own_folder(_above(config.run.output_dir)) as folder:
         logger.info("dry run: a few steps and rows, in %s, which is removed at the end", folder)
-        result = carry_out(config.replace(**QUIET, output_dir=folder), given, None, shorten=shortened)
+        result = carry_out(config.replace(**QUIET, output_dir=folder), given, None, trial=shortened)
         return shortened.rehearsal(result) if _is_first() else None
 
 
@@ -146,22 +150,22 @@ def _interruption(how: str, status: int) -> RunInterrupted:
 
 
 class _Shortened:
-    """Shortens a run that is ready, once its model is loaded, and remembers the whole."""
+    """A `Trial`: shortens a run, remembers the whole, and sees whether its model can learn."""
 
     def __init__(self, config: RewardTrainerConfig) -> None:
         self._asked = config
         self._whole: Ready | None = None
         self._short: Ready | None = None
         self._memory: int | None = None
+        self._by_heart: ByHeart | None = None
 
-    def __call__(self, ready: Ready) -> Ready:
+    def shorten(self, ready: Ready) -> Ready:
         """Return the run with a few steps and rows."""
         # As the run itself will have them, so that its hash is the same.
         asked = {name: own.of(self._asked) for name, own in settings_of(RewardTrainerConfig).items() if name in QUIET}
         decided = {"dry_run": False, "overwrite": False, "output_dir": self._asked.run.output_dir}
         whole = ready.config.replace(**asked | decided)
         self._whole = replace(ready, config=whole)
-        log_settings(whole)
         require_monitoring(whole)  # of the steps, which are decided now
         free = free_memory(ready.device)
         self._memory = None if free is None else free + in_use(ready.device)
@@ -184,6 +188,16 @@ class _Shortened:
         )
         self._short = replace(ready, config=changed, data=short, test=_some(ready.test, seed))
         return self._short
+
+    def settings(self, config: RewardTrainerConfig) -> RewardTrainerConfig:
+        """Return the settings of the whole run."""
+        assert self._whole is not None
+        return self._whole.config
+
+    def trained(self, trainer: RewardTrainer, model: RewardModel, ready: Ready) -> None:
+        """Let the model learn a few preferences by heart."""
+        logger.info("dry run: a few preferences again and again, to see whether they can be learned")
+        self._by_heart = learn_by_heart(trainer, model, ready.config, ready.data.train)
 
     def rehearsal(self, result: TrainResult) -> Rehearsal:
         """Return what the whole run would take, by the record of the short one."""
@@ -214,6 +228,7 @@ class _Shortened:
             steps_timed=len(timed),
             evaluations=evaluations,
             eval_seconds=_seconds_of_evaluations(whole, short, judged, evaluations),
+            by_heart=self._by_heart,
             peak_bytes=round(max((row.get("peak_memory_gib") or 0.0) for row in rows) * 2**30),
             memory_bytes=self._memory,
             model_bytes=model,

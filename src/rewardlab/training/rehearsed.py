@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rewardlab.core.terminal import number_of, visible
 from rewardlab.report.sections import duration
 from rewardlab.report.tables import report_width
+from rewardlab.training.by_heart import ByHeart
 from rewardlab.training.cost.throughput import GIB
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -28,6 +29,8 @@ class Rehearsal:
     """Of all training steps, by the fastest and by the slowest of the timed steps, for each token; None where no token
     is computed."""
     steps_timed: int
+    by_heart: ByHeart | None
+    """How a few preferences alone were learned; None if none of those trained on can be."""
     evaluations: int
     eval_seconds: float | None
     """Of all evaluations and of the tests before and after, by one evaluation; None without any."""
@@ -56,6 +59,7 @@ def dry_run_report(tried: Rehearsal) -> str:
     for name, text in {
         "preferences": ", ".join(named),
         "training": _training(tried),
+        "learning": _learning(tried),
         "evaluation": _evaluation(tried),
         "memory": _memory(tried),
         "disk": _disk(tried),
@@ -77,6 +81,12 @@ def _training(tried: Rehearsal) -> str:
         return f"{steps}, about {high} by the pace of one{prepared}"
     between = low if low == high else f"{low} to {high}"
     return f"{steps}, {between} by the fastest and the slowest of {tried.steps_timed} steps"
+
+
+def _learning(tried: Rehearsal) -> str:
+    if tried.by_heart is None:
+        return "not tried: none of the preferences seen says which of two different replies is better"
+    return tried.by_heart.line(tried.config.learning_rate)
 
 
 def _evaluation(tried: Rehearsal) -> str:

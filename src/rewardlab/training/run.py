@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -50,7 +50,22 @@ from rewardlab.training.states import LookedUp
 
 logger = logging.getLogger("rewardlab")
 Rows = Iterable[Mapping[str, Any] | Preference]
-Shorten: TypeAlias = Callable[[Ready], Ready]
+
+
+@runtime_checkable
+class Trial(Protocol):
+    """Makes a run one that is only tried."""
+
+    def shorten(self, ready: Ready) -> Ready:
+        """Return the run to carry out, once its model is loaded."""
+        ...
+
+    def settings(self, config: RewardTrainerConfig) -> RewardTrainerConfig:
+        """Return the settings to log, given those of the run that is carried out."""
+        ...
+
+    def trained(self, trainer: RewardTrainer, model: RewardModel, ready: Ready) -> None:
+        """Use the model that trained once more, after its last step; what it becomes is not kept."""
 
 
 @runtime_checkable
@@ -119,6 +134,19 @@ class TrainResult:
         return {name: result for name, result in by_name.items() if result is not None}
 
 
+class _Whole:
+    """A `Trial` that changes nothing: the run itself."""
+
+    def shorten(self, ready: Ready) -> Ready:
+        return ready
+
+    def settings(self, config: RewardTrainerConfig) -> RewardTrainerConfig:
+        return config
+
+    def trained(self, trainer: RewardTrainer, model: RewardModel, ready: Ready) -> None:
+        pass
+
+
 def train(
     config: RewardTrainerConfig,
     *,
@@ -149,16 +177,16 @@ def train(
 
 
 def carry_out(
-    config: RewardTrainerConfig, given: Given, publish: Publish | None, *, shorten: Shorten | None = None
+    config: RewardTrainerConfig, given: Given, publish: Publish | None, *, trial: Trial | None = None
 ) -> TrainResult:
-    """Do what `train` does, with rows that are `given`; `shorten` changes the run once its model is loaded.
+    """Do what `train` does, with rows that are `given`; `trial` changes the run.
 
     Raises what `train` does.
     """
     stops = StopRequests(max_hours=config.run.max_hours)
     run = config.run.output_dir
     with KeptEnd(run) as end, told_when_full(run), joined_ranks() as ranks, ExitStack() as held:
-        result = _train(config, ranks, stops, held, end, given, shorten, publish if ranks.is_first else None)
+        result = _train(config, ranks, stops, held, end, given, trial or _Whole(), publish if ranks.is_first else None)
         end.finish()
         if publish is not None and ranks.is_first:
             publish.finish(result.model, result.step)
@@ -172,7 +200,7 @@ def _train(
     held: ExitStack,
     end: KeptEnd,
     given: Given,
-    shorten: Shorten | None,
+    trial: Trial,
     publish: Publish | None,
 ) -> TrainResult:
     ready = make_ready(config, ranks, held, given)
@@ -183,7 +211,7 @@ def _train(
     division = parts if ranks.size > 1 else None
     model = _load(ready, division)
     ready = replace(ready, config=_settle_budget(config, model, ready.data))
-    ready = ready if shorten is None else shorten(ready)
+    ready = trial.shorten(ready)
     config = ready.config
     looked_up = LookedUp(config, model, ready.data, ready.test) if config.model.cache_states else None
     peak_flops = peak_flops_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
@@ -192,8 +220,7 @@ def _train(
     fingerprint = frozen_fingerprint(model)
     ready = replace(ready, facts={**ready.facts, "parameters": parameter_counts(model)})
     ranks.by_first(lambda: write_run_start(ready, fingerprint, peak_flops))
-    if shorten is None:
-        log_settings(config)
+    log_settings(trial.settings(config))
     # From here on the folder is this run's.
     end.begin(is_first=ranks.is_first)
     saver = Saver(config, ready.base, model, ranks, division)
@@ -205,8 +232,7 @@ def _train(
 
     parallel = share(model, parts, ranks, defer_sync=config.run.defer_gradient_sync)
     assert config.run.steps is not None
-    resumed_at = None if ready.interrupted is None else ready.interrupted.checkpoint.step
-    watch = watch_run(config, ready.device, ready.tokens, resumed_at=resumed_at) if ranks.is_first else Watch()
+    watch = watch_run(config, ready.device, ready.tokens, resumed_at=ready.resumed_at) if ranks.is_first else Watch()
     trainer = reward_trainer(
         config,
         model,
@@ -229,6 +255,7 @@ def _train(
                 watch.resume(trainer.records.rows)
             trainer.fit()
             trainer.heed_late_signal()
+        trial.trained(trainer, model, ready)
     trained = _Trained(
         trainer=trainer, test_baseline=test_baseline, seconds=time.perf_counter() - started, speed=trainer.speed()
     )

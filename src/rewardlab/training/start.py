@@ -91,6 +91,11 @@ class Ready:
     changes: Sequence[str] = ()
     """Settings that differ from those the resumed run began with."""
 
+    @property
+    def resumed_at(self) -> int | None:
+        """The step of the checkpoint that a run goes on from; None for a new one."""
+        return None if self.interrupted is None else self.interrupted.checkpoint.step
+
 
 def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given: Given = NOTHING) -> Ready:
     """Return data, layout and settings; raise every error that can be found without the model's weights.
