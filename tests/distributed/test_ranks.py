@@ -16,6 +16,7 @@ from many_ranks import trainer_for
 from rewardlab.artifact.load import load
 from rewardlab.distributed.ranks import ALONE, Parallel
 from rewardlab.distributed.sharding import joined_ranks
+from rewardlab.training.rehearsal import rehearse
 from rewardlab.training.run import train
 from runs import history_of, rows_of, settings_of
 
@@ -166,14 +167,21 @@ def test_a_run_on_two_ranks_leaves_what_a_run_on_one_leaves(
 
 
 @pytest.mark.slow
-def test_a_dry_run_on_two_ranks_keeps_nothing(base_model, pairs_file, tmp_path, on_ranks):
-    config = config_for(base_model, pairs_file, tmp_path / "many", sharding="full")
+@pytest.mark.parametrize("decided", [40, 1])
+def test_a_dry_run_on_two_ranks_keeps_nothing(decided, base_model, pairs_file, tmp_path, on_ranks):
+    rows = [json.loads(line) for line in pairs_file.read_text().splitlines()]
+    rows = [{**row, "label": 1.0 if number < decided else 0.5} for number, row in enumerate(rows)]
+    pairs_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = config_for(base_model, pairs_file, tmp_path / "many", sharding="full", lr=1e-3, eval_fraction=0.0)
+    alone = rehearse(config.replace(sharding="none"))
     before = sorted(path.name for path in tmp_path.iterdir())
     ends, said, _ = on_ranks("rehearsal", 2, tmp_path, config=settings_of(config))
     assert set(ends.values()) == {0}, said[-3000:]
-    taken, steps, (low, high) = json.loads((tmp_path / "result.json").read_text())
-    assert (taken, steps) == (5, 6)
+    taken, steps, (low, high), found = json.loads((tmp_path / "result.json").read_text())
+    assert (taken, steps) == (5, alone.num_steps)
     assert 0 < low <= high
+    learned = alone.by_heart
+    assert found == pytest.approx([min(8, decided), learned.nll_before, learned.nll_after], rel=1e-3, abs=1e-3)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "result.json", "said"])
 
 

@@ -195,7 +195,10 @@ def rehearsal(folder: Path, how: Mapping[str, Any]) -> None:
     tried = rehearse(from_mapping(RewardTrainerConfig, how["config"], where="settings"))
     assert (tried is None) == (os.environ["RANK"] != "0")
     if tried is not None:
-        (folder / "result.json").write_text(json.dumps([tried.steps_taken, tried.num_steps, tried.train_seconds]))
+        found = [tried.by_heart.preferences, tried.by_heart.nll_before, tried.by_heart.nll_after]
+        (folder / "result.json").write_text(
+            json.dumps([tried.steps_taken, tried.num_steps, tried.train_seconds, found])
+        )
 
 
 def crash(folder: Path, how: Mapping[str, Any]) -> None:

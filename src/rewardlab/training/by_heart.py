@@ -24,7 +24,7 @@ from rewardlab.training.loop.schedule import build_schedule
 from rewardlab.training.settings.config import RewardTrainerConfig, ScheduleConfig
 
 FEW: Final = 8
-"""Preferences to learn; with more processes than that, one for each."""
+"""Preferences to learn."""
 MOST: Final = 30
 """Updates at most."""
 KNOWN: Final = 0.15
@@ -88,13 +88,14 @@ def learn_by_heart(
     It goes on with the weights and the optimiser of a trainer that is done, which are of no use afterwards. All ranks
     call it. Raises what `Trainer.train_step` does, but for a loss that is not finite.
     """
-    few = _shortest(train, max(FEW, trainer.ranks.size), model.layout)
+    few = _shortest(train, FEW, model.layout)
     if not few:
         return None
+    rows = few * -(-trainer.ranks.size // len(few))  # so that every process has some
     labels = np.array([comparison.label for group in few for comparison in group.comparisons])
     least = float(np.mean(entr(labels) + entr(1 - labels)))
-    own = config.replace(batch_size=len(few), rows_per_prompt=1)
-    done, trainer.steps = trainer.step, RewardSteps(own, model, few, trainer.ranks)
+    own = config.replace(batch_size=len(rows), rows_per_prompt=1)
+    done, trainer.steps = trainer.step, RewardSteps(own, model, rows, trainer.ranks)
     trainer.schedule = build_schedule(trainer.optimizer, ScheduleConfig(lr_scheduler="constant"), MOST)
     found: ByHeart | None = None
     try:
