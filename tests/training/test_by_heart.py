@@ -50,7 +50,7 @@ def test_a_set_up_that_learns_is_seen_to(changes, base_model, pairs_file, tmp_pa
     ("lr", "advice"),
     [
         (1e-12, "That is hardly less: raise --lr, which is 1e-12"),
-        (10.0, "to inf in 4 updates. It does not settle: lower --lr, which is 10"),
+        (10.0, "to inf in 4 updates. It begins far above that of chance, 0.69: lower --lr, which is 10"),
     ],
 )
 def test_a_rate_that_does_not_fit_is_named(lr, advice, base_model, pairs_file, tmp_path):
@@ -113,7 +113,13 @@ def test_where_nothing_is_decided_there_is_nothing_to_learn(base_model, tmp_path
         ),
         (0.7, 0.3, 30, "NLL 0.70 to 0.30 in 30 updates; so it can learn"),
         (0.04, 0.04, 0, "NLL 0.04, which the model knows already"),
-        (3.4, 1.0, 30, "NLL 3.40 to 1.00 in 30 updates. It does not settle: lower --lr, which is 0.003"),
+        (
+            3.4,
+            0.1,
+            9,
+            "NLL 3.40 to 0.10 in 9 updates. It begins far above that of chance, 0.69: lower --lr, which is 0.003",
+        ),
+        (0.9, 1.0, 30, "NLL 0.90 to 1.00 in 30 updates. It does not settle: lower --lr, which is 0.003"),
         (0.2, 0.4, 30, "NLL 0.20 to 0.40 in 30 updates. It does not settle: lower --lr, which is 0.003"),
     ],
 )

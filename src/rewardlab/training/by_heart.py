@@ -37,6 +37,8 @@ HARDLY: Final = 0.9
 """The share above which next to nothing was learned."""
 LEARNED: Final = 0.5
 """The share below which a model clearly learns."""
+WILD: Final = 3.0
+"""First NLL above which the steps before have gone astray."""
 SMALLEST: Final = 0.005
 """Least NLL that is mentioned."""
 
@@ -71,6 +73,8 @@ class ByHeart:
             return f"{said}, which the model knows already"
         least = f", of at least {self.nll_least:.2f}" if self.nll_least >= SMALLEST else ""
         said += f" to {self.nll_after:.2f}{least} in {number_of(self.updates, 'update')}"
+        if self.nll_before > WILD:
+            return f"{said}. It begins far above that of chance, {CHANCE:.2f}: lower --lr, which is {lr:g}"
         if self.known or self.left < LEARNED:
             return f"{said}; so it can learn"
         if self.left > WORSE:
