@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rewardlab.analysis.multiple import confidence_set, holm, standings
 from rewardlab.analysis.signflip import sign_flip
+from skewed import failing_apart
 
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
@@ -67,6 +68,28 @@ def test_below_ten_prompts_nothing_is_said():
     found = standings(gains(40, 0.5, 0.9, 0.9), np.arange(40) % 9)
     assert math.isnan(found["m0"].p_best)
     assert math.isnan(found["m0"].rank.low)
+
+
+def test_models_of_equal_nll_that_fail_in_different_ways_may_all_be_the_best():
+    generator, prompts_N = np.random.default_rng(1), np.arange(50)
+    sure, unsure = 0, 0
+    for seed in range(60):
+        timid, bold = failing_apart(generator)
+        gains_of = {"timid": -timid, "bold": -bold, "between": -(timid + bold) / 2}
+        flips = standings(gains_of, prompts_N, draws=20, flips=499, seed=seed)
+        both = standings(gains_of, prompts_N, draws=20, flips=499, seed=seed, of_any_size=True)
+        sure += min(one.p_best for one in flips.values()) < 0.05
+        unsure += min(one.p_best for one in both.values()) < 0.05
+        assert all(both[name].p_best >= flips[name].p_best for name in gains_of)
+    assert sure > 6
+    assert unsure <= 4
+
+
+def test_a_model_that_is_worse_everywhere_is_taken_out_by_both():
+    base = np.random.default_rng(2).random(40)
+    found = standings({"good": -base, "like it": -base + 1e-3, "bad": -base - 1}, np.arange(40), of_any_size=True)
+    assert found["bad"].p_best < 0.01
+    assert found["like it"].p_best == 1
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from rewardlab.analysis.overoptimisation import (
     sizes_of,
     within_spread,
 )
+from rewardlab.analysis.paired import significance_of
 
 MOST = 12
 D_N = np.sqrt([kl_upper_bound(n) for n in range(1, MOST + 1)])
@@ -147,6 +148,20 @@ def test_verdicts_are_of_p_values_that_know_of_the_other_curves() -> None:
     assert [own.verdict for own in adjusted([rising])] == ["no turn-over"]
     few = judge(curves(turning[:9]), proxy="a", prompts="in", scale=1.0, draws=99)
     assert [own.verdict for own in adjusted([few, one])] == ["undecided", "turns over"]
+
+
+def test_two_proxies_are_told_apart_where_the_interval_shows_it_too() -> None:
+    generator, doubted = np.random.default_rng(0), 0
+    for _ in range(40):
+        # In the mean the second gains nothing: seldom much, and otherwise it loses a little.
+        change = np.exp(generator.normal(size=(30, 1))) - math.exp(0.5)
+        pair = {"base": curves(np.zeros((30, 2))), "second": curves(change + np.zeros((30, 2)))}
+        (found,) = contrasts({"in": pair})
+        flips = significance_of(change[:, 0], tuple(map(str, range(30)))).p
+        assert found.p >= flips
+        assert found.p >= 0.05 or not found.difference.low <= 0 <= found.difference.high
+        doubted += flips < 0.05 <= found.p
+    assert doubted > 0
 
 
 def test_proxies_are_paired_by_prompt_at_the_largest_n_and_p_values_know_of_each_other() -> None:

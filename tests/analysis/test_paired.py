@@ -20,6 +20,7 @@ from rewardlab.analysis.paired import (
     mcnemar,
 )
 from scored import rows_of
+from skewed import failing_apart
 
 N = 200
 KEYS = tuple(map(str, range(N)))
@@ -166,14 +167,6 @@ def test_the_limit_of_the_interval_is_where_p_is_five_percent():
 
     low = change_of_shares(change, KEYS, level=0.9).low
     assert brentq(beyond, 1e-3, 0.5, xtol=1e-9) == pytest.approx(-low, abs=1e-6)
-
-
-def failing_apart(generator: np.random.Generator, prompts: int = 50) -> tuple[np.ndarray, np.ndarray]:
-    """NLL of an underconfident and an overconfident model, both of 0.441 in the mean: 0.25 and 2.8 times the true
-    logits, which have the sizes of normal values times 4."""
-    logit = 4 * np.abs(generator.normal(size=prompts))
-    signed = np.where(generator.random(prompts) < 1 / (1 + np.exp(-logit)), logit, -logit)
-    return np.logaddexp(0, -0.25 * signed), np.logaddexp(0, -2.8 * signed)
 
 
 def test_models_of_equal_nll_that_fail_in_different_ways_are_seldom_told_apart():

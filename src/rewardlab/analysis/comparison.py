@@ -347,7 +347,7 @@ def _standings(aligned: Aligned, columns: Columns, metric: Metric) -> dict[str, 
     _, prompts_N = np.unique(np.asarray(columns.prompt_keys, dtype=np.str_), return_inverse=True)
     values_MN = without_rounding(columns.values_MN) if metric == "margin" else columns.values_MN
     gains = {name: sign * values for name, values in zip(aligned.names, values_MN, strict=True)}
-    return standings(gains, prompts_N)
+    return standings(gains, prompts_N, of_any_size=metric != "accuracy")
 
 
 def _agreement(

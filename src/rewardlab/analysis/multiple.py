@@ -6,19 +6,22 @@ Legend: M models, C prompts, N comparisons, R bootstrap draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.stats import MIN_CLUSTERS, central_range, too_few
+from rewardlab.analysis.stats import LEAST_P, MIN_CLUSTERS, central_range, mean_by_level, p_by_interval, too_few
 from rewardlab.core.types import Estimate
 
 IntArray = npt.NDArray[np.integer[Any]]
+AtLeast: TypeAlias = Callable[[Sequence[int], int, float], float]
+"""(models left, the worst of them, its p-value) -> a p-value that is no smaller."""
 
 DRAWS: Final = 2_000
 """Bootstrap draws of prompts."""
@@ -56,12 +59,19 @@ class Standing:
 
 
 def standings(
-    gains: Mapping[str, FloatArray], prompts_N: IntArray, *, draws: int = DRAWS, flips: int = FLIPS, seed: int = 0
+    gains: Mapping[str, FloatArray],
+    prompts_N: IntArray,
+    *,
+    of_any_size: bool = False,
+    draws: int = DRAWS,
+    flips: int = FLIPS,
+    seed: int = 0,
 ) -> dict[str, Standing]:
     """Return the standing of each model by its mean gain, from gains [N] (higher is better) on the same comparisons.
 
     `prompts_N` is the number of the prompt of each comparison, from 0: prompts are drawn with replacement, whole.
-    `p_best` is that of the model confidence set (see `confidence_set`).
+    `p_best` is that of the model confidence set (see `confidence_set`). Gains `of_any_size`, such as those in NLL, may
+    be skewed: there the interval of the mean has to show a difference too, as in `paired.significance_of_means`.
 
     Below ten prompts ranks have no range and `p_best` is NaN.
     """
@@ -86,7 +96,8 @@ def standings(
     ranks_RM = rankdata(-drawn_RM, axis=1)
     best_RM = drawn_RM == drawn_RM.max(1, keepdims=True)
     first_M = (best_RM / best_RM.sum(1, keepdims=True)).mean(0)
-    p_M = confidence_set(totals_CM, draws=flips, seed=seed)
+    by_interval = partial(_p_by_interval, values_MN, [str(prompt) for prompt in prompts_N]) if of_any_size else None
+    p_M = confidence_set(totals_CM, draws=flips, seed=seed, at_least=by_interval)
     method = f"bootstrap over prompts, {draws:,} draws"
     return {
         name: Standing(
@@ -98,7 +109,9 @@ def standings(
     }
 
 
-def confidence_set(totals_CM: FloatArray, *, draws: int = FLIPS, seed: int = 0) -> FloatArray:
+def confidence_set(
+    totals_CM: FloatArray, *, draws: int = FLIPS, seed: int = 0, at_least: AtLeast | None = None
+) -> FloatArray:
     """Return [M] p-values of a model being as good as the best, from the total gains of prompts [C, M].
 
     Source: the model confidence set of Hansen, Lunde & Nason (2011), Econometrica 79, 453-497, with their statistic
@@ -108,7 +121,7 @@ def confidence_set(totals_CM: FloatArray, *, draws: int = FLIPS, seed: int = 0) 
 
     In place of their bootstrap, which keeps its level only with many prompts, signs are flipped by prompt: a model's
     statistic is the sum of its differences from the mean of those left, over the root of their squares. So for two
-    models the p-value is that of `sign_flip`.
+    models the p-value is that of `sign_flip`. `at_least` may raise the p-value of a step.
     """
     flipped_RM = _flipped_sums(totals_CM, draws=draws, seed=seed)
     left, p_values, largest = list(range(totals_CM.shape[1])), np.ones(totals_CM.shape[1]), 0.0
@@ -121,9 +134,21 @@ def confidence_set(totals_CM: FloatArray, *, draws: int = FLIPS, seed: int = 0) 
         drawn_RM = (flipped_RM[:, left].mean(1, keepdims=True) - flipped_RM[:, left]) / size_M
         worst = int(np.argmax(worst_M))
         extreme = int((drawn_RM.max(1) >= worst_M[worst] - _ROUNDING).sum())
-        largest = max(largest, (1 + extreme) / (1 + draws))
+        p = (1 + extreme) / (1 + draws)
+        largest = max(largest, p if at_least is None else at_least(left, left[worst], p))
         p_values[left.pop(worst)] = largest
     return p_values
+
+
+def _p_by_interval(values_MN: FloatArray, clusters: Sequence[str], left: Sequence[int], worst: int, p: float) -> float:
+    """Return the larger of p and the p-value by the interval of how far one model is below the mean of those left.
+
+    The latter is one-sided, and is multiplied by their number since the worst of them was chosen (Bonferroni).
+    """
+    below_N = values_MN[list(left)].mean(0) - values_MN[worst]
+    times = len(left) / 2
+    found = p_by_interval(mean_by_level(below_N, clusters), least=max(p / times, LEAST_P))
+    return max(p, min(1.0, times * found))
 
 
 def _flipped_sums(totals_CM: FloatArray, *, draws: int, seed: int) -> FloatArray:

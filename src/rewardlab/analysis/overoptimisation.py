@@ -22,7 +22,7 @@ from rewardlab.analysis.best_of_n import Curves, Point, kl_upper_bound, points_o
 from rewardlab.analysis.influence import by_influence
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.multiple import holm
-from rewardlab.analysis.paired import significance_of
+from rewardlab.analysis.paired import significance_of_means
 from rewardlab.analysis.turnover import ALPHA, DRAWS, TurnOver, Verdict, by_prompt, largest_t, turn_over
 from rewardlab.core.types import Estimate
 
@@ -112,7 +112,7 @@ class Contrast:
     difference: Estimate
     """Gold of the second's pick minus that of the first's."""
     p: float
-    """p-value of no difference, by sign flips of prompts."""
+    """p-value of no difference: the larger one by sign flips of prompts and by the interval of the difference."""
     adjusted: float
     """The same with all pairs accounted for (Holm)."""
 
@@ -179,7 +179,7 @@ def contrasts(sets: Mapping[str, Mapping[str, Curves]]) -> list[Contrast]:
         change_P = other.gold_PN[:, -1] - one.gold_PN[:, -1]
         estimate = stats.mean(change_P, one.prompts)
         # Below ten prompts there is no interval, so no test either.
-        p = math.nan if math.isnan(estimate.low) else significance_of(change_P, one.prompts).p
+        p = math.nan if math.isnan(estimate.low) else significance_of_means(change_P, one.prompts).p
         found.append((estimate, p, one.gold_PN.shape[1]))
     return [
         Contrast(
