@@ -35,7 +35,7 @@ def test_equal_seeds_have_no_spread_and_only_the_truth_is_possible():
     same = np.full(5, 0.5)
     assert (over_seeds(same).low, over_seeds(same).high) == (0.5, 0.5)
     assert p_of_mean(same, 0.5) == 1.0
-    assert p_of_mean(same + 0.1, 0.5) == 0.0
+    assert p_of_mean(same + 0.1, 0.5) == 2 / 2 ** len(same)
 
 
 def test_the_variance_over_conversations_is_that_of_their_means():

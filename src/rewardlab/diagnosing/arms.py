@@ -230,10 +230,13 @@ def _of_few(value: float, number: int) -> Estimate:
 
 
 def p_of_mean(values_S: FloatArray, truth: float) -> float:
-    """Return the two-sided p-value of Student's test over seeds of the hypothesis that the mean is `truth`."""
+    """Return the two-sided p-value of Student's test over seeds of the hypothesis that the mean is `truth`.
+
+    Equal seeds show no spread, so their p is that of the signs, which cannot be below 2^(1 − S).
+    """
     deviation, spread = float(values_S.mean()) - truth, float(values_S.std(ddof=1))
     if spread == 0:
-        return 1.0 if deviation == 0 else 0.0
+        return 1.0 if deviation == 0 else 2.0 ** (1 - len(values_S))
     return float(2 * student.sf(abs(deviation) / spread * math.sqrt(len(values_S)), len(values_S) - 1))
 
 
