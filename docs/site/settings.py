@@ -138,6 +138,7 @@ MORE: dict[str, str] = {
     "shp": "published.md#shp",
     "attributes": "published.md#helpsteer-and-helpsteer2",
     "prompt_column": "formats.md#columns-under-other-names",
+    "response_column": "formats.md#one-reply-a-row-rated-or-good-or-bad",
     "map_label": "formats.md#columns-under-other-names",
     "max_seq_len": "rendering.md#the-truncation-rule",
     "truncation": "rendering.md#the-truncation-rule",

@@ -117,7 +117,8 @@ def test_eval_has_the_flags_of_its_configuration():
         "--cache-dir none --models n --no-reuse --slice kind --thresholds 0.5 -1 --perturb --calibrated "
         "--ensemble o p --ensemble-penalty 2 --shp kwise --max-per-post 5 --min-score-ratio 2 "
         "--attributes helpfulness=1 --prompt-column ask --chosen-column good --rejected-column bad --label-column wins "
-        "--responses-column all --scores-column stars --map-label A=1 --streaming --shuffle-buffer 9 --gold gold.jsonl"
+        "--response-column one --responses-column all --scores-column stars --map-label A=1 --streaming "
+        "--shuffle-buffer 9 --gold gold.jsonl"
     )
     wanted = EvalConfig.of(
         gold=Path("gold.jsonl"),
@@ -129,6 +130,7 @@ def test_eval_has_the_flags_of_its_configuration():
         chosen_column="good",
         rejected_column="bad",
         label_column="wins",
+        response_column="one",
         responses_column="all",
         scores_column="stars",
         map_label=("A=1",),

@@ -75,6 +75,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--chosen-column good", {"chosen_column": "good"}),
     ("--rejected-column bad", {"rejected_column": "bad"}),
     ("--label-column winner", {"label_column": "winner"}),
+    ("--response-column completion", {"response_column": "completion"}),
     ("--responses-column answers", {"responses_column": "answers"}),
     ("--scores-column ratings", {"scores_column": "ratings"}),
     ("--map-label A=1 B=0 tie=0.5", {"map_label": ("A=1", "B=0", "tie=0.5")}),

@@ -111,6 +111,7 @@ IN_ORDER: dict[str, Any] = {
     "PKU-SafeRLHF": ("response_0", "response_1"),
     "Nectar, answers with ranks": lambda row: [one["answer"] for one in row["answers"]],
     "UltraFeedback, completions with ratings": lambda row: [one["response"] for one in row["completions"]],
+    "Stack Exchange, answers with votes": lambda row: [one["text"] for one in row["answers"]],
     "WebGPT comparisons": ("answer_0", "answer_1"),
     "summarize-from-feedback": lambda row: [one["text"].strip() for one in row["summaries"]],
     "Chatbot Arena": lambda row: [first_words(row[f"conversation_{side}"]) for side in "ab"],
@@ -126,7 +127,10 @@ NAMED = {
     "LLaMA-Factory's ShareGPT",
     "Alpaca preferences",
     "whole conversations or HH transcripts",
+    "ms-swift, messages and a rejected reply",
     "HelpSteer, a rated reply a row",
+    "unpaired replies, good or bad",
+    "unpaired conversations, good or bad",
     "SHP, the judgements of a post together",
 }
 """Formats that name the better reply, or join several rows."""

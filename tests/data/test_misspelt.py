@@ -30,7 +30,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
         (("pair_id", "role", "repsonse"), "'repsonse' as 'response'"),
         (("p", "chosen_response", "answer-rejected"), "'chosen_response' as 'chosen', 'answer-rejected' as 'rejected'"),
         (("promt", " responses ", "scores"), "'promt' as 'prompt', ' responses ' as 'responses'"),
-        (("history", "human_ref_a", "human_ref_B", "label"), "'human_ref_a' as 'human_ref_A', 'label' as 'labels'"),
+        (("history", "human_ref_a", "human_ref_B", "labels"), "'human_ref_a' as 'human_ref_A'"),
     ],
 )
 def test_misspelt_columns_are_named_with_those_that_they_look_like(tmp_path: Path, columns, hint) -> None:
@@ -53,7 +53,7 @@ def test_a_format_of_which_only_the_prompt_is_there_is_no_nearer_than_pairs(colu
     said = nearest(columns, list(filter(None, (meant_column(name, columns) for name in columns))))
     assert re.match("pairs lacks|whole conversations or HH transcripts lacks", said)
     assert "Nectar" not in said
-    assert nearest(["prompt", "answers_"], ["answers"]).startswith("Nectar, answers with ranks lacks 'answers'; pairs")
+    assert nearest(["prompt", "answers_"], ["answers"]).startswith("Nectar, answers with ranks lacks 'answers'; ")
 
 
 def test_columns_that_look_like_nothing_get_no_hint(tmp_path: Path) -> None:

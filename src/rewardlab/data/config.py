@@ -13,7 +13,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
 from rewardlab.data.template_files import parse_arguments, require_template
 
-MAPPED_COLUMNS = ("prompt", "chosen", "rejected", "label", "responses", "scores")
+MAPPED_COLUMNS = ("prompt", "chosen", "rejected", "label", "response", "responses", "scores")
 """Columns that a flag can name: `--prompt-column` and its like."""
 
 
@@ -56,8 +56,8 @@ class ReadingConfig:
     min_score_ratio: float | None = None
     """Leave out SHP's pairs whose preferred reply has less than this many times the votes of the other."""
     attributes: tuple[str, ...] = ()
-    """What rated replies are compared by, as `NAME=WEIGHT` (`helpfulness=1 coherence=0.5`): the weighted sum. By
-    default `helpfulness` of HelpSteer, and UltraFeedback's mean rating."""
+    """What rated replies are compared by, as `NAME=WEIGHT` (`helpfulness=1 coherence=0.5`): the weighted sum, in which
+    true is 1 and false 0. By default `helpfulness` of HelpSteer, and UltraFeedback's mean rating."""
     prompt_column: str | None = None
     """Column to read as `prompt`."""
     chosen_column: str | None = None
@@ -66,6 +66,8 @@ class ReadingConfig:
     """Column to read as `rejected`."""
     label_column: str | None = None
     """Column to read as `label`, the probability that `chosen` is preferred (with lists or mappings: as `labels`)."""
+    response_column: str | None = None
+    """Column to read as `response`, the reply of a row that has one: rated, or good or bad."""
     responses_column: str | None = None
     """Column to read as `responses`, the replies of a K-wise row."""
     scores_column: str | None = None
@@ -110,6 +112,11 @@ class ReadingConfig:
     def column_flags(self) -> list[str]:
         """The flags that name columns, as they were given."""
         return [f"--{name}-column {own}" for name, own in self.own_columns.items()]
+
+    @property
+    def joins_input(self) -> bool:
+        """Return whether a row's `input` belongs to its prompt, as in Alpaca's files."""
+        return self.prompt_column == "instruction"
 
     @property
     def attribute_weights(self) -> dict[str, float]:

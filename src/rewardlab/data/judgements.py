@@ -33,6 +33,12 @@ LARGEST: Final = 1e15
 """Largest strength, margin or weight: in float32, sums of larger ones would soon be infinite."""
 SMALLEST: Final = 1e-30
 """Smallest weight: below it, float32 divides by sums that have lost their digits."""
+SCORES: Final = (
+    *(("score_chosen", "score_rejected"), ("chosen_score", "rejected_score")),
+    *(("chosen_rating", "rejected_rating"), ("rating_chosen", "rating_rejected")),
+    *(("chosen-rating", "rejected-rating"), ("chosen_avg_rating", "rejected_avg_rating")),
+)
+"""What public pairs call the scores of their sides; the first two that a row has are read."""
 MAX_VOTES_TEXT = 10_000
 """Characters of a text that is looked at for labels of annotators."""
 
@@ -105,6 +111,7 @@ def make_pair(
             f"(words with --map-label), and rename it if it is not",
         )
     label = read_number(row, "label", "bad_label", high=1.0)
+    row = _with_difference(row, rules.reading)
     comparison = make_comparison(0, 1, 1.0 if label is None else label, row, rules.reading)
     if isinstance(who := row.get("annotator"), (str, int)) and not is_absent(who):
         comparison = replace(comparison, annotator=read_name(who))
@@ -113,6 +120,24 @@ def make_pair(
         id=place, source=rules.source, prompt=prompt, replies=replies, comparisons=(comparison,), ranking=ranking
     )
     return ParsedRow(preference=preference, label=label)
+
+
+def _with_difference(row: Row, reading: ReadingConfig) -> Row:
+    """Return a row without a strength, but with a score of each side, with their difference as the strength.
+
+    Scores that contradict the choice give no strength, and are an error of the row only where a strength is asked for.
+    """
+    names = next((pair for pair in SCORES if not any(is_absent(row.get(name)) for name in pair)), None)
+    if names is None or not is_absent(row.get("strength")):
+        return row
+    chosen, rejected = (row[name] for name in names)
+    difference = to_float(chosen) - to_float(rejected)
+    fits = math.isfinite(difference) and difference >= 0
+    if not fits and reading.strength_as != "none":
+        raise UnusableRowError(
+            "bad_strength", f"the scores of chosen and rejected are {show(chosen)} and {show(rejected)}"
+        )
+    return {**row, "strength": difference if fits else None}
 
 
 def _holds_votes(labels: object) -> bool:

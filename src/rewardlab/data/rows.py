@@ -30,7 +30,7 @@ CAUSES: Mapping[str, str] = {
     "identical_replies": "the replies to compare are the same text",
     "empty_prompt": "the prompt has no text outside its system turn",
     "prompt_differs": "the two sides do not continue the same prompt",
-    "context_differs": "the prompt has other turns than the columns system or history say",
+    "context_differs": "the prompt has other turns than the columns system or history say, or lacks earlier ones",
     "bad_label": "the label is not a number from 0 to 1; --map-label true=1 false=0 turns others into such",
     "bad_strength": "the strength is not a finite number of at least 0 (from 0.5 to 1 with --strength-as soft)",
     "missing_strength": "--strength-as asks for a strength and the row has none",
@@ -39,6 +39,7 @@ CAUSES: Mapping[str, str] = {
     "bad_roles": "a turn has an unknown role, no text, or tool calls, reasoning or a refusal beside its text, or a "
     "reply does not begin and end with an assistant turn",
     "media": "a turn or a row has images, sound, video or other parts beside its text, which no model here reads",
+    "tools": "the row has definitions of tools, which no prompt here holds",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
     "bad_comparison": "a comparison does not name two of the replies, or is not a mapping",
     "bad_scores": "the scores or the ranking do not fit the replies",
@@ -308,6 +309,18 @@ def beside_content(entry: Mapping[str, object]) -> str | None:
 def media_of(entry: Mapping[str, object]) -> str | None:
     """Return the name under which a message or a row holds images, sound or video; None if it holds none."""
     return next((name for name in MEDIA if _holds(entry.get(name))), None)
+
+
+def has_tools(row: Row) -> bool:
+    """Return whether a row's `tools` defines tools, as a list of objects, which may be JSON text. Chat templates write
+    them before the first turn; a list of words is something else."""
+    tools = row.get("tools")
+    if isinstance(tools, str) and tools.lstrip().startswith("["):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(tools, (list, tuple)) and any(isinstance(tool, Mapping) for tool in tools)
 
 
 def _holds(value: object) -> bool:

@@ -15,6 +15,7 @@ from rewardlab.data.rows import (
     read_conversation,
     read_prompt,
     read_reply,
+    said_by,
     show,
 )
 
@@ -46,10 +47,38 @@ def read_asked(row: Row, rules: Rules) -> Asked:
     Raises UnusableRowError for a prompt without text, and for columns that do not fit it.
     """
     value = row["prompt"]
-    if rules.reading.prompt_column == "instruction":
+    if rules.reading.joins_input:
         value = with_input(value, row.get("input"))
     own = read_prompt(value, bare=rules.bare)
     return Asked(prompt=with_system(with_history(own, row), row), own=own, after=rules.before_reply(value))
+
+
+def prompt_of_conversation(prompt: object, replies: Sequence[object]) -> object:
+    """Return the prompt that a row means whose replies are whole conversations: all turns up to its own.
+
+    The column `prompt` may hold a lone user turn, and the conversations a system turn or other turns before it, which
+    all of them share. Any other prompt is returned as it is.
+    """
+    asked = _lone_turn(prompt)
+    whole = [list(reply) for reply in replies if isinstance(reply, (list, tuple)) and reply and is_message(reply[0])]
+    if asked is None or len(whole) < len(replies) or said_by(whole[0][0])[:2] == ("user", asked):
+        return prompt
+    turns = [read_conversation(reply) for reply in whole]
+    said = [turn.role == "user" and turn.content.strip() == asked.strip() for turn in turns[0]]
+    end = said.index(True) + 1 if True in said else 0
+    if turns[0][0].role == "assistant" or any(other[:end] != turns[0][:end] for other in turns[1:]):
+        return prompt
+    return whole[0][:end] if end else prompt
+
+
+def _lone_turn(prompt: object) -> str | None:
+    """Return the text of a prompt that is a single turn of the user; None for any other, and for one without text."""
+    if isinstance(prompt, str):
+        return prompt if prompt.strip() else None
+    if not isinstance(prompt, (list, tuple)) or len(prompt) != 1:
+        return None
+    (turn,) = read_conversation(prompt)
+    return turn.content if turn.role == "user" and turn.content.strip() else None
 
 
 def require_one_context(rows: Sequence[Row]) -> None:

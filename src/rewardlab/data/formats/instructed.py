@@ -1,6 +1,8 @@
-"""Preferences as LLaMA-Factory keeps them: ShareGPT conversations with two replies, and Alpaca's instructions.
+"""Preferences as LLaMA-Factory and ms-swift keep them: ShareGPT conversations with two replies, Alpaca's instructions,
+and messages with a rejected reply.
 
-Source: the README of the folder data of https://github.com/hiyouga/LLaMA-Factory.
+Sources: the README of the folder data of https://github.com/hiyouga/LLaMA-Factory; "Custom Dataset" in the docs of
+https://github.com/modelscope/ms-swift.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from rewardlab.data.formats.context import with_input
 from rewardlab.data.formats.plain import read_explicit, read_implicit
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules
-from rewardlab.data.rows import Row, UnusableRowError, show
+from rewardlab.data.rows import Row, UnusableRowError, is_message, said_by, show
 
 
 def _read_sharegpt(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -31,5 +33,26 @@ def _read_alpaca(row: Row, place: str, rules: Rules) -> ParsedRow:
     return read_explicit({**row, "prompt": with_input(row["instruction"], row.get("input"))}, place, rules)
 
 
+def _read_swift(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read messages, whose last turn is the chosen reply, + rejected_response in its place, or rejected_messages."""
+    turns = row["messages"]
+    if not isinstance(turns, (list, tuple)) or not turns or not is_message(turns[-1]):
+        raise UnusableRowError("bad_roles", f"messages is {show(turns)}, wanted a list that ends with the chosen reply")
+    if (role := said_by(turns[-1])[0]) != "assistant":
+        raise UnusableRowError("bad_roles", f"the last of messages is a {show(role)} turn, wanted the chosen reply")
+    rejected = row.get("rejected_response")
+    if rejected is None:
+        return read_implicit(
+            {**row, "messages": None, "chosen": turns, "rejected": row["rejected_messages"]}, place, rules
+        )
+    return read_explicit({**row, "prompt": turns[:-1], "chosen": turns[-1:], "rejected": rejected}, place, rules)
+
+
+SWIFT = Schema(
+    name="ms-swift, messages and a rejected reply",
+    needed=("messages",),
+    one_of=("rejected_response", "rejected_messages"),
+    read=_read_swift,
+)
 SHAREGPT = Schema(name="LLaMA-Factory's ShareGPT", needed=("conversations", "chosen", "rejected"), read=_read_sharegpt)
 ALPACA = Schema(name="Alpaca preferences", needed=("instruction", "chosen", "rejected"), read=_read_alpaca)

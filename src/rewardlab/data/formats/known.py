@@ -11,9 +11,10 @@ from typing import Final
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import is_number
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats.instructed import ALPACA, SHAREGPT
+from rewardlab.data.formats.instructed import ALPACA, SHAREGPT, SWIFT
 from rewardlab.data.formats.judged import JUDGED
-from rewardlab.data.formats.kwise import KWISE, NECTAR, RATED, ULTRAFEEDBACK, rated_by
+from rewardlab.data.formats.kwise import KWISE, NECTAR, RATED, STACK_EXCHANGE, ULTRAFEEDBACK, rated_by
+from rewardlab.data.formats.lone import UNPAIRED, UNPAIRED_CONVERSATIONS, lone
 from rewardlab.data.formats.mapping import mapped, require_columns
 from rewardlab.data.formats.plain import LONG_FORM, PAIRS, WHOLE
 from rewardlab.data.formats.published import (
@@ -46,11 +47,15 @@ SCHEMAS = (
     SHAREGPT,
     ALPACA,
     WHOLE,
+    SWIFT,
     JUDGED,
     HELPSTEER2_PREFERENCE,
     HELPSTEER3,
     SAFE_RLHF,
     RATED,
+    UNPAIRED,
+    UNPAIRED_CONVERSATIONS,
+    STACK_EXCHANGE,
     NECTAR,
     ULTRAFEEDBACK,
     WEBGPT,
@@ -88,19 +93,24 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
     hint = f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant." if near else ""
     found = ", ".join(map(repr, names)) or "(none)"
     if rated := _rating(columns):
-        hint = f" If each row is one reply with a rating in {rated!r}, give --attributes {rated}=1."
+        named = "" if "response" in columns else " --response-column completion"
+        # A rank is better the smaller it is.
+        said, weight = ("rank", -1) if "rank" in rated.casefold() else ("rating", 1)
+        hint = f" If each row is one reply with a {said} in {rated!r}, give --attributes {rated}={weight}{named}."
     raise DataError(
         f"{place}: the columns {found} match no known schema of preferences.{hint} The nearest formats: "
         f"{nearest(names, near.values())}. Rename the columns, or name yours with --prompt-column, --chosen-column and "
-        f"--rejected-column, or --responses-column and --scores-column. docs/formats.md has all formats."
+        f"--rejected-column, --response-column, or --responses-column and --scores-column. docs/formats.md has all "
+        f"formats."
     )
 
 
 def _rating(row: Iterable[str] | Row) -> str | None:
-    """Return the only column with a number in a row that has a prompt and one reply; None for any other row."""
-    if not isinstance(row, Mapping) or not {"prompt", "response"} <= row.keys():
+    """Return the only column with a number, true or false in a row that has a prompt and one reply; None for any other
+    row."""
+    if not isinstance(row, Mapping) or "prompt" not in row or {"response", "completion"}.isdisjoint(row):
         return None
-    rated = [name for name, value in row.items() if is_number(value)]
+    rated = [name for name, value in row.items() if is_number(value) or isinstance(value, bool)]
     return str(rated[0]) if len(rated) == 1 else None
 
 
@@ -131,6 +141,8 @@ def schema_named(name: str, reading: ReadingConfig) -> Schema:
 def _as_read(schema: Schema, reading: ReadingConfig) -> Schema:
     if schema is SHP and reading.shp == "kwise":
         return SHP_BY_POST
+    if schema in (UNPAIRED, UNPAIRED_CONVERSATIONS):
+        return lone(schema, reading)
     return rated_by(reading) if schema is RATED else schema
 
 
@@ -142,11 +154,14 @@ def nearest(columns: Collection[str], likely: Collection[str] = ()) -> str:
         if schema not in SIMPLEST and found.isdisjoint((*schema.needed, *schema.one_of)):
             continue  # only its prompt is there, as in most formats: that it lacks little else makes it no nearer
         missing = schema.lacks(columns)
+        if not missing:
+            continue  # its columns are there, and hold something else
         misspelt = len(missing) - len(schema.lacks([*columns, *likely])) if likely else 0
         # Of formats that lack equally many columns, the one of which more columns are present is nearer.
         lacking.append((len(missing) - misspelt / 2, len(missing) - len(schema.needed), schema.name, missing))
     lacking.sort(key=itemgetter(0, 1))
-    if not likely and all(2 * len(schema.lacks(columns)) > len(schema.lacks(())) for schema in SCHEMAS):
+    near = [schema for schema in SCHEMAS if any(schema.name == name for _, _, name, _ in lacking)]
+    if not likely and all(2 * len(schema.lacks(columns)) > len(schema.lacks(())) for schema in near):
         # No format has even half of its columns: name those that are the simplest to write.
         lacking = [(0.0, 0, schema.name, schema.lacks(columns)) for schema in SIMPLEST]
     return "; ".join(f"{name} lacks {' and '.join(missing)}" for _, _, name, missing in lacking[:MOST_NEAR])
@@ -160,6 +175,6 @@ def meant_column(name: str, present: Collection[str]) -> str | None:
     known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))
     words = set(re.split(r"[^a-z]+", name.casefold()))
     for side in ("chosen", "rejected"):
-        if name not in known and side not in present and side in words and words <= {side, *REPLIES}:
+        if name != side and side not in present and side in words and words <= {side, *REPLIES}:
             return side
     return resembling(name, known, present)

@@ -1,4 +1,5 @@
-"""Several replies to a prompt with scores, ratings or ranks: own rows, Nectar, UltraFeedback, HelpSteer."""
+"""Several replies to a prompt with scores, ratings, ranks or votes: own rows, Nectar, UltraFeedback, HelpSteer, Stack
+Exchange."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.context import read_asked, require_one_context
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, read_scores
-from rewardlab.data.rows import Row, UnusableRowError, show
+from rewardlab.data.rows import Row, UnusableRowError, is_absent, show
 
 _HELPSTEER_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 """What stands between the turns of a HelpSteer2 prompt; the first turn has none before it."""
@@ -46,6 +47,24 @@ def _read_nectar(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 # --- ratings -------------------------------------------------------------------------------------------------
+
+
+def _read_stack_exchange(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read question + answers, each with a `pm_score` made of its votes. The difference of these is the strength."""
+    answers = _entries(row["answers"], "answers", "text")
+    rated = [(answer["text"], answer) for answer in answers]
+    return _compare_rated(row["question"], rated, rules.reading.attribute_weights or {VOTES: 1.0}, row, place, rules)
+
+
+VOTES: Final = "pm_score"
+"""Log base 2 of 1 + an answer's votes, 1 more if it was accepted, -1 below 0 votes."""
+
+
+def _has_votes(row: Row) -> bool:
+    """Return whether the answers of a row have votes; those of other datasets are texts of references."""
+    answers = row.get("answers")
+    first = answers[0] if isinstance(answers, (list, tuple)) and answers else None
+    return isinstance(first, Mapping) and {"text", VOTES} <= first.keys()
 
 
 def _read_ultrafeedback(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -110,7 +129,7 @@ def _compare_rated(
     asked = read_asked({**row, "prompt": prompt}, rules)
     scores = []
     for _, ratings in rated:
-        numbers = {name: to_float(ratings.get(name)) for name in weights}
+        numbers = {name: rating_of(ratings.get(name)) for name in weights}
         if unrated := [name for name, number in numbers.items() if not math.isfinite(number)]:
             raise UnusableRowError("bad_scores", f"{unrated[0]} is {show(ratings.get(unrated[0]))}, wanted a number")
         # Rounded, so that equal sums of different ratings are ties.
@@ -120,6 +139,11 @@ def _compare_rated(
     return compare_all(
         [replies[k] for k in kept], [scores[k] for k in kept], asked.prompt, row, place, rules, by_difference=True
     )
+
+
+def rating_of(value: object) -> float:
+    """Return a rating as a number, of true or false 1 or 0 (also as a text, as in CSV); NaN for anything else."""
+    return {"true": 1.0, "false": 0.0}.get(str(value).strip().lower(), to_float(value))
 
 
 def helpsteer_prompt(value: object) -> object:
@@ -146,13 +170,28 @@ def _entries(value: object, column: str, text: str) -> list[Mapping[str, object]
 
 
 def rated_by(reading: ReadingConfig) -> Schema:
-    """Return the schema of rated replies whose ratings are in the columns that `--attributes` names."""
+    """Return the schema of rated replies whose ratings are in the columns that `--attributes` names.
+
+    With `--prompt-column instruction`, rows of one instruction and different `input` are of different prompts.
+    """
     names = tuple(reading.attribute_weights)
-    return RATED if not names else replace(RATED, needed=("prompt", "response", *names))
+    schema = replace(RATED, key=_instruction) if reading.joins_input else RATED
+    return schema if not names else replace(schema, needed=("prompt", "response", *names))
+
+
+def _instruction(row: Row) -> object:
+    """Return an instruction with its input; None for a row without one."""
+    return None if is_absent(row.get("prompt")) else (row["prompt"], row.get("input") or None)
 
 
 KWISE = Schema(name="K-wise", needed=("prompt", "responses"), one_of=("scores", "ranking"), read=_read_kwise)
 NECTAR = Schema(name="Nectar, answers with ranks", needed=("prompt", "answers"), read=_read_nectar)
+STACK_EXCHANGE = Schema(
+    name="Stack Exchange, answers with votes",
+    needed=("question", "answers"),
+    read=_read_stack_exchange,
+    suits=_has_votes,
+)
 ULTRAFEEDBACK = Schema(
     name="UltraFeedback, completions with ratings", needed=("instruction", "completions"), read=_read_ultrafeedback
 )

@@ -10,7 +10,7 @@ from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.context import COLUMNS as CONTEXT
-from rewardlab.data.formats.context import read_asked, with_system
+from rewardlab.data.formats.context import prompt_of_conversation, read_asked, with_system
 from rewardlab.data.formats.schema import Schema, resembling
 from rewardlab.data.judgements import ParsedRow, Rules, make_pair
 from rewardlab.data.rows import (
@@ -30,7 +30,7 @@ from rewardlab.data.rows import (
 
 Replies = tuple[Conversation, Conversation]
 COLUMNS = ("prompt", "chosen", "rejected")
-PROMPT_NAMES = ("question", "query", "input", "instruction", "problem", "context", "messages")
+PROMPT_NAMES = ("question", "query", "input", "instruction", "problem", "context", "trajectory", "messages")
 """What others call the column of the prompt."""
 LONG_FORM_TEXTS = ("response", "completion", "text", "content")
 """Columns in which long-form data keeps a reply. The first that is present is used."""
@@ -48,7 +48,8 @@ def read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _explicit_sides(row: Row, rules: Rules) -> tuple[Conversation, Replies]:
-    asked = read_asked(row, rules)
+    prompt = prompt_of_conversation(row["prompt"], [row["chosen"], row["rejected"]])
+    asked = read_asked({**row, "prompt": prompt}, rules)
     return asked.prompt, (asked.reply(row["chosen"]), asked.reply(row["rejected"]))
 
 
@@ -156,7 +157,7 @@ def _joined(rows: Sequence[Row], reading: ReadingConfig) -> Row:
             f"wanted one of each side",
         )
     chosen, rejected = sorted(rows, key=lambda row: str(row["role"]))
-    asked = ("prompt", *CONTEXT, *(["input"] if reading.prompt_column == "instruction" else []))
+    asked = ("prompt", *CONTEXT, *(["input"] if reading.joins_input else []))
     if any((chosen.get(column) or None) != (rejected.get(column) or None) for column in asked):
         raise UnusableRowError("prompt_differs", f"pair {show(chosen['pair_id'])} has two prompts")
     joined = {column: chosen.get(column) for column in asked}

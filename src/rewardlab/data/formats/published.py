@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation
 from rewardlab.data.formats.context import read_asked, with_system
 from rewardlab.data.formats.judged import read_judged
+from rewardlab.data.formats.mapping import unpacked
 from rewardlab.data.formats.plain import COLUMNS, part, read_explicit
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, Vote, judge_pair
@@ -32,21 +32,6 @@ WINNERS = {"model_a": 1.0, "model_b": 0.0, "tie": 0.5, "tie (bothbad)": 0.5, "bo
 """Chatbot Arena's `winner` -> the probability that A is preferred."""
 OUTCOMES = {"winner_model_a": 1.0, "winner_model_b": 0.0, "winner_tie": 0.5}
 """The column that is 1 in a row of the 55,000 battles -> the same."""
-
-
-def _read_scored_pair(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """Read a pair of UltraFeedback binarised. The difference of the scores is the strength, unless the row has one.
-
-    Scores that contradict the choice give no strength, and are an error of the row only where a strength is asked for.
-    """
-    if not is_absent(row.get("strength")):
-        return read_explicit(row, place, rules)
-    difference = to_float(row["score_chosen"]) - to_float(row["score_rejected"])
-    fits = math.isfinite(difference) and difference >= 0
-    if not fits and rules.reading.strength_as != "none":
-        scores = f"{show(row['score_chosen'])} and {show(row['score_rejected'])}"
-        raise UnusableRowError("bad_strength", f"the scores of chosen and rejected are {scores}")
-    return read_explicit({**row, "strength": difference if fits else None}, place, rules)
 
 
 def _texts(value: object) -> list[str] | None:
@@ -133,12 +118,29 @@ def _read_arena(row: Row, place: str, rules: Rules) -> ParsedRow:
     if not isinstance(winner, str) or winner not in WINNERS:
         raise UnusableRowError("bad_label", f"winner is {show(winner)}, wanted one of {', '.join(WINNERS)}")
     turns = read_number(row, "turn", "bad_roles", low=1.0)
-    sides = [read_conversation(row[name]) for name in ("conversation_a", "conversation_b")]
+    sides = [read_conversation(unpacked(row[name])) for name in ("conversation_a", "conversation_b")]
+    _require_all_turns(row, sides[0])
     judged = [side if turns is None else _first_turns(side, int(turns)) for side in sides]
     prompt, replies = part(judged[0], judged[1])
     judge = row.get("judge")
     vote = Vote(label=WINNERS[winner], annotator=None if is_absent(judge) else read_name(judge))
     return judge_pair(with_system(prompt, row), replies, [vote], row, place, rules)
+
+
+def _require_all_turns(row: Row, turns: Conversation) -> None:
+    """Raise UnusableRowError for a later vote of a session, whose earlier turns are in `full_conversation` alone.
+
+    Each vote of a session judges other models, and its conversations begin after the vote before.
+    """
+    order = read_number(row, "evaluation_order", "bad_label")
+    if order is None or order <= 1:
+        return
+    full = unpacked(row.get("full_conversation"))
+    users = sum(turn.role == "user" for turn in turns)
+    if not isinstance(full, (list, tuple)) or len(full) > users:
+        raise UnusableRowError(
+            "context_differs", f"vote {order:g} of a session, whose earlier turns are in full_conversation alone"
+        )
 
 
 def _read_arena_55k(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -213,7 +215,7 @@ def _pair(prompt: object, replies: tuple[object, object], vote: Vote, row: Row, 
 ULTRAFEEDBACK_BINARISED = Schema(
     name="pairs with scores, as UltraFeedback binarised",
     needed=(*COLUMNS, "score_chosen", "score_rejected"),
-    read=_read_scored_pair,
+    read=read_explicit,
 )
 REWARDBENCH = Schema(name="reward-bench", needed=(*COLUMNS, "subset"), read=_read_rewardbench)
 SAFE_RLHF = Schema(

@@ -26,6 +26,9 @@ class Schema:
     group_by: tuple[str, ...] = ()
     """For formats in which several rows make one preference: rows of one value in the first of these columns that they
     have. Empty where each row is a preference."""
+    key: Callable[[Row], object] | None = None
+    """What the rows of one preference share, in place of `group_by`, where that is more than a column. It returns None
+    for a row that is a group by itself."""
     join: Callable[[Sequence[Row], str, Rules], Row] | None = None
     """Makes one row, which `read` takes, of the rows of a group."""
     found: str = ""
@@ -63,6 +66,8 @@ class Schema:
 
     def group_of(self, row: Row) -> object:
         """Return the value that the rows of one group share; None for a row without one, which is a group by itself."""
+        if self.key is not None:
+            return self.key(row)
         return next((row[name] for name in self.group_by if not is_absent(row.get(name))), None)
 
 
