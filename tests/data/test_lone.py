@@ -84,6 +84,13 @@ class TestGoodOrBad:
         assert better(*rows) == {("Yes.", "No.")}
         assert cause({"messages": turns(*before), "label": True}) == "bad_roles"
 
+    def test_a_draw_has_replies_of_both_labels(self) -> None:
+        rows = [{**GOOD, "completion": f"good {k}"} for k in range(30)] + [BAD]
+        drawn = [preference(*rows, max_replies=3, place=f"rows:{k}") for k in range(20)]
+        assert all([one.label for one in found.comparisons] == [1.0, 1.0] for found in drawn)
+        assert len({tuple(replies(found)) for found in drawn}) > 10
+        assert preference(*rows, max_replies=3) == preference(*rows, max_replies=3)
+
     def test_pairs_with_a_label_stay_pairs(self) -> None:
         pair = {"prompt": "Why?", "chosen": "a", "rejected": "b", "response": "a", "messages": [], "label": 0}
         assert recognise(pair, "a:1").name == "pairs"

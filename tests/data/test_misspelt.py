@@ -29,6 +29,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
         (("Prompt", "Chosen", "Rejected"), "'Prompt' as 'prompt', 'Chosen' as 'chosen', 'Rejected' as 'rejected'"),
         (("pair_id", "role", "repsonse"), "'repsonse' as 'response'"),
         (("p", "chosen_response", "answer-rejected"), "'chosen_response' as 'chosen', 'answer-rejected' as 'rejected'"),
+        (("prompt", "responses", "rating"), "'rating' as 'scores'"),
         (("promt", " responses ", "scores"), "'promt' as 'prompt', ' responses ' as 'responses'"),
         (("history", "human_ref_a", "human_ref_B", "labels"), "'human_ref_a' as 'human_ref_A'"),
     ],

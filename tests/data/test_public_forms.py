@@ -69,6 +69,9 @@ class TestScoresOfBothSides:
             assert preference({**scored, "strength": 2}).comparisons[0].strength == 2.0
             assert preference({**scored, rejected: 9}).comparisons[0].strength is None
             assert cause({**scored, rejected: 9}, strength_as="margin") == "bad_strength"
+            (turned,) = preference({**scored, rejected: 9, "label": 0}, strength_as="margin").comparisons
+            assert (turned.label, turned.margin) == (0.0, 1.0)
+            assert cause({**scored, "label": 0}, strength_as="margin") == "bad_strength"
             if "prompt" not in row or chosen != "score_chosen":
                 assert preference({**scored, rejected: None}).comparisons[0].strength is None
                 assert cause({**scored, rejected: None}, strength_as="margin") == "missing_strength"

@@ -1,6 +1,6 @@
 """Bring the rows that make one preference together, wherever in the file they are.
 
-The two rows of a pair in long form, the judgements of one post in SHP, the rated replies to one prompt. Since they may
+The two rows of a pair in long form, the judgements of one post in SHP, the judged replies to one prompt. Since they may
 be far apart, all rows are kept in a temporary file; memory holds 32 bytes for each row.
 """
 

@@ -73,7 +73,7 @@ def turned_round(row: Row, place: str, reading: ReadingConfig) -> dict[str, obje
     """Return a row with its label flipped: `label` if it is a probability, else the two sides exchanged. With labels of
     several annotators the sides are exchanged, whatever `label` says, which is not read then.
 
-    With `chosen` and `rejected`, columns about them (`score_chosen`, `rejected_model`) are exchanged too. Columns may
+    With `chosen` and `rejected`, columns about them (`score_chosen`, `rejected-model`) are exchanged too. Columns may
     have the names that `reading` gives them.
 
     Raises DataError for a row without both sides.
@@ -92,7 +92,7 @@ def turned_round(row: Row, place: str, reading: ReadingConfig) -> dict[str, obje
     other_of = dict(zip(sides, sides[::-1], strict=True))
     for name in row:
         for side, other in (("chosen", "rejected"), ("rejected", "chosen")):
-            own = re.sub(rf"^{side}(?=_)|(?<=_){side}$", other, name)
+            own = re.sub(rf"^{side}(?=[_-])|(?<=[_-]){side}$", other, name)
             if own != name and own in row:
                 other_of[name] = own
     return {name: row[other_of.get(name, name)] for name in row}

@@ -70,6 +70,8 @@ SIMPLEST: Final = (PAIRS, KWISE, WHOLE)
 """Formats that are the simplest to write."""
 PROMPTS: Final = frozenset({"prompt", "instruction", "question", "context"})
 """Columns that hold the prompt in many formats, so that they do not tell these apart."""
+RATINGS: Final = ("rating", "ratings")
+"""Columns that look like `ranking` and hold scores: as a ranking they would be read the wrong way round."""
 REPLIES: Final = frozenset({"answer", "completion", "message", "messages", "output", "reply", "response", "text"})
 """Words that people put beside `chosen` and `rejected` in names of columns."""
 
@@ -172,6 +174,8 @@ def meant_column(name: str, present: Collection[str]) -> str | None:
 
     A name that is known resembles no other. Columns that are present are not suggested.
     """
+    if name.strip().casefold() in RATINGS:
+        return None if "scores" in present else "scores"
     known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))
     words = set(re.split(r"[^a-z]+", name.casefold()))
     for side in ("chosen", "rejected"):

@@ -16,7 +16,7 @@ from rewardlab.data.formats.context import COLUMNS as CONTEXT
 from rewardlab.data.formats.context import prompt_of_conversation, read_asked
 from rewardlab.data.formats.kwise import rating_of
 from rewardlab.data.formats.schema import Schema
-from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies
+from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, seeded_generator
 from rewardlab.data.rows import Row, UnusableRowError, read_conversation, show
 
 REPLIES = ("completion", "response")
@@ -69,11 +69,21 @@ def _read(row: Row, place: str, rules: Rules) -> ParsedRow:
     replies = [asked.reply(reply) for _, reply in sides]
     if len(rows) < 2:
         raise UnusableRowError("no_comparison", "a lone reply to its prompt")
-    kept = draw_replies(len(replies), place, rules)
+    kept = _drawn(labels, place, rules)
     # A strength in one of the rows says nothing of how far two replies are apart.
     judged = {**row, "strength": None, "label": None}
     parsed = compare_all([replies[k] for k in kept], [labels[k] for k in kept], asked.prompt, judged, place, rules)
     return replace(parsed, order=None)
+
+
+def _drawn(labels: Sequence[float], place: str, rules: Rules) -> list[int]:
+    """Return the replies that are kept: all, or as many as `--max-replies` allows, of different labels if there are."""
+    kept = draw_replies(len(labels), place, rules)
+    others = [k for k, label in enumerate(labels) if label != labels[kept[0]]]
+    if not others or not set(kept).isdisjoint(others):
+        return kept
+    drawn = seeded_generator(rules.seed, f"another label of {place}").integers(len(others))
+    return sorted([*kept[1:], others[int(drawn)]])
 
 
 def _label(value: object) -> float:
