@@ -113,6 +113,20 @@ class TestArena:
         assert cause({**ARENA, "evaluation_order": 2}) == "context_differs"
 
 
+def test_objects_in_cells_of_tables_are_read_and_never_taken_for_a_question() -> None:
+    asked = {"full_text": "Why?", "id": "1"}
+    answers = {"answer_0": "No.", "score_0": -0.5, "answer_1": "Because.", "score_1": 0.5}
+    assert preference({"question": json.dumps(asked), **answers}) == preference({"question": asked, **answers})
+    assert cause({"question": str(asked), **answers}) == "bad_roles"
+    assert preference({"question": "{Why?}", **answers}).prompt == (user("{Why?}"),)
+    info, texts = {"post": "I bought basil."}, [{"text": "a"}, {"text": "b"}]
+    summed = {"info": info, "summaries": texts, "choice": 1}
+    assert preference({**summed, "info": json.dumps(info)}) == preference(summed)
+    before = [["Hi", "Hello."]]
+    assert preference({**PAIR, "history": json.dumps(before)}) == preference({**PAIR, "history": before})
+    assert preference({**PAIR, "history": "[]"}) == preference(PAIR)
+
+
 def test_answers_without_votes_are_told_of_other_formats() -> None:
     with pytest.raises(Exception, match=r"match no known schema.*The nearest formats: (?!Stack Exchange)"):
         read({"question": "Why?", "answers": [{"text": "Because."}]})

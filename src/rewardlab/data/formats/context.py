@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewardlab.core.types import Conversation
+from rewardlab.data.formats.mapping import unpacked
 from rewardlab.data.judgements import Rules
 from rewardlab.data.rows import (
     Row,
@@ -127,7 +128,7 @@ def with_history(prompt: Conversation, row: Row) -> Conversation:
 
     Raises UnusableRowError if the prompt has other turns before, or `history` is not a list of turns.
     """
-    turns = _turns_of(row.get("history"))
+    turns = _turns_of(unpacked(row.get("history")))
     start = _num_system(prompt)
     if not turns or prompt[start : start + len(turns)] == turns:
         return prompt

@@ -70,8 +70,10 @@ def _read_safe_rlhf(row: Row, place: str, rules: Rules) -> ParsedRow:
 def _read_webgpt(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read WebGPT's comparisons: scores from -1 to 1 that add up to 0. Equal scores are a tie, the larger one is the
     strength."""
-    question = row["question"]
+    question = unpacked(row["question"])
     prompt = question.get("full_text") if isinstance(question, Mapping) else question
+    if isinstance(prompt, str) and prompt.lstrip().startswith("{") and "full_text" in prompt:
+        raise UnusableRowError("bad_roles", f"question is {show(prompt)}, wanted an object, as JSON if it is a text")
     first, second = (read_number(row, f"score_{number}", "bad_scores", low=-math.inf) for number in (0, 1))
     if first is None or second is None:
         raise UnusableRowError("missing_field", "no score of a reply")
@@ -82,7 +84,7 @@ def _read_webgpt(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 def _read_summaries(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read a comparison of summarize-from-feedback: `choice` is the number of the better summary, `worker` chose it."""
-    info, summaries = row["info"], row["summaries"]
+    info, summaries = unpacked(row["info"]), row["summaries"]
     if not isinstance(info, Mapping):
         raise UnusableRowError("bad_roles", f"info is {show(info)}, wanted an object with a post or an article")
     entries = summaries if isinstance(summaries, (list, tuple)) else []
