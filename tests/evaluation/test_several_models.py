@@ -30,6 +30,7 @@ from rewardlab.evaluation.models import judge_folders, names_of
 from rewardlab.evaluation.records import TURNS, slices_of
 from rewardlab.report.evaluations import read_columns
 from rewardlab.report.folder import read_folder
+from rewardlab.report.judged import slice_table
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,11 @@ def test_one_model_that_comes_first_is_the_model_of_the_flag(models, pairs_file,
 def test_no_model_that_is_named_is_lost(line, model, models):
     run = parse_command(EvalConfig, line.split(), "eval").run
     assert (run.model, run.models) == (model, models)
+
+
+def test_a_second_model_flag_is_refused_where_it_would_take_the_first_ones_place():
+    with pytest.raises(ConfigError, match="^--model is given 2 times, and takes one model. Name several as --models A B."):
+        parse_command(EvalConfig, "--model a --dataset d --model=b".split(), "eval")
 
 
 def test_calibrate_takes_one_model():
@@ -277,6 +283,16 @@ def test_a_column_that_is_called_like_a_slicing_without_one_stands_beside_it():
     slices = slices_of(rows, ["source"], judged={original.key for original in rows})
     assert list(slices) == [TURNS, "column source"]
     assert list(slices["column source"].values()) == ["code", "prose"]
+
+
+def test_a_column_that_is_called_like_a_slicing_without_one_is_the_one_that_is_printed():
+    rows = [row(n, reply, n - reply) for n in range(4) for reply in (0, 1)]
+    column = {("s", f"{n}"): "code" if n % 2 else "prose" for n in range(4)}
+    of_data, plain = judge_rows(rows, beta=1.0, slices={"column source": column}), judge_rows(rows, beta=1.0)
+    first, _, *lines = slice_table({"one": of_data}, "source").splitlines()
+    assert first.startswith("column source")
+    assert [line.split()[0] for line in lines[:2]] == ["code", "prose"]
+    assert slice_table({"one": plain}, "source").splitlines()[2].split()[0] == "s", "data that have no such column"
 
 
 def test_columns_that_cannot_divide_are_refused():

@@ -92,6 +92,8 @@ def test_what_is_complete_is_left_alone_and_its_status_kept(tmp_path, models, to
     assert [line for line in said if line.endswith(": complete")] == [f"== {name}: complete" for name in ALL[2:]]
     with pytest.raises(SystemExit, match="1"):
         run(read_plan(path), RunConfig(plan=path), tools.by_name(), say=said.append)
+    page = tmp_path / "out" / "match" / "match.md"
+    assert said[-1] == f"exit status 1: a verdict of match failed; see {page}", "though the stage was complete"
 
 
 def test_other_settings_of_a_stage_are_refused_and_redone_when_asked(tmp_path, models, tools) -> None:

@@ -45,6 +45,11 @@ BUILT_IN: Final[Mapping[str, str]] = {
 """Name of each slicing that needs no column -> what it divides by."""
 
 
+def of_column(name: str) -> str:
+    """Return the name of the slicing by a column that is called like one that is always there."""
+    return f"column {name}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
     """Some of the comparisons, by one value or range of a column."""

@@ -131,8 +131,15 @@ def run_tool(
 
 def _models_behind_a_flag(arguments: Sequence[str], several: str) -> list[str]:
     """Return the arguments with a flag in front of models that are their first words: --model for one, else
-    `several`."""
+    `several`.
+
+    Raises ConfigError if --model is given more than once where several models may be named: all but the last would go
+    unseen.
+    """
     models = list(takewhile(lambda word: not word.startswith("-"), arguments))
     rest = list(arguments[len(models) :])
+    times = sum(word.partition("=")[0] == "--model" for word in rest)
+    if times > 1 and several == "--models":
+        raise ConfigError(f"--model is given {times} times, and takes one model. Name several as {several} A B.")
     alone = len(models) == 1 and not any(word.partition("=")[0] in ("--model", "--models") for word in rest)
     return [*(["--model" if alone else several, *models] if models else []), *rest]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.analysis.mistakes import margin_of, sides_of
-from rewardlab.analysis.slices import BUILT_IN, TURNS
+from rewardlab.analysis.slices import BUILT_IN, TURNS, of_column
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import finite_or_none, write_jsonl
@@ -110,7 +110,7 @@ def slices_of(
             raise ConfigError(f"--slice {column}: no row has this column.{near} Columns: {', '.join(known) or 'none'}.")
         if any(isinstance(value, (list, tuple, dict)) for value in values.values()):
             raise ConfigError(f"--slice {column}: it holds lists or mappings. Name a column of texts or numbers.")
-        slices[f"column {column}" if needs_none else column] = {key: _shown(value) for key, value in values.items()}
+        slices[of_column(column) if needs_none else column] = {key: _shown(value) for key, value in values.items()}
     return slices
 
 

@@ -10,6 +10,7 @@ from rewardlab.analysis.judgement import Judgement
 from rewardlab.analysis.measures import AT_THRESHOLD, MEASURES, at_threshold
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
+from rewardlab.analysis.slices import of_column
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.report.from_scores import RATES
@@ -76,7 +77,12 @@ def judged_blocks(
 
 
 def slice_table(judgements: Mapping[str, Judgement], column: str) -> str:
-    """Return a table of slices by one column, with a row for each value and model."""
+    """Return a table of slices by one column, with a row for each value and model.
+
+    Where the data have a column that is called like a slicing that is always there, the table is of the column.
+    """
+    if any(of_column(column) in judged.slices for judged in judgements.values()):
+        column = of_column(column)
     metrics = {name: metric for name, metric in COLUMNS.items() if name != "ECE"}
     rows: list[list[str]] = []
     estimates: dict[str, list[Estimate]] = {name: [] for name in metrics}

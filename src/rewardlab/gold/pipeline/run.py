@@ -52,13 +52,15 @@ def run(plan: Plan, config: RunConfig, tools: Mapping[str, Tool], *, say: Callab
     if config.until and config.redo and STAGES.index(config.redo) > STAGES.index(config.until):
         raise ConfigError(f"--redo {config.redo} is behind --until {config.until}, so nothing would be done again.")
     with nullcontext() if config.dry_run else _alone(plan.folder):
-        status = 0
+        status = dict[str, int]()
         for stage in plan.stages:
-            status = max(status, _Stage(plan, config, stage, say).do(tools[stage]))
+            status[stage] = _Stage(plan, config, stage, say).do(tools[stage])
             if stage == config.until:
                 break
-    if status:
-        raise SystemExit(status)
+    if failed := [stage for stage in status if status[stage]]:
+        pages = ", ".join(str(plan.folder / stage / f"{stage}.md") for stage in failed)
+        say(f"exit status {max(status.values())}: a verdict of {' and '.join(failed)} failed; see {pages}")
+        raise SystemExit(max(status.values()))
 
 
 @contextmanager
