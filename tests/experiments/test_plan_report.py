@@ -176,6 +176,7 @@ def test_an_amendment_heads_every_form_and_markup_in_it_stays_text(tmp_path: Pat
     for form, verdict in ((text, "Verdicts"), (markdown, "**Verdicts**"), (html, "<table")):
         assert form.index("AMENDED PLAN: Amended to version 2") < form.index(verdict)
         assert "no run had begun" in form
+    assert "with --probe: no" in " ".join(markdown.split()), "arms may train heads without it"
     assert "<script>" not in html
     assert "<script>" not in markdown
     for claim in ("accuracy(plain) &gt; 0.4", "accuracy(plain) &gt; 0.5"):

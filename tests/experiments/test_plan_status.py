@@ -49,11 +49,13 @@ def test_nobody_is_told_to_start_a_run_that_slurm_has_queued_again(tmp_path: Pat
     study = frozen_study(tmp_path)
 
     def stops(arguments: object) -> None:
-        raise RunInterrupted("stopped. Start the same command again", exit_status=75)
+        raise RunInterrupted("stopped. Start the same command again with --resume auto", exit_status=75)
 
     with pytest.raises(RunInterrupted):
         do(study, study.runs[0], stops)
-    assert "Start the same command again" in text_report(status_of(study, Queue(runs={}, others={})))
+    told = text_report(status_of(study, Queue(runs={}, others={})))
+    assert "Start the same command again" in told
+    assert f"In a study that is `rewardlab plan run {study.word}`, or" in told.splitlines()[-1]
     again = JobState(job="7_0", state="PENDING", detail="BeginTime", is_queued=True)
     told = text_report(status_of(study, Queue(runs={study.runs[0].name: again}, others={})))
     assert "1 interrupted (PENDING: BeginTime)" in told

@@ -106,6 +106,23 @@ def test_a_probe_has_no_warning_signs_and_no_last_stretch(tmp_path: Path) -> Non
     assert [block.caption for block in speed_section(record).blocks] == ["Time"]
 
 
+def test_rates_of_the_whole_run_stand_beside_those_of_its_last_stretch(unfinished: Record) -> None:
+    rows = [
+        {"step": 0.0, "eval_accuracy": 0.5},
+        {"step": 10.0, "seconds": 30.0, "pairs_per_second": 5.0, "tokens_per_second": 100.0, "peak_memory_gib": 2.0},
+        {"step": 12.0, "seconds": 10.0, "pairs_per_second": 9.0, "tokens_per_second": 300.0, "peak_memory_gib": 3.0},
+    ]
+    whole, stretch = speed_section(replace(unfinished, rows=rows, manifest={})).blocks
+    assert (whole.caption, stretch.caption) == ("Over the whole run", "In its last stretch")
+    assert dict(whole.pairs) == {
+        "time in training steps": "40.0 s",
+        "comparisons per second": "6.00",
+        "tokens per second": "150",
+        "most memory": "3.00 GiB",
+    }
+    assert dict(stretch.pairs) == {"comparisons per second": "9.00", "tokens per second": "300"}
+
+
 @pytest.mark.parametrize(("last", "said"), [(0.7, "0.700 at step 20, the last, which is"), (0.6, "0.6")])
 def test_the_last_evaluation_is_not_told_twice_if_it_is_the_best(unfinished: Record, last: float, said: str) -> None:
     rows = [{"step": 10.0, "eval_accuracy": 0.65}, {"step": 20.0, "eval_accuracy": last, "eval_accuracy_low": 0.69}]

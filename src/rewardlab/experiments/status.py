@@ -184,6 +184,10 @@ def text_report(status: Status) -> str:
     ]
     lines += [f"Slurm: {problem}" for problem in status.problems]
     lines += ["", *(f"{one.run.name}: {one.state}: {one.message}" for one in failed)] if failed else []
+    # `rewardlab train` speaks of its own flag, which a study does not have.
+    if any("--resume" in one.message for one in failed):
+        word = status.study.word
+        lines.append(f"In a study that is `rewardlab plan run {word}`, or `rewardlab plan submit {word}` on Slurm.")
     return "\n".join(lines)
 
 

@@ -330,33 +330,39 @@ def _tokens(tokens: object) -> list[Block]:
 
 
 def speed_section(record: Record) -> Section:
-    """Return the rates of the last row of metrics.csv that has them, and what they cost."""
+    """Return the rates of the whole run and of the last row of metrics.csv that has them, and what they cost."""
     last: dict[str, float] = {}
     for row in record.rows:
         last.update(row)
-    facts = {
+    rates = {
         "comparisons per second": ("pairs_per_second", "{:,.2f}"),
         "tokens per second": ("tokens_per_second", "{:,.0f}"),
+    }
+    facts = {
+        **rates,
         "model FLOPs per second": ("model_tflops_per_second", "{:,.3f} · 10¹²"),
         "model FLOP utilisation": ("mfu", "{:.1%}"),
         "padding, share of tokens": ("padding_share", "{:.1%}"),
         "tokens of conversations per computed token": ("sharing_ratio", "{:.2f}"),
-        "most memory": ("peak_memory_gib", "{:,.2f} GiB"),
     }
     pairs = [(name, form.format(last[column])) for name, (column, form) in facts.items() if column in last]
-    seconds = [row["seconds"] for row in record.rows if "seconds" in row]
-    if seconds:
-        pairs.insert(0, ("time in training steps", duration(math.fsum(seconds))))
+    seconds = math.fsum(row["seconds"] for row in record.rows if "seconds" in row)
+    whole = [("time in training steps", duration(seconds))] if seconds else []
+    for name, (column, form) in rates.items():
+        timed = [(row["seconds"], row[column]) for row in record.rows if "seconds" in row and column in row]
+        if took := math.fsum(time for time, _ in timed):
+            whole.append((name, form.format(math.fsum(time * rate for time, rate in timed) / took)))
+    if "peak_memory_gib" in last:
+        whole.append(("most memory", f"{last['peak_memory_gib']:,.2f} GiB"))
     peak = record.manifest.get("peak")
     if isinstance(peak, dict) and isinstance(peak.get("flops_per_second"), (int, float)):
         most = peak["flops_per_second"] / 1e12
         pairs.append(("peak of the device", f"{most:.3g} · 10¹² FLOP/s ({peak.get('source')})"))
     if isinstance(record.probe.get("seconds"), (int, float)):
         pairs.append(("whole probe", duration(record.probe["seconds"])))
-    if not pairs:
-        return Section(title="Speed", blocks=())
-    caption = "In the last stretch of the run" if record.kind == "train" else "Time"
-    return Section(title="Speed", blocks=(Facts(caption=caption, pairs=tuple(pairs)),))
+    caption = "In its last stretch" if record.kind == "train" else "Time"
+    named = (("Over the whole run", whole), (caption, pairs))
+    return Section(title="Speed", blocks=tuple(Facts(caption=name, pairs=tuple(own)) for name, own in named if own))
 
 
 def settings_section(record: Record) -> Section:

@@ -190,7 +190,7 @@ def _plan(summary: Summary) -> Iterator[Block]:
         ("by", frozen.code),
         ("version", f"{frozen.version}"),
         ("scale", frozen.scale or "as written"),
-        ("heads on frozen states", "yes" if frozen.probes else "no"),
+        ("with --probe", "yes" if frozen.probes else "no"),
         *((f"--set {name}", value) for name, value in frozen.sets.items()),
     )
     yield Facts(caption="What was frozen, and when", pairs=pairs)
