@@ -211,11 +211,16 @@ def _together(settings_type: type, own: str, in_file: Mapping[str, object], name
     return dataclasses.make_dataclass(
         "Arguments",
         [
-            (title, Annotated[twin, tyro.conf.arg(help=titles[title].__doc__)], dataclasses.field(default=twin()))
+            (title, Annotated[twin, tyro.conf.arg(help=_flowing(titles[title]))], dataclasses.field(default=twin()))
             for title, twin in twins.items()
         ],
         frozen=True,
     )
+
+
+def _flowing(section: type) -> str:
+    """Return what a section is about, from its docstring, as paragraphs without the ends of lines in the source."""
+    return "\n\n".join(" ".join(part.split()) for part in (section.__doc__ or "").split("\n\n"))
 
 
 def sections_of(settings_type: type, command: str) -> dict[str, list[Setting]]:

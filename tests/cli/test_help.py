@@ -13,7 +13,7 @@ import pytest
 from command_line import in_process, refusal
 from rewardlab import cli
 from rewardlab.cli import COMMANDS, main
-from rewardlab.commands.parsing import PURPOSES
+from rewardlab.commands.parsing import EXAMPLES, PURPOSES
 from rewardlab.flags import sections_of
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -94,6 +94,13 @@ def test_every_command_has_a_help(command, monkeypatch, capsys):
     assert text.startswith(f"usage: rewardlab {command} [-h]")
     assert PURPOSES[command] in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_a_section_of_settings_is_about_flows_over_the_lines_of_the_source(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = help_text(capsys, "eval")
+    assert "the start, and the decision is saved with the run's settings." in text
+    assert f"\nExample: rewardlab eval {EXAMPLES['eval']}\n" in text
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir
@@ -19,7 +20,7 @@ import rewardlab
 from helpers.page_commands import commands, spans
 from pages import DOCS, PAGES, ROOT, module_at
 from rewardlab.cli import COMMANDS
-from rewardlab.commands.parsing import TOOL_PURPOSES, parse_command
+from rewardlab.commands.parsing import EXAMPLES, PURPOSES, TOOL_PURPOSES, parse_command
 from rewardlab.commands.training import parse_train
 from rewardlab.flags import SHORTHANDS
 from rewardlab.gold.rmood_flags import theirs, translated
@@ -203,6 +204,17 @@ def _files(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("page", READ)
 def test_every_command_of_a_page_is_one_that_its_program_takes(page: str) -> None:
     assert wrong((ROOT / page).read_text(encoding="utf-8"), name=page) == []
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_the_example_of_a_help_is_a_command(command: str) -> None:
+    read_rewardlab(shlex.split(f"{command} {EXAMPLES[command]}"))
+    assert len(f"Example: rewardlab {command} {EXAMPLES[command]}") <= 100
+
+
+def test_every_command_that_people_give_has_an_example() -> None:
+    tools = {f"{group} {tool}" for group, purposes in TOOL_PURPOSES.items() for tool in purposes}
+    assert {*EXAMPLES} == ({*PURPOSES} - {*TOOL_PURPOSES} | tools) - {"plan task"}
 
 
 def test_the_pages_have_many_commands_of_every_kind() -> None:

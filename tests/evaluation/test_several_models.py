@@ -122,8 +122,10 @@ def test_no_model_that_is_named_is_lost(line, model, models):
 
 
 def test_a_second_model_flag_is_refused_where_it_would_take_the_first_ones_place():
-    with pytest.raises(ConfigError, match="^--model is given 2 times, and takes one model. Name several as --models A B."):
-        parse_command(EvalConfig, "--model a --dataset d --model=b".split(), "eval")
+    with pytest.raises(
+        ConfigError, match="^--model is given 2 times, and takes one model. Name several as --models A B."
+    ):
+        parse_command(EvalConfig, ["--model", "a", "--dataset", "d", "--model=b"], "eval")
 
 
 def test_calibrate_takes_one_model():

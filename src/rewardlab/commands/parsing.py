@@ -76,6 +76,50 @@ PLAN_PURPOSES: Final[Mapping[str, str]] = {
 }
 """Tool of `rewardlab plan` -> what it does, in the order of work."""
 TOOL_PURPOSES: Final = {"data": DATA_PURPOSES, "gold": GOLD_PURPOSES, "plan": PLAN_PURPOSES, "rl": RL_PURPOSES}
+EXAMPLES: Final[Mapping[str, str]] = {
+    "quickstart": "--output-dir runs/quickstart",
+    "train": "--model smollm2-135m-instruct --dataset pairs.jsonl --output-dir runs/mine",
+    "probe": "--model smollm2-135m-instruct --dataset pairs.jsonl --output-dir runs/probe",
+    "eval": "runs/mine/best runs/other/best --dataset test.jsonl --output-dir runs/judged",
+    "calibrate": "runs/mine/best --dataset other.jsonl --output-dir runs/calibration",
+    "compare": "runs/judged",
+    "diagnose": "--model smollm2-135m-instruct --dataset pairs.jsonl --output-dir checks",
+    "report": "runs/mine --card",
+    "watch": "runs/mine --port 8080",
+    "import": "their-folder --output-dir runs/imported",
+    "card": "runs/mine",
+    "push": "runs/mine/best --repo you/reward-model",
+    "score": "--model runs/mine/best --input replies.jsonl --output scored.jsonl",
+    "serve": "runs/mine/best --port 8000",
+    "verify": "runs/mine/best",
+    "export": "runs/mine/best --dtype bfloat16 --output-dir runs/mine/best-bf16",
+    "data inspect": "pairs.jsonl --html pairs.html",
+    "data audit": "pairs.jsonl --fix --output cleaned.jsonl",
+    "data mislabels": "pairs.jsonl --model smollm2-135m-instruct --output-dir mislabels",
+    "data convert": "pairs.jsonl --output pairs.parquet --to trl",
+    "data split": "pairs.jsonl --output-dir splits --fractions train=0.9 test=0.1",
+    "data mix": "a.jsonl:0.7 b.jsonl:0.3 --output mix.jsonl",
+    "data show": "pairs.jsonl --model smollm2-135m-instruct",
+    "gold sample": "--prompts prompts.json --model Qwen/Qwen3-0.6B --output samples.jsonl",
+    "gold label": "--input samples.jsonl --model runs/gold/best --output labels.jsonl",
+    "gold build": "--input labels.jsonl --output-dir pairs",
+    "gold train": "--data pairs --model smollm2-135m-instruct --output-dir runs/proxy",
+    "gold match": "--input pairs/labels.test.jsonl --proxies runs/proxy",
+    "gold curve": "--input pairs/labels.test.jsonl --proxies runs/proxy",
+    "gold check": "--folder runs/farm",
+    "gold run": "plan.yaml",
+    "plan check": "plan.yaml",
+    "plan freeze": "plan.yaml",
+    "plan amend": 'studies/first --reason "one more seed" --seen no-results',
+    "plan run": "studies/first",
+    "plan submit": "studies/first --dry-run",
+    "plan status": "studies/first",
+    "plan report": "studies/first",
+    "plan archive": "studies/first",
+    "plan gate": "studies/first --phase diagnostics",
+    "rl audit": "runs/grpo --gold runs/gold/best",
+}
+"""Command -> what is given to it in the example of its help. `plan task` is called by `run` and Slurm alone."""
 MODELS_FIRST: Final = {"eval": "--models", "calibrate": "--model"}
 """Command that takes models as its first words -> the flag for several models."""
 
@@ -89,7 +133,8 @@ def parse_command(
     more: str = "",
     given_names: set[str] | None = None,
 ) -> Settings:
-    """Return the settings of a command from its arguments; its help begins with its purpose. Raises as `parse` does.
+    """Return the settings of a command from its arguments; its help begins with its purpose and an example. Raises as
+    `parse` does.
 
     `command` is the command's name: `data TOOL` for a tool of `rewardlab data`, and likewise for other groups. `more`
     is further text for the help, and `given_names` as for `parse`.
@@ -98,7 +143,8 @@ def parse_command(
         arguments = _models_behind_a_flag(arguments, MODELS_FIRST[command])
     group, _, tool = command.partition(" ")
     purpose = TOOL_PURPOSES[group][tool] if tool else PURPOSES[group]
-    purpose = f"{purpose}\n\n{more}" if more else purpose
+    example = f"Example: rewardlab {command} {EXAMPLES[command]}" if command in EXAMPLES else ""
+    purpose = "\n\n".join(filter(None, (purpose, example, more)))
     return parse(settings_type, arguments, command, purpose, conventions, given_names=given_names)
 
 
