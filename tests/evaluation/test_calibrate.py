@@ -286,7 +286,9 @@ def test_the_command_prints_before_and_after_and_says_whether_it_is_stored(copy,
     line = ["calibrate", str(copy), "--dataset", str(noisy), "--judge-dataset"]
     other = write_pairs(tmp_path / "other.jsonl", 60, offset=1000)
     main([*line, str(other), "--output-dir", str(tmp_path / "out"), "--store"])
-    printed = " ".join(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    assert re.search(r"Fitted on .*[^\n]\n(mean|temperature): 95% intervals: ", out, re.DOTALL), out
+    printed = " ".join(out.split())
     assert "Judged on 60 comparisons (other data were named)." in printed
     assert re.search(r"pairs NLL Brier ECE [- ]+before +\d", printed)
     assert re.search(r"after − before +-?\d", printed)

@@ -24,12 +24,14 @@ from rewardlab.report.charts import (
     TOP,
     WIDTH,
     Chart,
+    Rule,
     axis,
     band,
     line,
 )
-from rewardlab.report.document import Beside
+from rewardlab.report.document import Beside, Charts, Document, Part, Section
 from rewardlab.report.from_scores import calibration_section, length_section
+from rewardlab.report.page import html_page
 from score_rows import pair_rows, random_rows
 
 numbers = st.floats(-1e6, 1e6)
@@ -102,6 +104,16 @@ def test_what_is_not_finite_is_not_drawn() -> None:
     area = band(0, [(0.0, 0.0, 2.0), (1.0, 1.0, 3.0)])
     assert area is not None
     assert area.outline == ((0.0, 2.0), (1.0, 3.0), (1.0, 1.0), (0.0, 0.0))
+
+
+def test_no_line_runs_through_the_words_at_a_rule() -> None:
+    lines = (line(0, [(0.0, 0.4), (10.0, 0.6)], marked=True),)
+    rules = (Rule(axis="y", at=0.5, label="chance"), Rule(axis="x", at=5.0, label="limit"))
+    x, y = axis("step", [0.0, 10.0]), axis("accuracy", [0.4, 0.6])
+    chart = Chart(title="t", words="", x=x, y=y, lines=lines, rules=rules, legend=((0, "a"),))
+    part = Part(title="p", sections=(Section(title="s", blocks=(Charts(charts=(chart,)),)),))
+    page = html_page(Document(title="t", made_by="m", parts=(part,)))
+    assert page.rindex('class="dot') < page.index(">chance</text>") < page.index(">limit</text>")
 
 
 @pytest.mark.parametrize(

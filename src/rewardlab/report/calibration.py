@@ -32,7 +32,8 @@ def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: s
         f"{scaling.reward_mean:.4g}{_interval(scaling, 'reward_mean')}, standard deviation "
         f"{scaling.reward_std:.4g}{_interval(scaling, 'reward_std')}."
     )
-    lines = [fitted, *column_notes({FITTED[name]: [one] for name, one in scaling.estimates.items()})]
+    notes = column_notes({FITTED[name]: [one] for name, one in scaling.estimates.items()})
+    lines = []
     if scaling.at_edge:
         lines.append(
             "Every pair there is ranked as labelled, so the temperature is only the lowest that is tried, and is not "
@@ -47,6 +48,7 @@ def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: s
     )
     return "\n\n".join(
         [
+            "\n".join(map(_wrapped, [fitted, *notes])),
             *map(_wrapped, [*lines, judged]),
             _table("pairs", judgement.pairs),
             _wrapped("pairs: probability that the first of two replies is preferred, σ(β · difference / temperature)."),

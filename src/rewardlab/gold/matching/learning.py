@@ -45,13 +45,14 @@ def training_accuracy(judged: Judged, limits: Limits) -> Finding:
     if is_above(found, limits.good_match):
         return Finding(name=name, about=judged.name, status="pass", evidence=told)
     if is_below(found, limits.good_match):
+        more = more_training(judged.run)
+        check = "" if "gold check" in more else ": check the files with `rewardlab gold check`"
         return Finding(
             name=name,
             about=judged.name,
             status="fail",
             evidence=told,
-            advice=f"It is not learning, or its labels are noise: check the files with `rewardlab gold check`. "
-            f"{more_training(judged.run)}",
+            advice=f"It is not learning, or its labels are noise{check}. {more}",
         )
     return Finding(name=name, about=judged.name, status="undecided", evidence=told, advice=more_prompts(found))
 
