@@ -270,8 +270,8 @@ class CompareArguments:
     """Settings of `rewardlab compare`."""
 
     models: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Folders of `rewardlab eval`, runs, probes, or score files; the first is the reference. Of one run alone: before
-    and after training, beside its baselines."""
+    """Folders of `rewardlab eval`, runs, probes, or score files; the first is the reference. Of one run alone: its
+    baselines and the model after training, against the model before it."""
     comparison: CompareConfig = CompareConfig()
 
 

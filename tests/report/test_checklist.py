@@ -160,6 +160,7 @@ def better(record: Record) -> str:
     (block,) = checklist_section(record, None, against_baselines(record, read_scores(record.judged))).blocks
     (found,) = [check for check in block.checks if "length alone" in check.question]
     assert "On the same pairs, its accuracy minus that of" in found.numbers
+    assert ("; p after Holm's correction for these 2." in found.numbers) == ("; minus that of" in found.numbers)
     return found.answer
 
 

@@ -32,6 +32,12 @@ def format_p(p: float) -> str:
     return f"{p:.4f}" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
+def said_p(p: float) -> str:
+    """Return a p-value for a sentence: ``p = 0.031``, ``p < 0.0001``."""
+    shown = format_p(p)
+    return f"p < {shown[1:]}" if shown.startswith("<") else f"p = {shown}"
+
+
 def compare_report(
     result: ComparisonOfModels,
     *,
@@ -215,7 +221,7 @@ def _against_first(
     lines = []
     if len(result.others) > 1:
         lines.append(
-            f"{TITLES[result.metric]}: p = {format_p(other.adjusted)} after Holm's correction for "
+            f"{TITLES[result.metric]}: {said_p(other.adjusted)} after Holm's correction for "
             f"{len(result.others)} comparisons with {result.names[0]}."
         )
     verdicts = paired.verdicts
@@ -225,7 +231,7 @@ def _against_first(
         + (f"; with a tied score {verdicts.tied:,}." if verdicts.tied else ".")
     )
     lines.append(
-        f"{paired.mcnemar.method}: p = {format_p(paired.mcnemar.p)}."
+        f"{paired.mcnemar.method}: {said_p(paired.mcnemar.p)}."
         if paired.mcnemar is not None
         else "McNemar's test is left out: prompts repeat or scores tie, so rows are not independent 0/1 outcomes."
     )
@@ -252,8 +258,8 @@ def _equivalence(paired: PairComparison, found: Equivalence) -> list[str]:
     worse = "shown" if found.is_not_worse else "not shown"
     same = "shown" if found.is_equivalent else "not shown"
     return [
-        f"{paired.second} less than {margin} worse in {what}: {worse} (p = {format_p(found.not_worse.p)}, one-sided). "
-        f"The two less than {margin} apart: {same} (TOST, p = {format_p(found.equivalent.p)}). 90% interval of the "
+        f"{paired.second} less than {margin} worse in {what}: {worse} ({said_p(found.not_worse.p)}, one-sided). "
+        f"The two less than {margin} apart: {same} (TOST, {said_p(found.equivalent.p)}). 90% interval of the "
         f"difference: {format_estimate(found.interval)}."
     ]
 

@@ -135,4 +135,6 @@ def said_of(found: AgainstBaselines) -> str:
         f"minus that of {name}: {shown(difference)} (p {format_p(p[name]) if math.isfinite(p[name]) else '—'})"
         for name, difference in found.differences.items()
     ]
-    return f"On the same pairs, its accuracy {'; '.join(parts)}."
+    # The closing table of the run counts the untrained model too, so its p may be another one.
+    correction = f"; p after Holm's correction for these {len(parts)}" if len(parts) > 1 else ""
+    return f"On the same pairs, its accuracy {'; '.join(parts)}{correction}."
