@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.lock import only_process
+from rewardlab.core.signals import Terminated
 from rewardlab.experiments import local, running
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.local import run_all
@@ -114,6 +116,18 @@ def test_a_run_that_ends_before_it_can_write_why_is_interrupted(
     assert run_all(study, study.runs[:1], jobs=1, say=told.append) == [study.runs[0]]
     assert told[-1] == "plain/seed_0: interrupted: stopped while it began, or between two steps"
     assert record_of(study, study.runs[0]).state == "interrupted"
+
+
+@pytest.mark.parametrize(("error", "by", "status"), [(KeyboardInterrupt, "Ctrl-C", 130), (Terminated, "SIGTERM", 75)])
+def test_whoever_stops_a_study_is_told_how_it_goes_on(error, by, status, tmp_path, monkeypatch, capsys) -> None:
+    def stopped(*given: object, **more: object) -> None:
+        raise error("SIGTERM")
+
+    monkeypatch.setattr(running, "run_study", stopped)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "run", str(tmp_path)])
+    assert ended.value.code == status
+    assert capsys.readouterr().err == f"stopped by {by}. The same command goes on from what is finished.\n"
 
 
 def test_a_plan_may_be_amended_while_its_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rewardlab.experiments.plan import Run
     from rewardlab.experiments.study import Study
 
+GOES_ON: Final = "The same command goes on from what is finished."
+
 
 def check(arguments: Sequence[str]) -> None:
     """Check a plan and print the report. Exit status: 0, or 1 if the plan cannot be frozen as it is."""
@@ -109,14 +111,15 @@ def run(arguments: Sequence[str]) -> None:
 
     config = parse_command(RunConfig, arguments, "plan run")
     from rewardlab.core.errors import RunInterrupted
-    from rewardlab.core.signals import RESUME_LATER, Terminated
+    from rewardlab.core.signals import INTERRUPTED, RESUME_LATER, Terminated
     from rewardlab.experiments.running import run_study
 
     try:
         status = run_study(config, say=say, redo=_redo)
     except Terminated as ended:
-        message = f"stopped by {ended}. The same command goes on from what is finished."
-        raise RunInterrupted(message, exit_status=RESUME_LATER) from None
+        raise RunInterrupted(f"stopped by {ended}. {GOES_ON}", exit_status=RESUME_LATER) from None
+    except KeyboardInterrupt:
+        raise RunInterrupted(f"stopped by Ctrl-C. {GOES_ON}", exit_status=INTERRUPTED) from None
     ending = f"rewardlab plan report {quoted(str(config.study))} tells what came of it"
     say("", f"exit status {status}" if status else ending)
     _exit(status)
