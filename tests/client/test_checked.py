@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ import httpx2
 import pytest
 import stamina
 
-from dialects_spoken import ENGINES, as_text, during
+from dialects_spoken import ENGINES, URL, as_text, during
 from fake_engines import FakeOwn, FakeVllm, Model, number_of
 from rewardlab.client import (
     AsyncRewardClient,
@@ -19,6 +20,7 @@ from rewardlab.client import (
 )
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.data.chat import to_messages
+from rewardlab.rl import RewardScorer
 from served import digest, expected, folder, renderer, spec, table, talks
 
 
@@ -244,6 +246,24 @@ def test_a_new_model_that_fails_its_canaries_is_not_followed() -> None:
     fake.first = [lambda path, body: None, swapping]
     with pytest.raises(CanaryError, match="sigmoid"):
         during(fake, lambda c: c.score(talks(3)), on_swap="follow")
+
+
+def test_the_noise_of_a_score_is_that_of_the_model_that_gave_it_after_a_swap() -> None:
+    fake = FakeOwn(table())
+
+    async def noises() -> list[float]:
+        client = {"on_swap": "follow", "httpx_options": fake.transport}
+        async with RewardScorer(URL, client=client) as scorer:
+            before = (await scorer.details(talks(1)))[0]
+            fake.digest, fake.dtype, fake.model = "b" * 64, "bfloat16", replace(fake.model, precision="bfloat16")
+            after = (await scorer.details(talks(1)))[0]
+            assert before.digest != after.digest
+            assert (await scorer.noise()).tolerance == 0.15
+            return [one.noise / (2 * max(1.0, abs(one.score))) for one in (before, after)]
+
+    before, after = asyncio.run(noises())
+    assert before == pytest.approx(1e-4, rel=1e-3)
+    assert after > 0.14
 
 
 def test_tokens_of_one_call_are_scored_by_one_model() -> None:

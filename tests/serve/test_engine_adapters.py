@@ -143,9 +143,15 @@ def test_an_adapter_is_swapped_under_load_and_the_old_one_freed(swapping, folder
             lambda place: save_adapter(place / "x", place / "base", seed=1, lora_modules_to_save=("norm",)),
             "was trained whole",
         ),
+        (
+            lambda place: save_adapter(
+                place / "x", place / "base", seed=1, lora_target_modules=("embed_tokens", "q_proj")
+            ),
+            "it adapts the embedding model.embed_tokens ",
+        ),
         (lambda place: save_model(place / "x"), "was not trained with --lora"),
     ],
-    ids=["another base", "DoRA", "whole modules", "no adapter"],
+    ids=["another base", "DoRA", "whole modules", "an embedding", "no adapter"],
 )
 def test_what_cannot_share_the_backbone_is_refused(folders, place, make, said):
     folder = make(place)

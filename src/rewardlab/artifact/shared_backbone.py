@@ -113,6 +113,13 @@ def _read_adapter(folder: Path) -> Adapter:
                 down[name.removesuffix(".lora_A.weight")] = file.get_tensor(key).float()
             elif name.endswith(".lora_B.weight"):
                 up[name.removesuffix(".lora_B.weight")] = file.get_tensor(key).float()
+            elif ".lora_embedding_" in name:
+                layer = name.partition(".lora_embedding_")[0]
+                raise NotSharedError(
+                    folder,
+                    f"its adapter cannot share a backbone: it adapts the embedding {layer} (--lora-target-modules), "
+                    f"whose update has another form than that of a linear layer",
+                )
             elif not name.startswith(f"{HEAD_ON_DISK}."):
                 raise NotSharedError(
                     folder,

@@ -76,6 +76,10 @@ class AsyncRewardClient:
         """Digest of the model that the client is connected to; None before connecting, or if it is not known."""
         return None if self._endpoint is None else self._endpoint.digest
 
+    def checked(self, digest: str | None) -> EndpointSpec | None:
+        """Return what was told of the model with this digest when it passed the check; None if none has."""
+        return self._checked.get(digest)
+
     async def connect(self) -> EndpointSpec:
         """Find out what answers at the address, check the canaries, and return it, even if that was done before.
 

@@ -60,6 +60,8 @@ class Found:
     num_tokens: int | None = None
     truncated_tokens: int | None = None
     truncated_reply_tokens: int | None = None
+    tolerance: float | None = None
+    """That of the model that gave the score, where another may have been opened; None for that of `About`."""
 
 
 @runtime_checkable
@@ -298,15 +300,27 @@ class ServedMember:
         try:
             if turns:
                 answers = await self._client.answers([rollouts[number].conversation for number in turns])
-                found |= zip(turns, map(_found, answers), strict=True)
+                found |= zip(turns, map(self._found, answers), strict=True)
             if rendered:
                 tokens = [self._tokens(rollouts[number]) for number in rendered]
                 answers = await self._client.answer_token_ids(tokens)
-                found |= zip(rendered, map(_found, answers), strict=True)
+                found |= zip(rendered, map(self._found, answers), strict=True)
         except EndpointError as error:
             error.add_note(_waiting(rollouts))
             raise
         return [found[number] for number in range(len(rollouts))]
+
+    def _found(self, answer: Answered) -> Found:
+        endpoint = self._client.checked(answer.digest)
+        return Found(
+            score=answer.score,
+            error=answer.error,
+            digest=answer.digest,
+            num_tokens=answer.num_tokens,
+            truncated_tokens=answer.truncated_tokens,
+            truncated_reply_tokens=answer.truncated_reply_tokens,
+            tolerance=None if endpoint is None else _tolerance(endpoint),
+        )
 
     def _tokens(self, rollout: Rollout) -> Sequence[int]:
         """Return the tokens of a rendered rollout. Raises ConfigError for a text if there is no tokenizer for it."""
@@ -329,17 +343,6 @@ class ServedMember:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
-
-
-def _found(answer: Answered) -> Found:
-    return Found(
-        score=answer.score,
-        error=answer.error,
-        digest=answer.digest,
-        num_tokens=answer.num_tokens,
-        truncated_tokens=answer.truncated_tokens,
-        truncated_reply_tokens=answer.truncated_reply_tokens,
-    )
 
 
 def _tolerance(endpoint: EndpointSpec) -> float | None:

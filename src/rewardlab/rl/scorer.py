@@ -147,7 +147,7 @@ class RewardScorer:
             ],
             dtype=np.float64,
         )
-        noise_MR = np.stack([self._noise_of(one, raw_R) for one, raw_R in zip(about, raw_MR, strict=True)])
+        noise_MR = np.stack([self._noise_of(*one) for one in zip(about, found_M, raw_MR, strict=True)])
         if len(self._members) == 1:
             return _scored(*self._as_asked(about[0], raw_MR[0], noise_MR[0]), None, found_M)
         scales = [cast(Scale, one.scale) for one in about]
@@ -203,7 +203,11 @@ class RewardScorer:
         for a model whose noise is not known.
         """
         self._once.require_usable()
-        return self._about or await self._once.opened(self._opened)
+        about = self._about or await self._once.opened(self._opened)
+        if self.config.client.get("on_swap") == "follow":
+            # Another model may be there by now, with another arithmetic or template.
+            about = self._about = [await member.open() for member in self._members]
+        return about
 
     async def _opened(self) -> list[About]:
         about = [await member.open() for member in self._members]
@@ -233,15 +237,23 @@ class RewardScorer:
         self._about = about
         return about
 
-    def _of(self, about: About) -> Noise:
+    def _of(self, about: About, tolerance: float | None = None) -> Noise:
+        """Return the noise of a model, or of the one with this tolerance that has taken its place."""
         measured = self.config.noise_tolerance
         if measured is not None:
             return Noise(tolerance=measured, source="as given (noise_tolerance)")
-        assert about.tolerance is not None
-        return Noise(tolerance=about.tolerance, source=f"{about.arithmetic}, by the artifact")
+        known = about.tolerance if tolerance is None else tolerance
+        assert known is not None
+        return Noise(tolerance=known, source=f"{about.arithmetic}, by the artifact")
 
-    def _noise_of(self, about: About, raw_R: FloatArray) -> FloatArray:
-        return self._of(about).between_scorings(raw_R)
+    def _noise_of(self, about: About, found: Sequence[Found], raw_R: FloatArray) -> FloatArray:
+        """Return the noise [R] of one model's scores, of each by the model that gave it."""
+        noise_R = np.empty_like(raw_R)
+        told = [one.tolerance for one in found]
+        for tolerance in set(told):
+            own_R = np.array([one == tolerance for one in told])
+            noise_R[own_R] = self._of(about, tolerance).between_scorings(raw_R[own_R])
+        return noise_R
 
 
 def _settled(config: ScorerConfig | None, settings: dict[str, Any]) -> ScorerConfig:
