@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from rewardlab.core.config import require
 from rewardlab.core.terminal import short
@@ -71,7 +74,20 @@ def serve(
             drain_timeout_s=settings.drain_timeout,
             on_start=lambda _server: say(f"serving {told} at {url}"),
         )
+    if served.swaps is not None and served.swaps.busy:
+        end_at_once()
     return 0
+
+
+def end_at_once() -> NoReturn:
+    """End the process with status 0, though a thread still loads a model.
+
+    Python's own end would not stop that thread, which then meets an interpreter that is gone, and aborts.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _serve_in_workers(

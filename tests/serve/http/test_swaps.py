@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from fake_engine import FakeEngine, digest_of, error_of, expected
@@ -137,3 +142,72 @@ def test_no_answer_under_swaps_mixes_models_or_names_another(client_of, folders,
         for number in range(6):
             assert swap(client, folders / "allowed" / ("one", "two")[number % 2]).status_code == 200
         assert {one.result() for one in asked} <= digests
+
+
+def test_a_swap_that_still_loads_at_the_end_gets_503_and_holds_nobody_up(
+    serve, folders, engine: FakeEngine, monkeypatch
+):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(name: str, folder: Path):
+        begun.set()
+        assert go_on.wait(60)
+        raise OSError("too late")
+
+    monkeypatch.setattr(engine, "swap", slow)
+    config = HttpConfig(admin_token=TOKEN.encode(), allow_swap_from=(folders / "allowed",))
+    host, port, _, end = serve(config, drain_timeout_s=0.05)
+    with ThreadPoolExecutor(1) as threads, httpx2.Client(base_url=f"http://{host}:{port}", timeout=60) as client:
+        waiting = threads.submit(swap, client, folders / "allowed/one")
+        assert begun.wait(60)
+        end()
+        assert not go_on.is_set()
+        error = error_of(waiting.result()).error
+        go_on.set()
+    assert (error.code, error.type) == (503, "unavailable")
+
+
+LOADING = """
+import sys
+from pathlib import Path
+from rewardlab.artifact.load import load
+from rewardlab.commands.scoring import serve
+from rewardlab.serve.engine.local import LocalEngine
+
+def for_ever(engine, name, folder):
+    print("loading", flush=True)
+    while True:
+        load(folder)
+
+LocalEngine.swap = for_ever
+serve([sys.argv[1], "--port", "0", "--drain-timeout", "0.1", "--admin-token-env", "ADMIN",
+       "--allow-swap-from", sys.argv[1]])
+"""
+
+
+@pytest.mark.slow
+def test_the_process_ends_with_status_0_while_a_model_is_loaded(tmp_path) -> None:
+    from reward_models import save_tiny
+
+    folder = save_tiny(tmp_path / "rm")
+    paths = os.pathsep.join([str(Path(__file__).parents[2] / "helpers"), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADING, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": paths, "ADMIN": TOKEN},
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url = next(line for line in process.stdout if " at http://" in line).rpartition(" ")[2].strip()
+        with ThreadPoolExecutor(1) as threads, httpx2.Client(base_url=url, timeout=60) as client:
+            waiting = threads.submit(swap, client, folder, "rm")
+            assert any("loading" in line for line in process.stdout)
+            process.send_signal(signal.SIGTERM)
+            assert error_of(waiting.result()).error.code == 503
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rewardlab.client.protocol import ServedModel
 from rewardlab.core.terminal import short
-from rewardlab.serve.engine.api import Refused
+from rewardlab.serve.engine.api import DrainingError, Refused
 from rewardlab.serve.http.body import Held, Receive, body_of, parse
 from rewardlab.serve.http.config import LimitsConfig
 from rewardlab.serve.http.refusals import (
@@ -56,21 +58,61 @@ class Swaps:
         self._allowed = [folder.resolve() for folder in allowed]
         self._limits = limits
         self._held = Held(limits.max_body_kib * 1024)
-        self._busy = False
+        self._waiting: asyncio.Future[ServedModel] | None = None
+        self.busy = False
+        """Whether a swap is under way, be it that its client has gone or been told that the server ends."""
+        self.draining = False
+        """Whether the server is about to end, so that no swap begins any more."""
 
     async def answer(self, receive: Receive, headers: Any) -> SwapResponse:
         """Read a request, swap, and return which model is served now. Raises Refused; the old model stays then."""
         async with body_of(receive, headers, self._limits, self._held) as body:
             asked = validated(SwapRequest, parse(body, max_depth=self._limits.max_depth))
-        if self._busy:
+        if self.draining:
+            raise DrainingError("This server is about to end.")
+        if self.busy:
             raise SwapGoesOnError("Another swap is not finished. Try again when it is.", retry_after_s=5.0)
-        self._busy = True
+        self._waiting = asyncio.wrap_future(self._begun(asked))
         try:
-            # Shielded from cancellation: a client that goes away must not leave half a swap.
-            served = await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._do, asked)))
-        finally:
-            self._busy = False
+            served = await self._waiting
+        except asyncio.CancelledError:
+            if not self.draining:
+                raise
+            raise DrainingError("The server ended before the model was loaded.") from None
         return SwapResponse(model=served.name, digest=served.digest)
+
+    def give_up(self) -> None:
+        """Tell the client that waits for a swap that the server ends. Called in the event loop."""
+        self.draining = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _begun(self, asked: SwapRequest) -> Future[ServedModel]:
+        """Begin a swap and return the future of what is served then.
+
+        It has a thread of its own, which nobody waits for at the end: loading may take minutes and cannot be stopped.
+        """
+        future: Future[ServedModel] = Future()
+        # From here on it cannot be cancelled: a client that goes away must not leave half a swap.
+        future.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                served = self._do(asked)
+            except BaseException as error:
+                self.busy = False
+                future.set_exception(error)
+            else:
+                self.busy = False
+                future.set_result(served)
+
+        self.busy = True
+        try:
+            threading.Thread(target=work, name="rewardlab-swap", daemon=True).start()
+        except RuntimeError:  # the system gives no more threads
+            self.busy = False
+            raise
+        return future
 
     def _do(self, asked: SwapRequest) -> ServedModel:
         try:

@@ -52,6 +52,8 @@ class Served:
     scoring: Scoring
     metrics: Metrics
     engine: Engine
+    swaps: Swaps | None = None
+    """None without administrators."""
 
     def is_ready(self) -> bool:
         """Return whether requests are taken: the engine is alive and has models, and the server is not ending."""
@@ -72,14 +74,16 @@ def make_app(
     """
     app = FastAPI(title="rewardlab", docs_url=None, redoc_url=None)
     scoring = Scoring(engine, config.limits)
-    # `served` is bound two lines below; the lambda is called only when somebody asks for metrics.
+    # `served` is bound a few lines below; the lambda is called only when somebody asks for metrics.
     metrics = Metrics(engine, lambda: served.is_ready())
-    served = Served(app=app, scoring=scoring, metrics=metrics, engine=engine)
+    may_swap = config.admin_token is not None
+    swaps = Swaps(swap or engine.swap, config.allow_swap_from, config.limits) if may_swap else None
+    served = Served(app=app, scoring=scoring, metrics=metrics, engine=engine, swaps=swaps)
     routes = Routes(served, config, spans or Spans(None))
     routes.add_ours(gather or (lambda families: families))
     routes.add_theirs()
-    if config.admin_token is not None:
-        routes.add_admin(Swaps(swap or engine.swap, config.allow_swap_from, config.limits))
+    if swaps is not None:
+        routes.add_admin(swaps)
     app.add_exception_handler(HTTPException, _plain)
     # Metrics name only these: a client could otherwise add a label for every path that it makes up.
     known = frozenset(getattr(route, "path", "") for route in app.routes)

@@ -101,6 +101,8 @@ class Server(uvicorn.Server):
             return
         self.ending = True
         self._served.scoring.draining = True
+        if self._served.swaps is not None:
+            self._served.swaps.draining = True
         self.should_exit = True
         logger.info("ending: %d requests are answered first", self._served.scoring.in_flight)
         assert self._loop is not None
@@ -117,6 +119,9 @@ class Server(uvicorn.Server):
     def _close_engine(self) -> None:
         if left := self._served.scoring.in_flight:
             logger.warning("%d requests could not be answered within --drain-timeout; they get 503", left)
+        if (swaps := self._served.swaps) is not None and swaps.busy:
+            logger.warning("a swap was not finished within --drain-timeout; its client gets 503")
+            swaps.give_up()
         threading.Thread(target=self._served.engine.close, daemon=True).start()
 
 
