@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, half_width, p_value, shares_over
+from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, half_width, p_value
+from rewardlab.analysis.crossed_shares import shares_over
 from rewardlab.analysis.judgement import judge_rows
 from rewardlab.analysis.linearised import QUANTITIES, observed_all
 from rewardlab.core.errors import DataError

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from rewardlab.analysis.crossed import Observed, combined
+from rewardlab.analysis.linearised import observed_all
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.reporting.numbers import contrast
 from rewardlab.experiments.verdicts import Verdict, contrast_of, judge
+from scored import rows_of
 
 FloatArray = np.ndarray
 ROWS = 200
@@ -251,3 +253,36 @@ def test_losses_are_no_shares() -> None:
     generator = np.random.default_rng(8)
     claim = parse("loss(a) < 0.7").parts[0]
     assert contrast_of(claim, {Term("loss", "a"): of_prompts(generator.random((2, 60)))}).bounded is None
+
+
+def by_length(generator: np.random.Generator, prompts: int, *, accuracy: float, longer: float) -> Observed:
+    """Accuracy with length controlled of one seed, with a share of prompts whose preferred reply is the longer one."""
+    rows = rows_of(np.stack([generator.random(prompts) < accuracy, np.full(prompts, 0.5)], axis=1))
+    more = generator.integers(1, 80, size=prompts) * np.where(generator.random(prompts) < longer, 1, -1)
+    lengths = np.stack([100 + more, 100 - more], axis=1).reshape(-1)
+    rows = [replace(row, num_tokens=int(length)) for row, length in zip(rows, lengths, strict=True)]
+    return observed_all(["accuracy_length_controlled"], {0: rows})["accuracy_length_controlled"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prompts", "longer"), [(150, 0.2), (60, 0.5)])
+def test_accuracy_with_length_controlled_keeps_its_level_though_small_sides_are_all_right_by_chance(
+    prompts: int, longer: float
+) -> None:
+    generator, term = np.random.default_rng(9), Term("accuracy_length_controlled", "a")
+    claim, p = parse("accuracy_length_controlled(a) > 0.95").parts[0], []
+    for _ in range(150):
+        found = contrast_of(claim, {term: by_length(generator, prompts, accuracy=0.95, longer=longer)})
+        by_what_varied = replace(found, bounded=None, num_alike=0.0)
+        p.append([found.p_above() if found.value > 0 else 1.0, by_what_varied.p_above() if found.value > 0 else 1.0])
+    assert (np.array(p) < 0.05).mean(axis=0)[0] <= 0.085
+    assert (np.array(p) < 0.05).mean(axis=0)[1] > 0.14
+
+
+def test_accuracy_with_length_controlled_is_the_mean_of_its_outcomes_by_their_weights() -> None:
+    one = by_length(np.random.default_rng(10), 90, accuracy=0.8, longer=0.2)
+    assert one.weight_SC is not None
+    assert one.outcome_SC is not None
+    assert one.weight_SC.sum() == pytest.approx(1.0)
+    assert (one.weight_SC * one.outcome_SC).sum() == pytest.approx(one.mean)
+    assert 1 < one.num_alike < 80

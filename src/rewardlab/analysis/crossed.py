@@ -23,7 +23,7 @@ Legend: S seeds, C prompts (clusters).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -31,7 +31,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 
-from rewardlab.analysis.bounded import Bounded, Moves, crossing
+from rewardlab.analysis.bounded import Bounded, crossing
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.types import Estimate
@@ -59,6 +59,9 @@ class Observed:
     """[C] prompts; a prompt has the same name in every arm."""
     weight_SC: FloatArray | None = None
     """[S, C] each prompt's part of the comparisons of a seed; None where all prompts have one size."""
+    outcome_SC: FloatArray | None = None
+    """[S, C] outcomes whose mean by `weight_SC` the value is, for one whose influences are of something else besides;
+    None where the outcomes follow from the influences."""
     row_error: float | None = None
     """The standard error of one seed, for a value that is computed from rows but has no influences, as values of curves
     are. NaN if it is not known; None for values that have influences, or do not come from rows."""
@@ -78,6 +81,14 @@ class Observed:
     def mean(self) -> float:
         """The mean over seeds."""
         return float(self.by_seed_S.mean())
+
+    @property
+    def num_alike(self) -> float:
+        """How many prompts of equal weight count as much as these in the mean over seeds (Kish); at least 1."""
+        if self.weight_SC is None:
+            return float(len(self.clusters))
+        weight_C = self.weight_SC.mean(axis=0)
+        return float(weight_C.sum() ** 2 / (weight_C @ weight_C))
 
     @property
     def has_row_error(self) -> bool:
@@ -124,6 +135,8 @@ class Crossed:
     """Whether some number comes from rows whose noise is not known, so that it is in no interval."""
     reach: float = math.inf
     """How far the value moves at most if every prompt comes out the other way: Σ |slope| · range."""
+    num_alike: float = 0.0
+    """How many prompts of equal weight would count as much; 0 where that is `num_prompts`."""
     bounded: Bounded | None = None
     """The value as a mean over prompts of what cannot leave a range; None where it is not of shares."""
 
@@ -148,7 +161,8 @@ class Crossed:
 
         A prompt that differs moves the value by at most `reach` over the number of prompts. So the truth differs by the
         distance d from 0 only if a share of at least d / `reach` of all prompts differ, and n drawn prompts miss them
-        with a chance of at most (1 − share)ⁿ. With k seeds alone, all lie on one side as often as k coins do: ½ᵏ.
+        with a chance of at most (1 − share)ⁿ; of prompts that differ in weight, n are those of equal weight that would
+        count as much. With k seeds alone, all lie on one side as often as k coins do: ½ᵏ.
         """
         if not self.parts:
             return 0.0
@@ -156,7 +170,7 @@ class Crossed:
             return 0.5**self.num_seeds
         if not 0 < self.reach < math.inf:
             return math.nan
-        return float(max(0.0, 1 - abs(self.value) / self.reach) ** self.num_prompts)
+        return float(max(0.0, 1 - abs(self.value) / self.reach) ** (self.num_alike or self.num_prompts))
 
     def at_limit(self, limit: float) -> Crossed:
         """Return the same with the variance over prompts that it would have if `limit` were the true value.
@@ -235,7 +249,7 @@ class Crossed:
             return half_width(self.parts, tail)
         if not self.num_prompts or not 0 < self.reach < math.inf:
             return math.nan
-        return float(self.reach * (1 - tail ** (1 / self.num_prompts)))
+        return float(self.reach * (1 - tail ** (1 / (self.num_alike or self.num_prompts))))
 
     def _p(self, ahead: float) -> float:
         if not self.is_testable:
@@ -299,52 +313,8 @@ def combined(parts: Sequence[tuple[Observed, float]], value: float, *, reach: fl
         is_blind=any(len(one.seeds) == 1 and one.influence_SC is None and not one.has_row_error for one, _ in moving),
         rows_unknown=any(one.row_error is not None and math.isnan(one.row_error) for one, _ in moving),
         reach=reach,
+        num_alike=min((one.num_alike for one, _ in of_prompts if one.outcome_SC is not None), default=0.0),
     )
-
-
-def shares_over(parts: Sequence[tuple[Observed, float]], value: float) -> Bounded | None:
-    """Return an expression of shares with these derivatives as a mean over prompts; None for fewer than ten prompts.
-
-    Outcomes lie between 0 and 1 in every seed. What does not come from prompts is taken as known. None also where
-    prompts have several comparisons: their means vary even if nearly all are right, and to take the furthest one
-    possible, all comparisons of a prompt the other way, for likely would find next to nothing.
-    """
-    of_prompts = [(one, weight) for one, weight in parts if weight and one.influence_SC is not None]
-    if not all(_has_single_outcomes(one) for one, _ in of_prompts):
-        return None
-    names = sorted({name for one, _ in of_prompts for name in one.clusters})
-    if len(names) < MIN_CLUSTERS:
-        return None
-    place = {name: number for number, name in enumerate(names)}
-    return Bounded.of([(_moves(one, place), weight) for one, weight in of_prompts], value)
-
-
-def _has_single_outcomes(one: Observed) -> bool:
-    """Return whether the outcome of every prompt is that of one comparison in every seed: 0, ½ or 1."""
-    assert one.influence_SC is not None
-    weight_SC = _weight_of(one)
-    judged_SC = weight_SC > 0
-    outcome_SC = one.by_seed_S[:, None] + one.influence_SC / np.where(judged_SC, weight_SC, 1.0)
-    return bool(np.isclose(2 * outcome_SC, np.round(2 * outcome_SC), atol=_ROUNDING)[judged_SC].all())
-
-
-def _weight_of(one: Observed) -> FloatArray:
-    """Return [S, C] each prompt's part of the comparisons of a seed."""
-    assert one.influence_SC is not None
-    return np.full_like(one.influence_SC, 1 / len(one.clusters)) if one.weight_SC is None else one.weight_SC
-
-
-def _moves(one: Observed, place: Mapping[str, int]) -> Moves:
-    """Return the influences of prompts on the mean over seeds of a share."""
-    assert one.influence_SC is not None
-    weight_SC = _weight_of(one)
-    value_S1 = one.by_seed_S[:, None]
-    at_C = np.array([place[name] for name in one.clusters])
-    moved_C, down_C, up_C = (
-        np.bincount(at_C, moved_SC.mean(axis=0), minlength=len(place)).astype(np.float64)
-        for moved_SC in (one.influence_SC, -weight_SC * value_S1, weight_SC * (1 - value_S1))
-    )
-    return Moves(moved_C=moved_C, down_C=down_C, up_C=up_C)
 
 
 def _over_rows(parts: Sequence[tuple[Observed, float]]) -> float:

@@ -119,6 +119,18 @@ def length_controlled_influence(decided: Pairs) -> tuple[float, FloatArray, Bool
     return value, by_leaving_out(influence, moves_C, prompts), kept
 
 
+def length_controlled_weights(decided: Pairs) -> FloatArray:
+    """Return [N] the weight of each comparison's outcome in the accuracy with length controlled; they add up to 1."""
+    strata, kept = _used_strata(decided)
+    weight, own = np.zeros(decided.label.size), np.zeros(int(kept.sum()))
+    for sides in strata:
+        size = sum(int(side.sum()) for side in sides)
+        for side in sides:
+            own[side] = size / own.size / 2 / side.sum()
+    weight[kept] = own
+    return weight
+
+
 def _without_each(strata: Sequence[tuple[BoolArray, BoolArray]], outcome: FloatArray, prompts: IntArray) -> FloatArray:
     """Return [C] the accuracy with length controlled without the comparisons of each prompt.
 

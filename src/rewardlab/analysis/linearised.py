@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -15,7 +16,7 @@ import numpy as np
 from rewardlab.analysis import calibration, influence
 from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.lengths import length_controlled_influence
+from rewardlab.analysis.lengths import length_controlled_influence, length_controlled_weights
 from rewardlab.analysis.reliability import logistic
 from rewardlab.analysis.score_table import IntArray, Pairs, Replies, ScoreTable, score_table
 from rewardlab.core.errors import DataError
@@ -64,7 +65,7 @@ def _observed(name: str, tables: Mapping[int, ScoreTable], beta: float) -> Obser
         at = [place[str(key)] for key in table.prompts]
         row_C[at] = np.bincount(prompt_N, psi_N, minlength=len(table.prompts)) / max(psi_N.size, 1)
         weight_C[at] = np.bincount(prompt_N, minlength=len(table.prompts)) / max(psi_N.size, 1)
-    return Observed(
+    observed = Observed(
         by_seed_S=np.array([value for value, _, _ in found.values()]),
         seeds=tuple(found),
         influence_SC=moved_SC,
@@ -72,6 +73,20 @@ def _observed(name: str, tables: Mapping[int, ScoreTable], beta: float) -> Obser
         weight_SC=weight_SC,
         excess=float(np.mean([_excess(name, table, beta) for table in tables.values()])),
     )
+    return _with_outcomes(observed, tables) if name == "accuracy_length_controlled" else observed
+
+
+def _with_outcomes(observed: Observed, tables: Mapping[int, ScoreTable]) -> Observed:
+    """Return accuracy with length controlled with the outcomes whose weighted mean it is, and their weights."""
+    place = {name: number for number, name in enumerate(observed.clusters)}
+    outcome_SC, weight_SC = np.zeros((2, len(tables), len(place)))
+    for outcome_C, weight_C, table in zip(outcome_SC, weight_SC, tables.values(), strict=True):
+        pairs, at = table.pairs.decided, [place[str(key)] for key in table.prompts]
+        weight = length_controlled_weights(pairs)
+        weight_C[at] = np.bincount(pairs.prompt, weight, minlength=len(at))
+        outcome_C[at] = np.bincount(pairs.prompt, weight * pairs.outcome, minlength=len(at))
+    outcome_SC /= np.where(weight_SC > 0, weight_SC, 1.0)
+    return replace(observed, weight_SC=weight_SC, outcome_SC=outcome_SC)
 
 
 # --- values and influences -------------------------------------------------------------------------------------

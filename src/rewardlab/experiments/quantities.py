@@ -37,7 +37,7 @@ class Quantity:
     column: str = ""
     """Its column in metrics.csv, by which it can be asked for at a step; empty where there is none."""
     is_share: bool = False
-    """Whether it is a mean of outcomes between 0 and 1 of comparisons, or of prompts."""
+    """Whether it is a mean, perhaps a weighted one, of outcomes between 0 and 1 of comparisons, or of prompts."""
     varies: Varies = "always"
     """``never``: settings alone decide it, so one seed shows all. ``steps``: whole numbers of steps, so that equal
     values of a few seeds do not show that no seed would differ."""
@@ -66,7 +66,7 @@ def _of_scores() -> Iterator[Quantity]:
             source="scores",
             meaning=MEASURES[f"{PREFIX}{name}"],
             column=columns.get(name, ""),
-            is_share=name in shares and name != "accuracy_length_controlled",
+            is_share=name in shares,
         )
 
 

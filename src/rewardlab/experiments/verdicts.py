@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from rewardlab.analysis import json_form
-from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, pooled_over, shares_over, with_pooled
+from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, pooled_over, with_pooled
+from rewardlab.analysis.crossed_shares import shares_over
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.experiments.expressions import Claim, Comparison, Term

@@ -1,0 +1,70 @@
+"""Expressions of shares over seeds and prompts as means of what cannot leave a range, for bounded.py.
+
+Legend: S seeds, C prompts (clusters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis.bounded import Bounded, Moves
+from rewardlab.analysis.crossed import Observed
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.stats import MIN_CLUSTERS
+
+_ROUNDING: Final = 1e-12
+
+
+def shares_over(parts: Sequence[tuple[Observed, float]], value: float) -> Bounded | None:
+    """Return an expression of shares with these derivatives as a mean over prompts; None for fewer than ten prompts.
+
+    Outcomes lie between 0 and 1 in every seed. What does not come from prompts is taken as known. None also where
+    prompts have several comparisons: their means vary even if nearly all are right, and to take the furthest one
+    possible, all comparisons of a prompt the other way, for likely would find next to nothing.
+    """
+    of_prompts = [(one, weight) for one, weight in parts if weight and one.influence_SC is not None]
+    if not all(_has_single_outcomes(one) for one, _ in of_prompts):
+        return None
+    names = sorted({name for one, _ in of_prompts for name in one.clusters})
+    if len(names) < MIN_CLUSTERS:
+        return None
+    place = {name: number for number, name in enumerate(names)}
+    return Bounded.of([(_moves(one, place), weight) for one, weight in of_prompts], value)
+
+
+def _has_single_outcomes(one: Observed) -> bool:
+    """Return whether the outcome of every prompt is that of one comparison in every seed: 0, ½ or 1."""
+    weight_SC = _weight_of(one)
+    judged_SC = weight_SC > 0
+    outcome_SC = one.by_seed_S[:, None] + _moved(one) / np.where(judged_SC, weight_SC, 1.0)
+    return bool(np.isclose(2 * outcome_SC, np.round(2 * outcome_SC), atol=_ROUNDING)[judged_SC].all())
+
+
+def _weight_of(one: Observed) -> FloatArray:
+    """Return [S, C] each prompt's part of the comparisons of a seed."""
+    assert one.influence_SC is not None
+    return np.full_like(one.influence_SC, 1 / len(one.clusters)) if one.weight_SC is None else one.weight_SC
+
+
+def _moved(one: Observed) -> FloatArray:
+    """Return [S, C] how far the outcome of each prompt moves the share of a seed."""
+    assert one.influence_SC is not None
+    if one.outcome_SC is None:
+        return one.influence_SC
+    moved: FloatArray = _weight_of(one) * (one.outcome_SC - one.by_seed_S[:, None])
+    return moved
+
+
+def _moves(one: Observed, place: Mapping[str, int]) -> Moves:
+    """Return how far prompts move the mean over seeds of a share, and could."""
+    weight_SC = _weight_of(one)
+    value_S1 = one.by_seed_S[:, None]
+    at_C = np.array([place[name] for name in one.clusters])
+    moved_C, down_C, up_C = (
+        np.bincount(at_C, moved_SC.mean(axis=0), minlength=len(place)).astype(np.float64)
+        for moved_SC in (_moved(one), -weight_SC * value_S1, weight_SC * (1 - value_S1))
+    )
+    return Moves(moved_C=moved_C, down_C=down_C, up_C=up_C)
