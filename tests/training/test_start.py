@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig
 
+from common import make_groups
 from rewardlab.core.errors import ModelError
+from rewardlab.data.groups import Datasets
 from rewardlab.model.config import looks_local
 from rewardlab.model.load import read_config
 from rewardlab.training.run import train
 from rewardlab.training.settings import presets
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.start import configuration_block
+from rewardlab.training.start import configuration_block, unjudged_notices
 
 
 def shown(width=100, **changes):
@@ -44,6 +46,20 @@ def test_the_block_fits_the_terminal(width):
 def test_a_short_trial_does_not_evaluate_at_every_step(steps, every):
     assert RewardTrainerConfig.of(model="m", dataset=("d",)).run.interval(steps) == every
     assert RewardTrainerConfig.of(model="m", dataset=("d",), eval_every=1).run.interval(steps) == 1
+
+
+def test_settings_that_are_about_missing_evaluation_data_say_what_to_do():
+    own = {"train_eval_limit": 9, "early_stopping_metric": "eval_loss", "precision_card": "always"}
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), eval_fraction=0.0, **own)
+    groups = make_groups(2)
+    none, some = (Datasets(train=groups, eval=part, train_eval=()) for part in ((), groups))
+    said = unjudged_notices(config, none, ())
+    flags = ["--train-eval-limit 9", "--early-stopping-metric eval_loss", "--precision-card always"]
+    assert [line.partition(": ")[0] for line in said] == flags
+    assert all("there are none. Name some with --eval-dataset" in line for line in said)
+    assert [line.partition(": ")[0] for line in unjudged_notices(config, none, groups)] == flags[:2]
+    assert not unjudged_notices(config, some, ())
+    assert not unjudged_notices(RewardTrainerConfig.of(model="m", dataset=("d",), eval_fraction=0.0), none, ())
 
 
 def test_a_name_that_looks_local_is_not_sought_on_the_hub(tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ from rewardlab.training.loop.schedule import floor_notice, warmup_notice, warmup
 from rewardlab.training.loop.selection import selection_of
 from rewardlab.training.loop.step_rows import tell_rows_of_prompts
 from rewardlab.training.monitoring.monitor import require_monitoring
-from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.config import RewardTrainerConfig, RunConfig
 from rewardlab.training.settings.conventions import settle_reading
 
 logger = logging.getLogger("rewardlab")
@@ -149,6 +149,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     warmup = warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate)
     for said in filter(None, (warmup, floor_notice(resolved.schedule))):
         logger.warning("schedule: %s", said)
+    for said in unjudged_notices(resolved, data, test):
+        logger.warning("%s", said)
     facts = {
         "data": prepared.reports,
         "tokens": {name: report.as_dict() for name, report in tokens.items()},
@@ -274,6 +276,22 @@ def to_groups(
         train_eval=draw(train, config.data.selection.train_eval_limit, config.run.seed),
     )
     return data, groups.get("test", nothing), reports
+
+
+def unjudged_notices(config: RewardTrainerConfig, data: Datasets, test: Sequence[TokenGroup]) -> list[str]:
+    """Return a line for each setting that does nothing, since the data that it is about are missing."""
+    if data.eval:
+        return []
+    metric, rows = config.run.early_stopping_metric, config.data.selection.train_eval_limit
+    unused = {
+        f"--train-eval-limit {rows}: training rows are compared with evaluation data": rows > 0,
+        f"--early-stopping-metric {metric}: it chooses among evaluations": metric != RunConfig.early_stopping_metric,
+        "--precision-card always: the card is made on evaluation or test data": (
+            config.monitor.precision_card == "always" and not test
+        ),
+    }
+    remedy = "Name some with --eval-dataset, --eval-split or --eval-fraction, or leave it out."
+    return [f"{said}, and there are none. {remedy}" for said, is_unused in unused.items() if is_unused]
 
 
 def fit_all_baselines(
