@@ -229,6 +229,19 @@ def test_a_folder_of_an_evaluation_is_read_with_its_settings(tmp_path: Path) -> 
     assert "An evaluation that is finished" in told(tmp_path)
 
 
+def test_a_long_text_among_the_settings_is_shown_by_its_beginning_and_its_hash(run: Path) -> None:
+    settings = json.loads((run / "config.json").read_text())
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}" + "x" * 5000 + "\ud800"
+    prompt = "Be brief and kind. " * 10
+    (run / "config.json").write_text(json.dumps(settings | {"chat_template": template, "system_prompt": prompt}))
+    text = told(run)
+    assert "{% for message in messages %}" in text
+    assert "x" * 80 not in text
+    assert "… (5,063 characters, SHA-256 " in text
+    assert "; whole in config.json)" in text
+    assert prompt.strip() in text, "what is short is shown whole"
+
+
 def test_what_holds_no_run_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "other").mkdir()

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.analysis.health import ADVICE
+from rewardlab.core.config import HASH_DIGITS
 from rewardlab.core.controls import notice_of
-from rewardlab.core.terminal import number_of, plural, quoted, visible
+from rewardlab.core.files import encodable, sha256_text
+from rewardlab.core.terminal import number_of, plural, quoted, short, visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.document import Block, Facts, Paragraph, Section, Table, shown, with_intervals
@@ -31,13 +33,11 @@ WHAT: Final = {
 BESIDE: Final = {"before_training": "before training", "length_only": "length only", "bag_of_words": "bag of words"}
 """End of the name of an evaluation -> its row in a table, in this order."""
 SHARED: Final = {
-    "rows": "row",
-    "prompts": "prompt",
-    "first_turns": "first turn",
-    "replies": "reply",
-    "phrases": "phrase",
-}
+    "rows": "row", "prompts": "prompt", "first_turns": "first turn", "replies": "reply", "phrases": "phrase",
+}  # fmt: skip
 """What two parts of the data share, by its name in the manifest -> one of these."""
+LONG: Final = 300
+"""Characters above which a setting, such as the text of a chat template, is not shown whole."""
 
 
 def status(record: Record) -> str:
@@ -385,7 +385,8 @@ def settings_section(record: Record) -> Section:
         "processes": record.manifest.get("ranks"),
     }
     pairs = tuple((name, str(value)) for name, value in facts.items() if value not in (None, ""))
-    settings = tuple((name, _setting(value)) for name, value in record.config.items())
+    file = "manifest.json" if record.kind == "eval" else "config.json"
+    settings = tuple((name, _setting(value, file)) for name, value in record.config.items())
     blocks: list[Block] = [Facts(caption="Provenance", pairs=pairs)]
     if settings:
         blocks.append(Facts(caption=f"All {len(settings)} settings", pairs=settings, folded=True))
@@ -442,9 +443,12 @@ def _typed(word: str) -> str:
         return visible(word)
 
 
-def _setting(value: object) -> str:
+def _setting(value: object, file: str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
-    return "none" if value in (None, "") else str(value)
+    text = "none" if value in (None, "") else str(value)
+    digest = sha256_text(encodable(text))[:HASH_DIGITS]
+    brief = f"{short(text)} ({len(text):,} characters, SHA-256 {digest}; whole in {file})"
+    return text if len(text) <= LONG else brief
