@@ -153,6 +153,28 @@ def test_other_data_are_another_run(base_model, pairs_file, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("drawn", ["weights", "control"])
+def test_data_whose_rows_or_labels_are_drawn_by_their_name_keep_it(
+    drawn, base_model, pairs_file, tmp_path, monkeypatch
+):
+    other, test = write_pairs(tmp_path / "other.jsonl", 40, offset=100), write_pairs(tmp_path / "test.jsonl", 20)
+    weighted = drawn == "weights"
+    changes = {"dataset": (f"{pairs_file}:2", f"{other}:1")} if weighted else {"diagnostic_mode": "label_shuffle"}
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, eval_dataset=(str(test),), **changes)
+    renamed = tmp_path / "renamed.jsonl"
+    shutil.copy(pairs_file, renamed)
+    names = (f"{renamed}:2", f"{other}:1") if weighted else (str(renamed),)
+    called = f"The dataset {pairs_file.stem} is now called renamed, and draws of rows and of labels go by the name"
+    with pytest.raises(DataError, match=f"the training data are not what the run began with .*{called}"):
+        train(config.replace(dataset=names))
+    if weighted:
+        names = (f"{pairs_file}:1", f"{other}:1")
+        with pytest.raises(DataError, match="the weights of the datasets are not what the run began with"):
+            train(config.replace(dataset=names))
+    train(config)
+
+
+@pytest.mark.slow
 def test_another_base_model_under_the_same_name_is_noticed(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, **KINDS["lora"])
     path = base_model / "model.safetensors"

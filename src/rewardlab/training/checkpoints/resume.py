@@ -280,8 +280,21 @@ def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> 
         if now[what] != then[what]:
             raise DataError(
                 f"--resume: {what} not what the run began with (see manifest.json), so this would be another run. "
-                f"Restore what changed, or begin another run in another --output-dir."
+                f"{_renamed(facts, manifest)}Restore what changed, or begin another run in another --output-dir."
             )
+
+
+def _renamed(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
+    """Return a sentence about the first dataset that has another name than when the run began; empty if none has."""
+    for purpose in ("train", "eval", "test"):
+        pairs = zip(now["data"].get(purpose, ()), then["data"].get(purpose, ()), strict=False)
+        for name, before in ((one["name"], other["name"]) for one, other in pairs):
+            if name != before:
+                return (
+                    f"The dataset {before} is now called {name}, and draws of rows and of labels go by the name: give "
+                    f"it its old one, by a link or a copy. "
+                )
+    return ""
 
 
 def frozen_fingerprint(model: nn.Module) -> str:
@@ -359,18 +372,24 @@ def _facts(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, An
     Only facts that `told`, the manifest of the run, has are included.
     """
 
+    data = manifest["data"]
+    # Limits, weights and controls draw by the name of the dataset, so it matters there; elsewhere files may move.
+    controls = data.get("control", {}).get("settings", {}).values()
+    is_drawn = bool(data.get("weights")) or any(one.get("seed") is not None for one in controls)
+
     def content(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        # A limit draws its rows by the name of the dataset, so the name matters there; elsewhere files may move.
         return [
-            {key: report[key] for key in SOURCE_FACTS if key != "name" or report["unused_by_limit"]}
+            {key: report[key] for key in SOURCE_FACTS if key != "name" or report["unused_by_limit"] or is_drawn}
             for report in reports
         ]
 
-    data = manifest["data"]
     # Earlier versions recorded fewer numbers about held-out data, and only those can be compared.
     held_out = data.get("held_out") and {key: data["held_out"].get(key) for key in told["data"].get("held_out", ())}
     return {
         "the training data are": content(data["train"]),
+        "the weights of the datasets are": {
+            purpose: [one["rows"] for one in shares["datasets"]] for purpose, shares in data.get("weights", {}).items()
+        },
         "the evaluation data are": [content(data.get("eval", [])), held_out],
         "the test data are": content(data.get("test", [])),
         "the tokens are": {
