@@ -68,6 +68,14 @@ class TestCells:
     def test_a_column_of_lists_is_a_list_with_white_space_around_it(self, column: str) -> None:
         assert read_cell(column, " [1, 2]\n") == [1, 2]
 
+    @pytest.mark.parametrize("text", ['[["Hi", "It is."]]', "[['Hi', 'It is.']]"])
+    def test_a_history_of_exchanges_is_a_list_and_one_that_is_a_prompt_a_text(self, text: str) -> None:
+        assert read_cell("history", text) == [["Hi", "It is."]]
+        assert read_cell("history", "[]") == []
+        assert read_cell("chosen", text) == text
+        for prompt in ("[1]", '["Hi", "It is."]', '[["Hi"]]', "[[1, 2]]", "[[Hi, there]]", "[[solved]] why?"):
+            assert read_cell("history", prompt) == prompt
+
     @pytest.mark.parametrize("middle", ["1+", "-", "[", "not ", "a.", "1 if 1 else ", "lambda:", r"'\d'"])
     def test_a_hostile_literal_is_text_and_says_nothing(self, middle: str) -> None:
         text = "[{'role': 'user', 'content': " + middle * 20_000 + "}]"

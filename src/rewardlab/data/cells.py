@@ -23,6 +23,8 @@ OBJECT_LISTS: Final = (
     *("messages", "conversations", "conversation_a", "conversation_b"),
 )
 """Columns whose cells are JSON lists of objects of any kind, and never a text."""
+HISTORY: Final = "history"
+"""Column whose cells are JSON lists of `[question, answer]`, or a text: in SHP it is the prompt."""
 MAX_PYTHON_CHARACTERS: Final = 1_000_000
 """Longest cell that is read as a literal of Python, which takes some hundred bytes of memory a character."""
 _BETWEEN_OBJECTS: Final = re.compile(r"\}\s*\n\s*\{")
@@ -45,11 +47,11 @@ def read_cell(column: str, text: str | None) -> object:
     try:
         value = json.loads(bare)
     except (ValueError, RecursionError):
-        value = _python_literal(bare)
-        return value if holds_messages(value) else text
+        value = _python_literal(bare, nested=column == HISTORY)
+        return value if holds_messages(value) or (column == HISTORY and _are_exchanges(value)) else text
     if isinstance(value, list) and (column in CSV_LISTS or (column in OBJECT_LISTS and _are_objects(value))):
         return value
-    return value if holds_messages(value) else text
+    return value if holds_messages(value) or (column == HISTORY and _are_exchanges(value)) else text
 
 
 def has_json_text(preference: Preference) -> bool:
@@ -75,6 +77,13 @@ def _are_objects(values: list[object]) -> bool:
     return bool(values) and all(isinstance(value, Mapping) for value in values)
 
 
+def _are_exchanges(value: object) -> bool:
+    """Return whether a value is a list of `[question, answer]`, or an empty one."""
+    return isinstance(value, list) and all(
+        isinstance(entry, list) and len(entry) == 2 and all(isinstance(text, str) for text in entry) for entry in value
+    )
+
+
 def _is_message(value: object) -> bool:
     """Return whether a mapping has the keys of a message; its role may be unknown, which reading says later."""
     if not isinstance(value, Mapping):
@@ -82,9 +91,11 @@ def _is_message(value: object) -> bool:
     return ("role" in value and ("content" in value or "tool_calls" in value)) or ("from" in value and "value" in value)
 
 
-def _python_literal(text: str) -> object:
-    """Return the value that Python wrote as this text; None if it is too long, or is not one with messages."""
-    if len(text) > MAX_PYTHON_CHARACTERS or not ("'role'" in text or "'from'" in text):
+def _python_literal(text: str, *, nested: bool = False) -> object:
+    """Return the value that Python wrote as this text; None if it is too long, or is not one with messages (or, if
+    `nested`, a list of lists)."""
+    is_likely = "'role'" in text or "'from'" in text or (nested and text.startswith("[["))
+    if len(text) > MAX_PYTHON_CHARACTERS or not is_likely:
         return None
     try:
         with warnings.catch_warnings():
