@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ import datasets
 import pytest
 
 from loading import ALLOW_DROPS, load, pair, write
+from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Preference
 from rewardlab.curation.files.config import ConvertConfig
 from rewardlab.curation.files.converting import Converted, convert
-from rewardlab.curation.files.writing import ENDINGS
+from rewardlab.curation.files.writing import ENDINGS, RowFile
 from written import configured, preferences_in, rows_in, told_by
 
 USER = [{"role": "system", "content": ""}, {"role": "user", "content": "Why?"}]
@@ -227,6 +229,31 @@ class TestOutputs:
             run(tmp_path, path)
         (tmp_path / "out.jsonl").write_text("old")
         assert len(rows_in(run(tmp_path, path, overwrite=True).output)) == 1
+
+    @pytest.mark.parametrize("there", ['{"mine": 1}', "[]", "not JSON", "a folder", "a broken link"])
+    def test_only_a_manifest_of_ours_is_replaced(self, tmp_path: Path, there: str) -> None:
+        path, manifest = write(tmp_path / "in.jsonl", [pair(0)]), tmp_path / "out.jsonl.manifest.json"
+        if there == "a folder":
+            manifest.mkdir()
+        elif there == "a broken link":
+            manifest.symlink_to(tmp_path / "nothing")
+        else:
+            manifest.write_text(there)
+        with pytest.raises(ConfigError, match=r"its manifest goes to .*out\.jsonl\.manifest\.json, .*Move that away"):
+            run(tmp_path, path, overwrite=True)
+        assert not (tmp_path / "out.jsonl").exists()
+        assert manifest.is_dir() or manifest.is_symlink() or manifest.read_text() == there
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+    def test_a_signal_leaves_nothing_behind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    ) -> None:
+        path = write(tmp_path / "in.jsonl", [pair(0)])
+        monkeypatch.setattr(RowFile, "write", lambda *_: signal.raise_signal(number))
+        with pytest.raises(SystemExit) as ended:
+            main(["data", "convert", str(path), "--output", str(tmp_path / "out.jsonl")])
+        assert ended.value.code == 130
+        assert [one.name for one in tmp_path.iterdir()] == ["in.jsonl"]
 
     def test_a_file_that_changes_while_it_is_read_is_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from typing import Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
+from rewardlab.core.signals import raised_at_once
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.files.config import ConvertConfig, MixConfig, SplitConfig
@@ -169,4 +170,6 @@ TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
 
 def data(arguments: Sequence[str]) -> None:
     """Run the tool that the first argument names. Raises ConfigError if no tool has that name."""
-    run_tool("data", TOOLS, arguments, usage="DATASET ...")
+    # A signal ends it as Ctrl-C does, so that no half of a file stays behind.
+    with raised_at_once():
+        run_tool("data", TOOLS, arguments, usage="DATASET ...")

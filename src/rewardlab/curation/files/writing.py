@@ -21,6 +21,8 @@ BATCH_ROWS: Final = 1024
 """Rows of a Parquet file that are held in memory."""
 MANIFEST: Final = "manifest.json"
 """The file that says which tool wrote a folder, and from which data."""
+TOOLS: Final = "rewardlab data "
+"""How the names of the tools begin in their manifests."""
 Columns = Callable[[], Any]
 """Returns the `pyarrow.Schema` of the rows; called only for Parquet, since pyarrow may be missing otherwise."""
 
@@ -62,6 +64,7 @@ def require_output(path: Path, inputs: Iterable[Path], *, overwrite: bool) -> No
     """Raise ConfigError unless `path` may be written.
 
     It must have a known ending, must not be one of the datasets that are read, and must not exist without `overwrite`.
+    In the place of its manifest there must be nothing but one.
 
     Raises DataError if the package that the ending needs is missing.
     """
@@ -74,6 +77,12 @@ def require_output(path: Path, inputs: Iterable[Path], *, overwrite: bool) -> No
         raise ConfigError(f"--output {path}: is one of the datasets that are read. Name another file.")
     if path.exists() and not overwrite:
         raise ConfigError(f"--output {path}: exists. Name another file, or replace it with --overwrite.")
+    manifest = manifest_beside(path)
+    if os.path.lexists(manifest) and not str(_told_by(manifest).get("tool", "")).startswith(TOOLS):
+        raise ConfigError(
+            f"--output {path}: its manifest goes to {manifest}, which is there and which no `{TOOLS}…` wrote. Move "
+            f"that away, or name another file."
+        )
     require_package(path, "an --output in .zst")
     if path.suffix == ".parquet":
         import_optional("pyarrow.parquet", "an --output in Parquet")
@@ -108,16 +117,21 @@ def require_output_folder(folder: Path, inputs: Iterable[Path], *, tool: str, wh
 
 def _own_files(folder: Path, tool: str) -> set[str]:
     """Return the names of the files that an earlier call of a tool wrote into a folder, by its manifest."""
-    path = folder / MANIFEST
-    try:
-        told = read_json(path) if path.is_file() else None
-    except DataError:
-        told = None
-    if not isinstance(told, dict) or told.get("tool") != tool:
+    told = _told_by(folder / MANIFEST)
+    if told.get("tool") != tool:
         return set()
     outputs = told.get("outputs")
     files = outputs if isinstance(outputs, list) else []
     return {MANIFEST, *(str(one["file"]) for one in files if isinstance(one, dict) and "file" in one)}
+
+
+def _told_by(manifest: Path) -> dict[str, Any]:
+    """Return what a manifest says; nothing if it is none."""
+    try:
+        told = read_json(manifest) if manifest.is_file() else None
+    except DataError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 class RowFile:
