@@ -52,6 +52,10 @@ CASES = {
     "float16, lora": (2, FLOAT16 | {"lora": True}),
     "float16, whole models": (2, FLOAT16 | {"sharding": "none"}),
     "float16, no copies": (2, FLOAT16 | {"stochastic": False}),
+    "experts without tokens, whole models": (
+        2,
+        {"experts": [n / 10 for n in range(2, 15)], "groups": 2, "batch_size": 2, "sharding": "none"},
+    ),
     "regularised": (2, {"settings": {"score_regularization_lambda": 0.1, "center_lambda": 0.01}}),
 }
 
@@ -83,6 +87,8 @@ def test_ranks_compute_what_one_process_does(case, tmp_path, on_ranks):
     assert found["scales"] == [alone["scale"]] * size, "all ranks computed the same steps again"
     if "loss_scale" in how:
         assert alone["scale"][0] < how["loss_scale"]
+    if "experts" in how:
+        assert len(alone["gradients"]) < len(alone["weights"]), "some experts had nothing to do"
     if "two groups" in case:
         assert sum(json.loads((tmp_path / "many.empty").read_text())) >= 2, "some ranks had nothing to do"
 
@@ -94,7 +100,9 @@ def one_process(folder, how):
 
     def keep_gradients():
         if not gradients:
-            gradients.update({name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.requires_grad})
+            gradients.update(
+                {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
+            )
         return update()
 
     trainer._update = keep_gradients

@@ -5,7 +5,9 @@ each line of stdin is [function, ranks, folder, how] as JSON, and each line of s
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import os
 import signal
 import socket
@@ -13,7 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.lora_sums import sum_before_rounding
+from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import half_frozen
 from rewardlab.training import run as run_module
 from rewardlab.training.loop.partners import Machine
@@ -45,10 +49,34 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 run_module.verify_in_clean_process = lambda folder: None
 
 
+class Experts(torch.nn.Module):
+    """Each token goes to one of several feed-forward parts, by its first number; some get none."""
+
+    def __init__(self, part: torch.nn.Module, bounds: Sequence[float]) -> None:
+        super().__init__()
+        self.bounds = [-math.inf, *bounds, math.inf]
+        self.experts = torch.nn.ModuleList(copy.deepcopy(part) for _ in range(len(bounds) + 1))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(states)
+        for expert, (low, high) in zip(self.experts, pairwise(self.bounds), strict=True):
+            own = (states[..., 0] > low) & (states[..., 0] <= high)
+            if own.any():
+                out = out.index_put(own.nonzero(as_tuple=True), expert(states[own]))
+        return out
+
+
+def model_for(how: Mapping[str, Any], dtype: torch.dtype) -> RewardModel:
+    model = make_model(layout=how.get("layout", "shared"), dtype=dtype)
+    if how.get("experts"):
+        model.backbone.layers[0].mlp = Experts(model.backbone.layers[0].mlp, how["experts"])
+    return model
+
+
 def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = None) -> RewardTrainer:
     """On a tiny model and a few groups, as `how` says; divided among the ranks, if any have joined."""
     dtype = getattr(torch, how.get("dtype", "float64"))
-    model = make_model(layout=how.get("layout", "shared"), dtype=dtype)
+    model = model_for(how, dtype)
     if how.get("lora"):
         torch.manual_seed(3)
         settings = ModelConfig(lora=True, lora_rank=2, lora_dropout=how.get("dropout", 0.0))
@@ -114,9 +142,10 @@ def one_step(folder: Path, how: Mapping[str, Any]) -> dict[str, Any]:
         def keep_gradients() -> bool:
             if not gradients:
                 for name, parameter in trainer.model.named_parameters():
-                    if parameter.requires_grad:
-                        assert parameter.grad is not None, name
+                    if parameter.grad is not None:
                         gradients[name] = whole(parameter.grad).clone()
+                    else:
+                        assert ".experts." in name or not parameter.requires_grad, name
             return update()
 
         trainer._update = keep_gradients

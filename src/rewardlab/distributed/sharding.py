@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import compress
 from typing import Any, Final, Literal
 
 import torch
@@ -342,12 +343,15 @@ class _Replicated(Parallel):
     def finish_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add gradients up over the ranks, a bucket at a time.
 
-        A parameter without a gradient on this rank, such as an expert that no token visited, adds zeros.
+        A parameter without a gradient on this rank alone, such as an expert that no token of it visited, adds zeros.
+        One without a gradient on any rank keeps none, as in a process that is alone: the optimiser leaves it as it is.
         """
         if self.ranks.size == 1:
             return
+        parameters = list(parameters)
+        moves = self.ranks.any(*(parameter.grad is not None for parameter in parameters))
         bucket: list[torch.Tensor] = []
-        for parameter in parameters:
+        for parameter in compress(parameters, moves):
             if parameter.grad is None:
                 # All ranks must pass tensors of the same size to the all-reduce, whichever of their parameters had a
                 # gradient.
