@@ -10,10 +10,11 @@ from rewardlab.core.errors import ModelError
 from rewardlab.data.groups import Datasets
 from rewardlab.model.config import looks_local
 from rewardlab.model.load import read_config
+from rewardlab.training.notices import idle_notices, unjudged_notices
 from rewardlab.training.run import train
 from rewardlab.training.settings import presets
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.start import configuration_block, unjudged_notices
+from rewardlab.training.start import configuration_block
 
 
 def shown(width=100, **changes):
@@ -46,6 +47,34 @@ def test_the_block_fits_the_terminal(width):
 def test_a_short_trial_does_not_evaluate_at_every_step(steps, every):
     assert RewardTrainerConfig.of(model="m", dataset=("d",)).run.interval(steps) == every
     assert RewardTrainerConfig.of(model="m", dataset=("d",), eval_every=1).run.interval(steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "switch", "said"),
+    [
+        (
+            {"lora_rank": 16, "lora_dropout": 0.1},
+            {"lora": True},
+            "--lora-rank 16 --lora-dropout 0.1 do nothing without",
+        ),
+        ({"checkpoint_every": 5}, {"checkpoints": True}, "--checkpoint-every 5 does nothing without --checkpoints."),
+        (
+            {"regularization_type": "l1"},
+            {"regularization_lambda": 0.1},
+            "--regularization-type l1 does nothing without",
+        ),
+        ({"profile_steps": 9}, {"profile": True}, "--profile-steps 9 does nothing without --profile. Add it, or leave"),
+        ({"publish_as": "b"}, {"publish_to": "http://a"}, "--publish-as b does nothing without --publish-to."),
+        ({"shuffle_buffer": 9}, {"streaming": True}, "--shuffle-buffer 9 does nothing without --streaming."),
+    ],
+)
+def test_settings_of_a_feature_that_is_off_are_told(given, switch, said):
+    off = {"checkpoints": False} if "checkpoints" in switch else {}
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), **given, **off)
+    (line,) = idle_notices(config)
+    assert said in line
+    assert not idle_notices(config.replace(**switch))
+    assert not idle_notices(RewardTrainerConfig.of(model="m", dataset=("d",), profile_memory=True))
 
 
 def test_settings_that_are_about_missing_evaluation_data_say_what_to_do():

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +61,8 @@ from rewardlab.training.loop.schedule import floor_notice, warmup_notice, warmup
 from rewardlab.training.loop.selection import selection_of
 from rewardlab.training.loop.step_rows import tell_rows_of_prompts
 from rewardlab.training.monitoring.monitor import require_monitoring
-from rewardlab.training.settings.config import RewardTrainerConfig, RunConfig
+from rewardlab.training.notices import FEATURES, idle_notices, unjudged_notices
+from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import settle_reading
 
 logger = logging.getLogger("rewardlab")
@@ -149,7 +150,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     warmup = warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate)
     for said in filter(None, (warmup, floor_notice(resolved.schedule))):
         logger.warning("schedule: %s", said)
-    for said in unjudged_notices(resolved, data, test):
+    for said in [*idle_notices(config), *unjudged_notices(resolved, data, test)]:
         logger.warning("%s", said)
     facts = {
         "data": prepared.reports,
@@ -278,22 +279,6 @@ def to_groups(
     return data, groups.get("test", nothing), reports
 
 
-def unjudged_notices(config: RewardTrainerConfig, data: Datasets, test: Sequence[TokenGroup]) -> list[str]:
-    """Return a line for each setting that does nothing, since the data that it is about are missing."""
-    if data.eval:
-        return []
-    metric, rows = config.run.early_stopping_metric, config.data.selection.train_eval_limit
-    unused = {
-        f"--train-eval-limit {rows}: training rows are compared with evaluation data": rows > 0,
-        f"--early-stopping-metric {metric}: it chooses among evaluations": metric != RunConfig.early_stopping_metric,
-        "--precision-card always: the card is made on evaluation or test data": (
-            config.monitor.precision_card == "always" and not test
-        ),
-    }
-    remedy = "Name some with --eval-dataset, --eval-split or --eval-fraction, or leave it out."
-    return [f"{said}, and there are none. {remedy}" for said, is_unused in unused.items() if is_unused]
-
-
 def fit_all_baselines(
     config: RewardTrainerConfig, data: Datasets, test: Sequence[TokenGroup]
 ) -> dict[str, dict[str, EvalResult]]:
@@ -385,16 +370,6 @@ def log_settings(config: RewardTrainerConfig) -> None:
     """Log the hash and the settings of a run, as `configuration_block` has them."""
     for line in configuration_block(config, width=min(100, shutil.get_terminal_size((100, 24)).columns)).splitlines():
         logger.info("%s", line)
-
-
-FEATURES: Final = {
-    "diagnostic_": "diagnostic_mode",
-    "lora_": "lora",
-    "profile_": "profile",
-    "publish_": "publish_to",
-    "shuffle_buffer": "streaming",
-}
-"""Beginning of the names of settings -> the setting without which they do nothing."""
 
 
 def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
