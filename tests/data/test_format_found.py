@@ -23,7 +23,7 @@ JUDGED = [
 def prepared(path: Path, folder: Path, *, shows_row: bool = False, **settings: Any) -> dict[str, Any]:
     """What the manifest says of the data."""
     given = {"model": "m", "dataset": (str(path),), "eval_fraction": 0.0, "cache_dir": str(folder), "num_workers": 1}
-    config = RewardTrainerConfig.of(**given, **settings)
+    config = RewardTrainerConfig.of(**{**given, **settings})
     renderer = build_renderer(make_tokenizer(), config.data.rendering)
     return load_data(config.data, renderer, seed=0, shows_row=shows_row).reports
 
@@ -108,6 +108,27 @@ def test_rows_that_make_one_preference_together_are_shown_together_and_long_ones
     with caplog.at_level(logging.INFO, logger="rewardlab"):
         prepared(many, tmp_path / "cache", shows_row=True)
     assert not any("left out" in record.getMessage() for record in caplog.records)
+
+
+def test_a_flag_for_another_format_than_any_that_was_found_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = write(tmp_path / "pairs.jsonl", [{"prompt": "Why?", "chosen": f"a{n}", "rejected": "b"} for n in range(4)])
+    shp = write(tmp_path / "shp.jsonl", JUDGED)
+
+    def told(*paths: Path, **flags: Any) -> list[str]:
+        caplog.clear()
+        prepared(paths[0], tmp_path / "cache", **{"dataset": tuple(map(str, paths)), **flags})
+        return [record.getMessage() for record in caplog.records if "does nothing" in record.getMessage()]
+
+    flags = {"max_per_post": 2, "min_score_ratio": 1.5, "attributes": ("helpfulness=1",)}
+    said = told(pairs, **flags)
+    assert [line.split()[1] for line in said] == ["--max-per-post", "--min-score-ratio", "--attributes"]
+    assert "it is for rows of SHP, and none of the data are" in said[0]
+    assert not told(pairs, shp, max_per_post=2, min_score_ratio=1.5)
+    assert not told(pairs)
+    rated = write(tmp_path / "rated.jsonl", [{"prompt": "Why?", "response": f"a{n}", "clarity": n} for n in range(3)])
+    assert not told(rated, attributes=("clarity=1",))
 
 
 def test_the_first_row_is_the_one_that_reading_kept_whatever_comes_before_its_other_half(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.config import Control, ReadingConfig
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.finding import Source
+from rewardlab.data.formats import Schema
+from rewardlab.data.formats.kwise import RATED, ULTRAFEEDBACK
+from rewardlab.data.formats.shp import SHP, SHP_BY_POST
 from rewardlab.data.groups import Part
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules, seeded_generator
@@ -35,6 +39,14 @@ from rewardlab.data.weights import counts_by_share, report_shares, shares_in_wor
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
+_OF_SHP: Final = ("rows of SHP", (SHP, SHP_BY_POST))
+FOR_FORMATS: Final[Mapping[str, tuple[str, tuple[Schema, ...]]]] = {
+    "shp": _OF_SHP,
+    "max_per_post": _OF_SHP,
+    "min_score_ratio": _OF_SHP,
+    "attributes": ("rated replies, as of HelpSteer and UltraFeedback", (RATED, ULTRAFEEDBACK)),
+}
+"""Flag that has a meaning in some formats alone -> these in words, and these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +111,21 @@ def read_named(
             parts[wanted.purpose] = Part.join([(done.store, done.numbers) for done in prepared])
             sources[wanted.purpose] = [done.report for done in prepared]
             preparation += [done.preparation for done in prepared]
+    for said in idle_flags(reading, [report.format for several in sources.values() for report in several]):
+        logger.warning("data: %s", said)
     return Read(parts=parts, sources=sources, preparation=preparation, weights=weights)
+
+
+def idle_flags(reading: ReadingConfig, formats: Sequence[str]) -> list[str]:
+    """Return a line for each flag that is for other formats than those in which the data were found to be."""
+    usual = ReadingConfig()
+    return [
+        f"--{name.replace('_', '-')} does nothing: it is for {what}, and none of the data are. Leave it out, or see "
+        f"which format was recognised above."
+        for name, (what, schemas) in FOR_FORMATS.items()
+        if getattr(reading, name) != getattr(usual, name)
+        and not any(one.startswith(f"{schema.name}, ") for one in formats for schema in schemas)
+    ]
 
 
 def log_source(report: SourceReport) -> None:
