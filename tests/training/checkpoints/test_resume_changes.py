@@ -168,9 +168,9 @@ def test_data_whose_rows_or_labels_are_drawn_by_their_name_keep_it(
     with pytest.raises(DataError, match=f"the training data are not what the run began with .*{called}"):
         train(config.replace(dataset=names))
     if weighted:
-        names = (f"{pairs_file}:1", f"{other}:1")
-        with pytest.raises(DataError, match="the weights of the datasets are not what the run began with"):
-            train(config.replace(dataset=names))
+        for names in ((f"{pairs_file}:1", f"{other}:1"), (str(pairs_file), str(other))):
+            with pytest.raises(DataError, match="the weights of the datasets are not what the run began with"):
+                train(config.replace(dataset=names))
     train(config)
 
 

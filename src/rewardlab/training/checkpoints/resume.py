@@ -374,8 +374,8 @@ def _facts(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, An
 
     data = manifest["data"]
     # Limits, weights and controls draw by the name of the dataset, so it matters there; elsewhere files may move.
-    controls = data.get("control", {}).get("settings", {}).values()
-    is_drawn = bool(data.get("weights")) or any(one.get("seed") is not None for one in controls)
+    controls = told["data"].get("control", {}).get("settings", {}).values()
+    is_drawn = "weights" in told["data"] or any(one.get("seed") is not None for one in controls)
 
     def content(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [
