@@ -22,7 +22,8 @@ from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
 from rewardlab.report.paired import runs_section
 from rewardlab.report.robustness import moves
-from rewardlab.report.sections import data_section, side_by_side, signs_section, speed_section
+from rewardlab.report.run_facts import speed_section
+from rewardlab.report.sections import data_section, side_by_side, signs_section
 from run_folders import score_rows, write_run
 from told_tables import tables, tables_of, without_method
 

@@ -45,14 +45,13 @@ from rewardlab.report.markdown import markdown_page
 from rewardlab.report.mistakes import FindTexts, FoundTexts, Key, KnownTexts, keys_of, mistakes_section, written_texts
 from rewardlab.report.page import html_page
 from rewardlab.report.paired import AgainstBaselines, against_baselines, runs_section
+from rewardlab.report.run_facts import settings_section, speed_section
 from rewardlab.report.sections import (
     data_section,
     headline,
     problems_section,
-    settings_section,
     side_by_side,
     signs_section,
-    speed_section,
     status,
 )
 
