@@ -8,19 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import (
     MODEL_MAPPING,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BloomConfig,
+    DeepseekV3Config,
+    Gemma3Config,
     GPTJConfig,
     GPTNeoConfig,
     GptOssConfig,
+    MixtralConfig,
     MptConfig,
+    PhimoeConfig,
 )
 
 from common import make_tokenizer, write_pairs
+from harness.tiny import GROUPED, SIZES
 from rewardlab.artifact.load import load
+from rewardlab.core.errors import ModelError
 from rewardlab.core.spec import read_spec
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -101,3 +108,83 @@ def test_families_without_sdpa_train_and_load_back(tmp_path: Path, caplog, famil
     together = scorer.score_replies([{"role": "user", "content": "How?"}], replies)
     alone = [scorer.score_replies([{"role": "user", "content": "How?"}], [reply])[0] for reply in replies]
     assert together == pytest.approx(alone, abs=1e-4)
+
+
+TEXT: dict[str, Any] = {**SIZES, **TOKENS, **GROUPED, "initializer_range": 0.2}
+EYES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+PARTLY_ADAPTED: dict[str, Callable[[], Any]] = {
+    "mixtral": lambda: MixtralConfig(**TEXT, num_local_experts=4),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **{**TEXT, "num_key_value_heads": TEXT["num_attention_heads"]},
+        **LATENT,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+    ),
+    "phimoe": lambda: PhimoeConfig(**TEXT, num_local_experts=4),
+    "gemma3": lambda: Gemma3Config(
+        text_config={**TEXT, "sliding_window": 4096},
+        vision_config={**EYES, "image_size": 32, "patch_size": 8},
+        mm_tokens_per_image=4,
+    ),
+}
+
+
+def settings_for(base: Path, data: Path, run: Path, **changes: Any) -> RewardTrainerConfig:
+    return RewardTrainerConfig.of(
+        model=str(base),
+        dataset=(str(data),),
+        output_dir=run,
+        steps=2,
+        batch_size=6,
+        lr=1e-2,
+        eval_fraction=0.0,
+        max_seq_len=128,
+        precision="fp32",
+        lora=True,
+        **changes,
+    )
+
+
+def saved_base(family: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(PARTLY_ADAPTED[family]()).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("family", PARTLY_ADAPTED)
+@pytest.mark.usefixtures("verified_here")
+def test_experts_routers_and_vision_get_no_adapters_and_the_rest_loads_back(tmp_path: Path, family: str):
+    base = saved_base(family, tmp_path / "base")
+    folder = train(settings_for(base, write_pairs(tmp_path / "pairs.jsonl", 12), tmp_path / "run")).last
+    bare = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    adapted = PeftModel.from_pretrained(bare, folder / "adapter").eval()
+    names = [name for name, _ in adapted.named_parameters() if ".lora_A." in name]
+    assert any(".self_attn." in name for name in names)
+    assert not any(word in name for name in names for word in (".experts.", ".gate.", ".router.", "vision"))
+    merged = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    for canary in read_spec(folder).canaries:
+        ids = torch.tensor([canary.token_ids])
+        with torch.no_grad():
+            scores = [float(model(input_ids=ids).logits) for model in (merged, adapted)]
+        assert scores == pytest.approx([canary.score] * 2, abs=1e-5 * max(1, abs(canary.score)))
+    load(folder)
+
+
+@pytest.mark.slow
+def test_adapters_for_joined_experts_are_refused_before_training(tmp_path: Path):
+    base = saved_base("deepseek_v3", tmp_path / "base")
+    config = settings_for(
+        base,
+        write_pairs(tmp_path / "pairs.jsonl", 12),
+        tmp_path / "run",
+        lora_target_modules=("gate_proj", "up_proj", "down_proj"),
+    )
+    with pytest.raises(ModelError, match="gate_proj up_proj down_proj: the experts .* or use all-linear"):
+        train(config)

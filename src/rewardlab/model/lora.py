@@ -8,6 +8,7 @@ have the layout of PEFT's sequence-classification wrapper, together with the hea
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -32,6 +33,8 @@ ADAPTER: Final = "default"
 PEFT_PREFIX: Final = "base_model.model."
 HEAD_NAMES: Final = (HEAD_ON_DISK, "head", "classifier")
 """Usual names of the head; it trains and is saved whether it is named or not."""
+TEXT_PART: Final = "language_model"
+"""Name of the text model in the backbone of a model that reads images too."""
 WHOLE_CHOICES: Final[Mapping[str, str | None]] = {"all-linear": "all-linear", "peft-default": None}
 """Words that stand for a choice of layers to adapt -> PEFT's value for it."""
 
@@ -41,23 +44,23 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
 
     Returns what the RewardModel draws the adapters' dropout by, or None without dropout.
 
-    Raises ModelError if no layer has one of the target names, if the model has no module of a name to save, or if a
-    layer is named both as a target and as a module to save.
+    Raises ModelError if no layer has one of the target names, if one of them stands for joined experts, if the model
+    has no module of a name to save, or if a layer is named both as a target and as a module to save.
     """
     backbone.requires_grad_(False)
     whole = modules_to_save(backbone, config.lora_modules_to_save)
     targets = list(config.lora_target_modules)
     word = len(targets) == 1 and targets[0] in WHOLE_CHOICES
+    left_out = [*whole, *not_adaptable(backbone)]
     if not word and (both := [path for path in whole if any(_is_called(path, target) for target in targets)]):
         raise ModelError(
             f"{both[0]} is named by --lora-target-modules and by --lora-modules-to-save: it gets an adapter or trains "
             f"whole. Leave it out of one of the two."
         )
     try:
+        chosen = without_experts(backbone, WHOLE_CHOICES[targets[0]] if word else targets)
         inject_adapter_in_model(
-            _lora_config(config, WHOLE_CHOICES[targets[0]] if word else targets, exclude_modules=whole or None),
-            backbone,
-            adapter_name=ADAPTER,
+            _lora_config(config, chosen, exclude_modules=left_out or None), backbone, adapter_name=ADAPTER
         )
     except ValueError as error:
         linear = sorted(
@@ -74,6 +77,47 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
         if parameter.requires_grad and parameter.dtype.itemsize < 4:
             parameter.data = parameter.data.float()
     return _drop_by_conversation(backbone, config.lora_dropout) if config.lora_dropout else None
+
+
+def not_adaptable(backbone: nn.Module) -> list[str]:
+    """Return the paths of linear layers that can have no adapter: those that no text goes through, in a model that
+    reads images too, and routers, which return more than a product.
+    """
+    text = f"{TEXT_PART}." if isinstance(getattr(backbone, TEXT_PART, None), nn.Module) else ""
+    return [
+        path
+        for path, module in backbone.named_modules()
+        if isinstance(module, nn.Linear) and (not path.startswith(text) or "Router" in type(module).__name__)
+    ]
+
+
+def without_experts(backbone: nn.Module, targets: str | Sequence[str] | None) -> str | Sequence[str] | None:
+    """Return the layers to adapt without those that PEFT would replace by joined experts and their router.
+
+    In some mixtures PEFT takes names such as `gate_proj` for the joined experts, also where it is asked for all linear
+    layers. Such adapters cannot be merged or saved here, so experts stay frozen.
+
+    Raises ModelError if a name is given that PEFT takes for them, ValueError if PEFT refuses it.
+    """
+    try:
+        peft: Any = importlib.import_module("peft.utils.transformers_weight_conversion")
+        convert, mapping = peft.convert_peft_config_for_transformers, peft.get_model_conversion_mapping
+    except (ImportError, AttributeError):  # versions of PEFT before this conversion adapt linear layers alone
+        return targets
+    trial = LoraConfig(task_type=TaskType.SEQ_CLS, target_modules=targets if isinstance(targets, str) else None)
+    if targets is not None and not isinstance(targets, str):
+        trial.target_modules = set(targets)
+    convert(trial, model=backbone, conversions=mapping(backbone))
+    if not trial.target_parameters:
+        return targets
+    kept = sorted(trial.target_modules or ())
+    if isinstance(targets, str) and kept:
+        return kept
+    raise ModelError(
+        f"--lora-target-modules {' '.join(targets or ())}: the experts of this model are joined in one tensor, for "
+        f"which adapters cannot be saved here, and PEFT takes names such as gate_proj for them. Name layers of "
+        f"attention, such as q_proj, or use all-linear, which leaves the experts frozen."
+    )
 
 
 def _drop_by_conversation(backbone: nn.Module, rate: float) -> Draws:
