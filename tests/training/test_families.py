@@ -29,6 +29,8 @@ from harness.tiny import GROUPED, SIZES
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ModelError
 from rewardlab.core.spec import read_spec
+from rewardlab.model.config import ModelConfig
+from rewardlab.model.load import choose_layout, disk_class_of
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -188,3 +190,15 @@ def test_adapters_for_joined_experts_are_refused_before_training(tmp_path: Path)
     )
     with pytest.raises(ModelError, match="gate_proj up_proj down_proj: the experts .* or use all-linear"):
         train(config)
+
+
+def test_the_reason_for_the_padded_path_is_in_words():
+    config = WITHOUT_SDPA["gpt_oss"]()
+    config.sliding_window = 4096
+    lines: list[str] = []
+    layout = choose_layout(config, disk_class_of(config), ModelConfig(), max_length=128, share=True, log=lines.append)
+    assert layout == "padded"
+    assert lines == [
+        "attention: padded, because GptOssAttention cannot compute a shared-prompt row: it computes with s_aux, which "
+        "shared-prompt attention does not; every prompt is computed once per reply"
+    ]

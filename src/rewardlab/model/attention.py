@@ -60,10 +60,14 @@ def shared_prompt_attention(
     softcap: float | None = arguments.pop("softcap", None)
     unknown = sorted(name for name, given in arguments.items() if given is not None and name not in HARMLESS_ARGUMENTS)
     if layout is None or attention_mask is not None or dropout or unknown:
-        raise TypeError(
-            f"{type(module).__name__} cannot compute a shared-prompt row: layout {layout}, "
-            f"mask {attention_mask is not None}, dropout {dropout}, unknown arguments {unknown}"
-        )
+        named = {
+            "does not pass on where replies begin": layout is None,
+            "masks tokens by itself": attention_mask is not None,
+            "drops attention weights": bool(dropout),
+            f"computes with {', '.join(unknown)}, which shared-prompt attention does not": bool(unknown),
+        }
+        found = "; it ".join(said for said, holds in named.items() if holds)
+        raise TypeError(f"{type(module).__name__} cannot compute a shared-prompt row: it {found}")
     # RewardModel compares this count with the number of layers, to detect layers that computed attention of their own.
     layout.num_calls += 1
     backend = layout.backend
