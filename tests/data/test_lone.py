@@ -11,6 +11,7 @@ from loading import ALLOW_DROPS, load, write
 from parsing import assistant, cause, preference, replies, turns, user
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Message
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats import recognise
 from rewardlab.data.rows import UnusableRowError
 
@@ -57,6 +58,29 @@ class TestGoodOrBad:
         assert cause(GOOD, BAD, strength_as="weight") == "missing_strength"
         with pytest.raises(UnusableRowError, match="--map-label turns words into numbers, and a rating is compared by"):
             preference(GOOD, {**BAD, "label": 5})
+
+    @pytest.mark.parametrize(
+        ("reply", "said"),
+        [
+            ({"prompt": "Why?", "response": "a"}, "numbers, and a rating is compared by --attributes label=1$"),
+            ({"prompt": "Why?", "completion": "a"}, "by --attributes label=1 --response-column completion$"),
+            ({"messages": turns(user("Why?"), assistant("a"))}, "turns words into numbers$"),
+        ],
+    )
+    def test_what_is_said_of_a_rating_leads_to_its_comparison(self, reply: dict[str, object], said: str) -> None:
+        with pytest.raises(UnusableRowError, match=said):
+            preference({**reply, "label": 4}, {**reply, "label": 1})
+
+    @pytest.mark.parametrize("reply", [{"prompt": "Why?", "completion": "a"}, {"messages": turns(user("Why?"))}])
+    def test_rows_with_a_column_that_attributes_names_are_not_read_by_their_label(self, reply: dict) -> None:
+        reading = ReadingConfig(attributes=("stars=2",))
+        row = {**reply, "stars": 5, "label": 0}
+        assert recognise(row, "a:1").name.startswith("unpaired")
+        assert recognise({**reply, "label": 0}, "a:1", reading).name.startswith("unpaired")
+        with pytest.raises(DataError, match="match no known schema") as caught:
+            recognise(row, "a:1", reading)
+        if "completion" in reply:
+            assert "give --attributes stars=2 --response-column completion." in str(caught.value)
 
     def test_prompts_are_the_same_by_their_turns_and_their_system_turn(self, tmp_path: Path) -> None:
         shared = {"completion": "a", "label": 1}

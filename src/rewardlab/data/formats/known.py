@@ -53,8 +53,6 @@ SCHEMAS = (
     HELPSTEER3,
     SAFE_RLHF,
     RATED,
-    UNPAIRED,
-    UNPAIRED_CONVERSATIONS,
     STACK_EXCHANGE,
     NECTAR,
     ULTRAFEEDBACK,
@@ -62,8 +60,11 @@ SCHEMAS = (
     SUMMARIES,
     ARENA,
     ARENA_55K,
+    UNPAIRED,
+    UNPAIRED_CONVERSATIONS,
 )
-"""All schemas, in the order in which they are tried. Schemas whose columns are a subset of another's come later."""
+"""All schemas, in the order in which they are tried. Schemas whose columns are a subset of another's come later,
+and last those that need least."""
 
 
 SIMPLEST: Final = (PAIRS, KWISE, WHOLE)
@@ -85,20 +86,20 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
     """
     names = [name for name in columns if isinstance(name, str)]
     for schema in SCHEMAS:
-        if _as_read(schema, reading).fits(names) and (
-            schema.suits is None or not isinstance(columns, Mapping) or schema.suits(columns)
-        ):
-            return _as_read(schema, reading)
+        known = _as_read(schema, reading)
+        if known.fits(names) and (known.suits is None or not isinstance(columns, Mapping) or known.suits(columns)):
+            return known
     near = {name: meant for name in names if (meant := meant_column(name, names))}
     # Two columns that resemble the same one say nothing.
     near = {name: meant for name, meant in near.items() if list(near.values()).count(meant) == 1}
     hint = f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant." if near else ""
     found = ", ".join(map(repr, names)) or "(none)"
-    if rated := _rating(columns):
+    if rated := _rating(columns, reading.attribute_weights):
         named = "" if "response" in columns else " --response-column completion"
         # A rank is better the smaller it is.
-        said, weight = ("rank", -1) if "rank" in rated.casefold() else ("rating", 1)
-        hint = f" If each row is one reply with a {said} in {rated!r}, give --attributes {rated}={weight}{named}."
+        said, weight = ("rank", -1.0) if "rank" in rated.casefold() else ("rating", 1.0)
+        weight = reading.attribute_weights.get(rated, weight)
+        hint = f" If each row is one reply with a {said} in {rated!r}, give --attributes {rated}={weight:g}{named}."
     raise DataError(
         f"{place}: the columns {found} match no known schema of preferences.{hint} The nearest formats: "
         f"{nearest(names, near.values())}. Rename the columns, or name yours with --prompt-column, --chosen-column and "
@@ -107,12 +108,13 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
     )
 
 
-def _rating(row: Iterable[str] | Row) -> str | None:
-    """Return the only column with a number, true or false in a row that has a prompt and one reply; None for any other
-    row."""
+def _rating(row: Iterable[str] | Row, asked: Collection[str]) -> str | None:
+    """Return the only column with a number, true or false in a row that has a prompt and one reply, or the only one of
+    them that is asked for; None for any other row."""
     if not isinstance(row, Mapping) or "prompt" not in row or {"response", "completion"}.isdisjoint(row):
         return None
     rated = [name for name, value in row.items() if is_number(value) or isinstance(value, bool)]
+    rated = [name for name in rated if name in asked] or rated
     return str(rated[0]) if len(rated) == 1 else None
 
 

@@ -7,7 +7,7 @@ ms-swift.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -63,7 +63,7 @@ def _read(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read what `_join` made of the rows of a prompt: each reply is compared with every one of another label."""
     rows = row["rows"]
     assert isinstance(rows, list)
-    labels = [_label(one["label"]) for one in rows]
+    labels = [_label(one) for one in rows]
     sides = [_prompt_and_reply(one) for one in rows]
     asked = read_asked({**row, "prompt": sides[0][0]}, rules)
     replies = [asked.reply(reply) for _, reply in sides]
@@ -86,16 +86,25 @@ def _drawn(labels: Sequence[float], place: str, rules: Rules) -> list[int]:
     return sorted([*kept[1:], others[int(drawn)]])
 
 
-def _label(value: object) -> float:
+def _label(row: Row) -> float:
     """Return 1 for good, 0 for bad, or what lies between. Raises UnusableRowError for any other value."""
-    number = rating_of(value)
+    number = rating_of(row["label"])
     if not 0 <= number <= 1:
+        reply = next((name for name in REPLIES[::-1] if row.get(name) is not None), None)
+        named = "" if reply == "response" else f" --response-column {reply}"
+        # Whole conversations are never read as rated replies.
+        rated = "" if reply is None else f", and a rating is compared by --attributes label=1{named}"
         raise UnusableRowError(
             "bad_label",
-            f"label is {show(value)}, wanted true (good) or false (bad); --map-label turns words into numbers, and a "
-            f"rating is compared by --attributes label=1",
+            f"label is {show(row['label'])}, wanted true (good) or false (bad); --map-label turns words into "
+            f"numbers{rated}",
         )
     return number
+
+
+def _is_unrated(names: Collection[str], row: Row) -> bool:
+    """Return whether a row has none of these columns, which `--attributes` names as ratings."""
+    return row.keys().isdisjoint(names)
 
 
 UNPAIRED = Schema(
@@ -119,6 +128,10 @@ UNPAIRED_CONVERSATIONS = Schema(
 def lone(schema: Schema, reading: ReadingConfig) -> Schema:
     """Return one of these schemas as the flags have it read.
 
-    With `--prompt-column instruction`, rows of one instruction and different `input` are of different prompts.
+    With `--prompt-column instruction`, rows of one instruction and different `input` are of different prompts. Rows
+    with a rating that `--attributes` names are not good or bad: they would be compared by another column than asked.
     """
-    return replace(schema, key=partial(_key, before=(*CONTEXT, "input"))) if reading.joins_input else schema
+    if reading.joins_input:
+        schema = replace(schema, key=partial(_key, before=(*CONTEXT, "input")))
+    names = tuple(reading.attribute_weights)
+    return replace(schema, suits=partial(_is_unrated, names)) if names else schema
