@@ -72,19 +72,26 @@ class TestScoresOfBothSides:
             (turned,) = preference({**scored, rejected: 9, "label": 0}, strength_as="margin").comparisons
             assert (turned.label, turned.margin) == (0.0, 1.0)
             assert cause({**scored, "label": 0}, strength_as="margin") == "bad_strength"
+            # More than any strength may be is none, and no reason to lose the pair.
+            assert preference({**scored, chosen: 1e16}).comparisons[0].strength is None
+            assert cause({**scored, chosen: 1e16}, strength_as="margin") == "bad_strength"
             if "prompt" not in row or chosen != "score_chosen":
                 assert preference({**scored, rejected: None}).comparisons[0].strength is None
                 assert cause({**scored, rejected: None}, strength_as="margin") == "missing_strength"
 
 
 class TestTools:
-    @pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), [{"name": "f"}]], ids=str)
+    @pytest.mark.parametrize(
+        "tools", [[TOOL], json.dumps([TOOL]), json.dumps([TOOL], indent=1), str([TOOL]), [{"name": "f"}]], ids=str
+    )
     def test_a_row_that_defines_tools_is_dropped_by_name(self, tools: object) -> None:
         assert cause({**PAIR, "tools": tools}) == "tools"
         with pytest.raises(UnusableRowError, match="tools: tools is .*which the prompt would lack; if it does, take"):
             read({**PAIR, "tools": tools})
 
-    @pytest.mark.parametrize("tools", [None, "", "[]", [], ["hammer"], "hammer", "[a", 5, "[" * 100_000], ids=str)
+    @pytest.mark.parametrize(
+        "tools", [None, "", "[]", [], ["hammer"], "hammer", "[a", '["{"]', 5, "[" * 100_000], ids=str
+    )
     def test_what_defines_none_is_ignored_like_other_columns(self, tools: object) -> None:
         assert read({**PAIR, "tools": tools}) == read(PAIR)
 
@@ -112,13 +119,17 @@ class TestArena:
         assert cause({**ARENA, "evaluation_order": 2, "full_conversation": full[2]}) == "context_differs"
         assert cause({**ARENA, "evaluation_order": 2}) == "context_differs"
 
+    def test_another_column_of_that_name_is_ignored(self) -> None:
+        assert preference({**ARENA, "evaluation_order": "first"}) == preference(ARENA)
+
 
 def test_objects_in_cells_of_tables_are_read_and_never_taken_for_a_question() -> None:
     asked = {"full_text": "Why?", "id": "1"}
     answers = {"answer_0": "No.", "score_0": -0.5, "answer_1": "Because.", "score_1": 0.5}
     assert preference({"question": json.dumps(asked), **answers}) == preference({"question": asked, **answers})
     assert cause({"question": str(asked), **answers}) == "bad_roles"
-    assert preference({"question": "{Why?}", **answers}).prompt == (user("{Why?}"),)
+    for text in ("{Why?}", "[1, 2]", '{"a": 1}', "{full_text} of what?"):
+        assert preference({"question": text, **answers}).prompt == (user(text),)
     info, texts = {"post": "I bought basil."}, [{"text": "a"}, {"text": "b"}]
     summed = {"info": info, "summaries": texts, "choice": 1}
     assert preference({**summed, "info": json.dumps(info)}) == preference(summed)
@@ -130,3 +141,26 @@ def test_objects_in_cells_of_tables_are_read_and_never_taken_for_a_question() ->
 def test_answers_without_votes_are_told_of_other_formats() -> None:
     with pytest.raises(Exception, match=r"match no known schema.*The nearest formats: (?!Stack Exchange)"):
         read({"question": "Why?", "answers": [{"text": "Because."}]})
+
+
+ONE_GOOD = {"prompt": "Why?", "response": "c", "messages": turns(user("Why?"), assistant("c")), "label": 1}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ARENA,
+        {"prompt": "Why?", "answers": [{"answer": "a", "rank": 1}, {"answer": "b", "rank": 2}]},
+        {"instruction": "Why?", "completions": [{"response": t, "overall_score": s} for s, t in enumerate("ab")]},
+    ],
+    ids=["arena", "nectar", "ultrafeedback"],
+)
+def test_columns_of_a_good_reply_beside_those_of_another_format_are_ignored(row: dict[str, object]) -> None:
+    assert preference({**ONE_GOOD, **row}) == preference(row)
+
+
+def test_an_empty_cell_for_the_rejected_reply_leaves_the_conversation() -> None:
+    sides = [turns(user("Why?"), assistant(text)) for text in ("a", "b")]
+    row = {"messages": sides[0], "rejected_response": "", "rejected_messages": sides[1]}
+    assert replies(preference(row)) == ["a", "b"]
+    assert cause({**row, "rejected_messages": ""}) == "empty_reply"

@@ -133,7 +133,7 @@ def _with_difference(row: Row, reading: ReadingConfig, *, sign: int) -> Row:
         return row
     chosen, rejected = (row[name] for name in names)
     difference = sign * (to_float(chosen) - to_float(rejected))
-    fits = math.isfinite(difference) and difference >= 0
+    fits = 0 <= difference <= LARGEST
     if not fits and reading.strength_as != "none":
         raise UnusableRowError(
             "bad_strength", f"the scores of chosen and rejected are {show(chosen)} and {show(rejected)}"

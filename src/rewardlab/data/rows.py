@@ -72,6 +72,8 @@ ROLES = {name: name for name in ("system", "user", "assistant", "tool")}
 SHAREGPT_ROLES = {**ROLES, "human": "user", "gpt": "assistant"}
 SHOWN_CHARACTERS = 60
 _REPLY_MARK = "\n\nAssistant:"
+_OBJECTS = re.compile(r"\s*\[\s*\{")
+"""How a list of objects begins as text."""
 _TRANSCRIPT_TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -312,14 +314,11 @@ def media_of(entry: Mapping[str, object]) -> str | None:
 
 
 def has_tools(row: Row) -> bool:
-    """Return whether a row's `tools` defines tools, as a list of objects, which may be JSON text. Chat templates write
-    them before the first turn; a list of words is something else."""
+    """Return whether a row's `tools` defines tools, as a list of objects, which JSON, or Python in a CSV cell, may have
+    written as text. Chat templates write them before the first turn; a list of words is something else."""
     tools = row.get("tools")
-    if isinstance(tools, str) and tools.lstrip().startswith("["):
-        try:
-            tools = json.loads(tools)
-        except (ValueError, RecursionError):
-            return False
+    if isinstance(tools, str):
+        return _OBJECTS.match(tools) is not None
     return isinstance(tools, (list, tuple)) and any(isinstance(tool, Mapping) for tool in tools)
 
 

@@ -11,7 +11,7 @@ from rewardlab.data.formats.context import with_input
 from rewardlab.data.formats.plain import read_explicit, read_implicit
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules
-from rewardlab.data.rows import Row, UnusableRowError, is_message, said_by, show
+from rewardlab.data.rows import Row, UnusableRowError, is_absent, is_message, said_by, show
 
 
 def _read_sharegpt(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -41,7 +41,7 @@ def _read_swift(row: Row, place: str, rules: Rules) -> ParsedRow:
     if (role := said_by(turns[-1])[0]) != "assistant":
         raise UnusableRowError("bad_roles", f"the last of messages is a {show(role)} turn, wanted the chosen reply")
     rejected = row.get("rejected_response")
-    if rejected is None:
+    if is_absent(rejected) and not is_absent(row.get("rejected_messages")):
         return read_implicit(
             {**row, "messages": None, "chosen": turns, "rejected": row["rejected_messages"]}, place, rules
         )

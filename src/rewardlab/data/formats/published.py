@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation
 from rewardlab.data.formats.context import read_asked, with_system
 from rewardlab.data.formats.judged import read_judged
@@ -32,6 +34,8 @@ WINNERS = {"model_a": 1.0, "model_b": 0.0, "tie": 0.5, "tie (bothbad)": 0.5, "bo
 """Chatbot Arena's `winner` -> the probability that A is preferred."""
 OUTCOMES = {"winner_model_a": 1.0, "winner_model_b": 0.0, "winner_tie": 0.5}
 """The column that is 1 in a row of the 55,000 battles -> the same."""
+_FULL_TEXT = re.compile(r"""['"]full_text['"]""")
+"""The key of WebGPT's question, in an object that was written as text."""
 
 
 def _texts(value: object) -> list[str] | None:
@@ -70,9 +74,11 @@ def _read_safe_rlhf(row: Row, place: str, rules: Rules) -> ParsedRow:
 def _read_webgpt(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read WebGPT's comparisons: scores from -1 to 1 that add up to 0. Equal scores are a tie, the larger one is the
     strength."""
-    question = unpacked(row["question"])
+    held = unpacked(row["question"])
+    # A question that happens to be JSON stays the text that it is.
+    question = held if isinstance(held, Mapping) and "full_text" in held else row["question"]
     prompt = question.get("full_text") if isinstance(question, Mapping) else question
-    if isinstance(prompt, str) and prompt.lstrip().startswith("{") and "full_text" in prompt:
+    if isinstance(question, str) and question.lstrip().startswith("{") and _FULL_TEXT.search(question):
         raise UnusableRowError("bad_roles", f"question is {show(prompt)}, wanted an object, as JSON if it is a text")
     first, second = (read_number(row, f"score_{number}", "bad_scores", low=-math.inf) for number in (0, 1))
     if first is None or second is None:
@@ -134,8 +140,8 @@ def _require_all_turns(row: Row, turns: Conversation) -> None:
 
     Each vote of a session judges other models, and its conversations begin after the vote before.
     """
-    order = read_number(row, "evaluation_order", "bad_label")
-    if order is None or order <= 1:
+    order = to_float(row.get("evaluation_order"))
+    if not order > 1:
         return
     full = unpacked(row.get("full_conversation"))
     users = sum(turn.role == "user" for turn in turns)
