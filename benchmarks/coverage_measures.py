@@ -5,7 +5,8 @@
 As coverage.py does it for shares and means. Pairs are drawn from a model of scores whose truth is found once from a
 sample of 200,000 prompts. Each cell is a statistic, a kind of pairs (plain, scores with ties, several pairs a prompt)
 and a number of prompts. Percentiles are also found of values with few levels, whose distribution jumps near the
-percentile, where the truth is known and several equal values may be of one prompt.
+percentile, where the truth is known and several equal values may be of one prompt. `--kinds parts` has accuracies of
+which small parts decide: a source of few rows, few replies that are preferred though shorter, few certain labels.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, ndtri
 
 from coverage import Cell, as_dict, judge, limits_of, outside_wanted, summary_row
 from harness import results, simulated
@@ -179,16 +180,117 @@ def jump_cells(draws: int, generator: np.random.Generator) -> dict[str, list[Cel
                 np.array(jump.levels, dtype=np.float64), size=(draws, prompts), p=jump.chances
             )
         ]
-        given = [one for one in estimates if not np.isnan(one.low)]
-        if len(given) < draws / 2:
-            continue
-        refused = f", refused {1 - len(given) / draws:.0%}" if len(given) < draws else ""
         case = f"{prompts} prompts of {each}, {jump.name}, quantile {jump.share:g}, truth {truth:.3g}"
-        found.append(judge(case + refused, truth, limits_of(given)))
+        found += cell_of(case, truth, estimates)
     return {"percentile near a jump": found}
 
 
-JUMP_KIND = "jumps"
+def cell_of(case: str, truth: float, estimates: Sequence[Estimate]) -> list[Cell]:
+    """The cell of these draws; none where more than half of them have no interval."""
+    given, draws = [one for one in estimates if not np.isnan(one.low)], len(estimates)
+    if len(given) < draws / 2:
+        return []
+    refused = f", refused {1 - len(given) / draws:.0%}" if len(given) < draws else ""
+    return [judge(case + refused, truth, limits_of(given))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Pairs that are ranked as labelled with the same chance."""
+
+    prompts: int
+    accuracy: float
+    each: int = 1
+    """Pairs of a prompt."""
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs it has."""
+        return self.prompts * self.each
+
+    def __str__(self) -> str:
+        of = f" of {self.each} pairs" if self.each > 1 else ""
+        return f"{self.prompts} prompts{of} at {self.accuracy:g}"
+
+
+ALIKE = 0.8
+"""Part of the variance that pairs of a prompt have in common, where a prompt has several."""
+UNSURE = 0.52
+"""Label of the pairs beside the certain ones: of weight 0.04."""
+Parts = tuple[Part, ...]
+
+
+def _beside(small: Sequence[int], large: Sequence[int], accuracies: Sequence[tuple[float, float]]) -> list[Parts]:
+    """A small part beside a large one, of all these sizes and accuracies."""
+    return [
+        (Part(prompts=few, accuracy=own), Part(prompts=many, accuracy=others))
+        for few, many, (own, others) in itertools.product(small, large, accuracies)
+    ]
+
+
+def _alike(small: Sequence[int]) -> list[Parts]:
+    """A few prompts of ten pairs that are alike beside 40."""
+    return [tuple(Part(prompts=count, accuracy=0.9, each=10) for count in (few, 40)) for few in small]
+
+
+SAME = ((0.8, 0.8), (0.95, 0.95))
+SOURCES = [*_beside((5, 10, 20, 50), (1000, 2000), SAME), (Part(prompts=10, accuracy=0.95),) * 10, *_alike((5, 8, 10))]
+SIDES = [*_beside((10, 20, 50), (1000,), (*SAME, (0.9, 0.95))), *_alike((5, 8, 10))]
+CERTAIN = _beside((5, 10, 20, 50), (500, 1000), ((0.95, 0.95), (0.97, 0.8), (0.8, 0.95)))
+
+
+def draw_parts(parts: Parts, generator: np.random.Generator, *, unsure: bool = False) -> Pairs:
+    """Pairs of parts that are sources, the first of which prefers longer replies, all others shorter ones; with
+    `unsure`, the labels of the others are `UNSURE`."""
+    part = np.repeat(np.arange(len(parts)), [one.pairs for one in parts])
+    each = np.concatenate([np.full(one.prompts, one.each) for one in parts])
+    prompt, size = np.repeat(np.arange(each.size), each), part.size
+    shared = np.where(each > 1, ALIKE, 0.0)[prompt]
+    level = np.sqrt(shared) * generator.normal(size=each.size)[prompt]
+    level = level + np.sqrt(1 - shared) * generator.normal(size=size)
+    margin = np.where(level < ndtri(np.array([one.accuracy for one in parts]))[part], 1.0, -1.0)
+    length = generator.uniform(10, 200, size=size) * np.where(part == 0, 1, -1)
+    return Pairs(
+        difference=margin,
+        label=np.where((part > 0) & unsure, UNSURE, 1.0),
+        preferred=margin / 2,
+        other=-margin / 2,
+        length_preferred=300 + length / 2,
+        length_other=300 - length / 2,
+        truncated=np.zeros(size, dtype=bool),
+        prompt=prompt,
+        source=part,
+        preference=np.arange(size),
+    )
+
+
+def part_cells(draws: int, generator: np.random.Generator) -> dict[str, list[Cell]]:
+    """Accuracies over sources, with length controlled and by soft labels, by shapes with small parts."""
+    found: dict[str, list[Cell]] = {}
+    statistics: list[tuple[str, list[Parts], Callable[[Pairs], Estimate]]] = [
+        ("accuracy, macro, small sources", SOURCES, lambda pairs: macro_accuracy(pairs.outcome, pairs)),
+        ("accuracy, length controlled, a small side", SIDES, length_controlled_accuracy),
+        (
+            "accuracy, soft, few certain labels",
+            CERTAIN,
+            lambda pairs: weighted_accuracy(pairs.outcome, 2 * pairs.label - 1, pairs),
+        ),
+    ]
+    for name, shapes, statistic in statistics:
+        for parts in shapes:
+            unsure = shapes is CERTAIN
+            weights = [one.pairs * (1 if number == 0 else 2 * UNSURE - 1) for number, one in enumerate(parts)]
+            accuracies = [one.accuracy for one in parts]
+            truth = float(np.average(accuracies, weights=weights if unsure else None))
+            estimates = [statistic(draw_parts(parts, generator, unsure=unsure)) for _ in range(draws)]
+            several = len(set(parts)) == 1 and len(parts) > 2
+            words = f"{len(parts)} parts of {parts[0]}" if several else " beside ".join(map(str, parts))
+            found.setdefault(name, []).extend(cell_of(f"{words}, truth {truth:.3g}", truth, estimates))
+        print(name, "done", flush=True)
+    return found
+
+
+JUMP_KIND, PARTS_KIND = "jumps", "parts"
 KINDS: Mapping[str, Callable[[Pairs], Found]] = {"quick": quick, "slow": slow}
 
 
@@ -205,12 +307,8 @@ def cells(
             drawn = [function(draw_pairs(design, prompts, generator)) for _ in range(draws)]
             for name, value in truth.items():
                 estimates = [one[name] for one in drawn]
-                given = [one for one in estimates if not np.isnan(one.low)]
-                case = f"{prompts} prompts, {design.name}, truth {value:.3g}"
-                if len(given) < draws / 2:
-                    continue
-                refused = f", refused {1 - len(given) / draws:.0%}" if len(given) < draws else ""
-                found.setdefault(name, []).append(judge(case + refused, value, limits_of(given)))
+                if own := cell_of(f"{prompts} prompts, {design.name}, truth {value:.3g}", value, estimates):
+                    found.setdefault(name, []).extend(own)
         print(design.name, "done", flush=True)
     return found
 
@@ -218,11 +316,12 @@ def cells(
 def page_of(found: Mapping[str, Sequence[Cell]], run: Simulation) -> list[str]:
     """Statistics, then every cell outside what is wanted."""
     head = ["statistic", *SUMMARY]
+    slow = f" (parts of the Brier score {run.options.slow_draws:,}, with 200 draws of the null)"
     return [
         "# How often intervals of statistics that are no means hold the truth",
         "",
-        f"Intervals of 95 % on simulated pairs; {run.options.draws:,} draws a cell (parts of the Brier score "
-        f"{run.options.slow_draws:,}, with 200 draws of the null), so a coverage is known to about a point; "
+        f"Intervals of 95 % on simulated pairs; {run.options.draws:,} draws a cell"
+        f"{slow if 'slow' in run.options.kinds else ''}, so a coverage is known to about a point; "
         f"{run.minutes}. A cell is left out where more than half of the draws get no interval.",
         "",
         results.table(head, [summary_row(name, own)[: len(head)] for name, own in found.items()]),
@@ -232,7 +331,7 @@ def page_of(found: Mapping[str, Sequence[Cell]], run: Simulation) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Every statistic, the page and the data."""
-    parser = parser_of(__doc__, [*KINDS, JUMP_KIND], draws=2000)
+    parser = parser_of(__doc__, [*KINDS, JUMP_KIND, PARTS_KIND], draws=2000)
     parser.add_argument("--slow-draws", type=int, default=500)
     parser.add_argument("--truth-prompts", type=int, default=200_000, help="prompts of the sample that is the truth")
     parser.add_argument("--designs", nargs="+", default=[design.name for design in DESIGNS])
@@ -246,10 +345,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found |= cells(kind, draws, run.generator(number), designs, options.truth_prompts)
     if JUMP_KIND in options.kinds:
         found |= jump_cells(options.draws, run.generator(len(KINDS)))
+    if PARTS_KIND in options.kinds:
+        found |= part_cells(options.draws, run.generator(len(KINDS) + 1))
     for name, own in found.items():
         print(*summary_row(name, own)[: 1 + len(SUMMARY)], sep="  ", flush=True)
     return run.record(
-        "all" if len(options.kinds) == len(KINDS) + 1 else "_".join(options.kinds),
+        "all" if len(options.kinds) == len(KINDS) + 2 else "_".join(options.kinds),
         page=page_of(found, run),
         cells={name: [as_dict(cell) for cell in own] for name, own in found.items()},
     )

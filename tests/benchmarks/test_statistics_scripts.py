@@ -52,6 +52,7 @@ def test_coverage_of_statistics_that_are_no_means(tmp_path, monkeypatch):
     assert coverage_measures.main([*flags, "--designs", "plain", "soft labels"]) == 0
     cells = result(tmp_path)["cells"]
     assert {"AUC", "Spearman", "calibration slope", "Brier, miscalibration"} <= set(cells)
+    assert {"accuracy, macro, small sources", "accuracy, soft, few certain labels"} <= set(cells)
     assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
 
 
