@@ -170,6 +170,48 @@ def test_few_conversations_are_told_from_the_limit_no_more_often_than_promised(c
     assert passed / times <= 0.025 + most
 
 
+def arms_of_conversations(
+    draw: np.random.Generator, truths: tuple[float, float], *, conversations: int, alike: float
+) -> list[Arm]:
+    """Two arms of three seeds on six comparisons of each conversation, whose errors are `alike`."""
+    of = np.arange(conversations).repeat(6)
+
+    def normal() -> np.ndarray:
+        own = draw.normal(size=of.size)
+        return math.sqrt(alike) * draw.normal(size=conversations)[of] + math.sqrt(1 - alike) * own
+
+    shared, arms = normal(), []
+    for truth in truths:
+        level = math.sqrt(0.5) * shared + 0.5 * normal() + 0.5 * draw.normal(size=(3, of.size))
+        arms.append(arm_of((level < scipy_stats.norm.ppf(truth)).astype(float), of))
+    return arms
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(("alike", "least_passed", "least_found"), [(0.3, 0.8, 0.8), (0.97, 0.4, 0.6)])
+def test_few_conversations_of_several_comparisons_tell_a_loss_from_none(alike, least_passed, least_found):
+    """If all comparisons of any conversation might turn round together, about 15 % would pass, and 65 % be found."""
+    draw, times = np.random.default_rng(11), 150
+    found = {truth: np.zeros(2) for truth in (0.95, 0.85)}
+    for _ in range(times):
+        for truth, own in found.items():
+            full, arm = arms_of_conversations(draw, (0.95, truth), conversations=30, alike=alike)
+            drop = Contrast.of([(full, 1.0), (arm, -1.0)])
+            own += (drop.p_above() <= 0.05, drop.estimate().high < 0.10)
+    assert found[0.95][1] / times >= least_passed
+    assert found[0.85][0] / times >= least_found
+    assert found[0.95][0] / times <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / times)
+    assert found[0.85][1] / times <= 0.025 + 2 * math.sqrt(0.025 * 0.975 / times)
+
+
+def test_comparisons_that_agree_in_every_conversation_count_as_one():
+    right = np.random.default_rng(3).random((1, 20)) < 0.9
+    once = arm_of(np.repeat(right, 5, axis=0))
+    often = arm_of(np.repeat(np.repeat(right, 5, axis=0), 4, axis=1), np.arange(20).repeat(4))
+    one, many = (Contrast.of([(arm, 1.0)], 0.5).estimate() for arm in (once, often))
+    assert (many.low, many.high) == pytest.approx((one.low, one.high))
+
+
 def test_the_p_value_is_uniform_where_nothing_is_there():
     p_values = [
         Contrast.of([(drawn(0.6, seed=2 * n, rows=100), 1.0), (drawn(0.6, seed=2 * n + 1, rows=100), -1.0)]).p_above()

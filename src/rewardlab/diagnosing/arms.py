@@ -5,7 +5,8 @@ conversations would have been judged differently. The interval over seeds shows 
 than these conversations needs both: its variance is that over conversations, of outcomes averaged over the seeds, plus
 that over seeds divided by their number. This counts a part of the second twice, so the variance is rather too large
 than too small. But a few conversations that happen to agree show no variance, so each number must also be told by the
-score test of `analysis/bounded.py`, over conversations: the larger p-value counts, and the wider limit.
+score test of `analysis/bounded.py`, over conversations: the larger p-value counts, and the wider limit. How far a
+conversation of several comparisons may move a number there follows from how alike their outcomes are.
 
 Legend: S seeds, N comparisons, C conversations (clusters).
 """
@@ -107,7 +108,11 @@ class Arm:
         return dict(zip(names, moved_C.tolist(), strict=True))
 
     def moves(self, names: Sequence[str]) -> Moves:
-        """Return the influences of conversations, among them all that were judged, and how large they could be."""
+        """Return the influences of conversations, among them all that were judged, and how large they could be.
+
+        Several comparisons of a conversation seldom all turn round together. So a conversation of n reaches as far as
+        gives the variance of n outcomes that are alike by ρ: (1 + (n − 1)ρ) / n of the way of all.
+        """
         place = {name: number for number, name in enumerate(names)}
         own, index_N = self._conversations()
         place_C = np.array([place[name] for name in own])
@@ -116,7 +121,30 @@ class Arm:
             np.bincount(at_N, self._moved_N(right)[self._judged], minlength=num).astype(np.float64)
             for right in (None, 0.0, 1.0)
         )
-        return Moves(moved_C=moved_C, down_C=down_C, up_C=up_C)
+        count_C = np.maximum(np.bincount(at_N, minlength=num), 1)
+        reach_C = (1 + (count_C - 1) * self._alike()) / count_C
+        return Moves(moved_C=moved_C, down_C=down_C * reach_C, up_C=up_C * reach_C)
+
+    def _alike(self) -> float:
+        """Return how alike outcomes of a conversation may be: their correlation ρ, as means over seeds, by the analysis
+        of variance, and two standard errors (Fisher 1925) more, since a few conversations show it badly. It is 1 where
+        nothing varies, or no conversation has several comparisons."""
+        names, index_N = self._conversations()
+        mean_N = np.nanmean(self.right_SN[:, self._judged], axis=0)
+        count_C = np.bincount(index_N)
+        num, total = len(names), mean_N.size
+        if num == 1 or total == num:
+            return 1.0
+        mean_C = np.bincount(index_N, mean_N) / count_C
+        within = float(np.square(mean_N - mean_C[index_N]).sum()) / (total - num)
+        between = float(count_C @ np.square(mean_C - mean_N.mean())) / (num - 1)
+        typical = (total - float(count_C @ count_C) / total) / (num - 1)
+        whole = between + (typical - 1) * within
+        if whole <= 0:
+            return 1.0
+        found = min(max((between - within) / whole, 0.0), 1.0)
+        error = (1 - found) * (1 + (typical - 1) * found) * math.sqrt(2 / (typical * (typical - 1) * (num - 1)))
+        return float(min(found + 2 * error, 1.0))
 
     def _conversations(self) -> tuple[list[str], npt.NDArray[np.int64]]:
         """Return the conversations of which something was judged, and for each judged comparison which it belongs
