@@ -40,7 +40,7 @@ def test_a_set_up_that_learns_is_seen_to(changes, base_model, pairs_file, tmp_pa
     assert 0 < found.updates < MOST
     assert found.known
     assert found.nll_after < found.nll_before
-    assert found.nll_least == 0
+    assert found.nll_least == pytest.approx(0, abs=1e-4)
     assert "learning 8 preferences alone at the full rate: NLL 0." in said
     assert "; so it can learn" in said
 
@@ -92,6 +92,31 @@ def test_soft_labels_have_a_least_nll(base_model, tmp_path):
     found, said = _tried(base_model, _rows(tmp_path / "rows.jsonl", rows), tmp_path, lr=1e-3, steps=2)
     assert found.nll_least == pytest.approx(-0.8 * math.log(0.8) - 0.2 * math.log(0.2))
     assert ", of at least 0.50 in " in said
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "least"),
+    [
+        # What annotators disagree about cannot be learned: the least NLL is that of their shares.
+        ({"labels": [1, 1, 0]}, {}, 0.6365),
+        # Without its margin, which would pull a soft label away from the least NLL.
+        ({"label": 0.7, "margin": 2.0}, {"margin_column": "margin"}, 0.6109),
+    ],
+)
+def test_what_cannot_be_learned_is_not_the_fault_of_the_rate(row, changes, least, base_model, tmp_path):
+    rows = [{"prompt": f"What is {n}?", "chosen": f"yes {n}", "rejected": f"no {n}"} | row for n in range(20)]
+    found, said = _tried(base_model, _rows(tmp_path / "rows.jsonl", rows), tmp_path, lr=1e-3, steps=2, **changes)
+    assert found.nll_least == pytest.approx(least, abs=1e-4)
+    assert found.known
+    assert "; so it can learn" in said
+
+
+def test_a_ranking_with_a_tie_says_something(base_model, tmp_path):
+    rows = [{"prompt": f"What is {n}?", "responses": ["yes", "no", f"n {n}"], "scores": [3, 2, 2]} for n in range(20)]
+    path = _rows(tmp_path / "rows.jsonl", rows)
+    found, _ = _tried(base_model, path, tmp_path, lr=1e-3, steps=2, ties="half")
+    assert (found.preferences, found.known) == (FEW, True)
+    assert found.nll_least == pytest.approx(math.log(2) / 3, abs=1e-4)
 
 
 def test_where_nothing_is_decided_there_is_nothing_to_learn(base_model, tmp_path):

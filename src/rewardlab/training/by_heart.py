@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from scipy.special import entr
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import expit
 
 from rewardlab.core.errors import NonFiniteError
 from rewardlab.core.terminal import number_of
@@ -41,6 +43,10 @@ WILD: Final = 3.0
 """First NLL above which the steps before have gone astray."""
 SMALLEST: Final = 0.005
 """Least NLL that is mentioned."""
+SAYING: Final = 1e-3
+"""How far below that of chance the NLL of a preference can be brought, if it says something."""
+_MOST_SCORE: Final = 20.0
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +59,7 @@ class ByHeart:
     nll_after: float
     """After the updates; infinite if it was not finite any more."""
     nll_least: float
-    """Of any model: the mean entropy of the labels, 0 where none is soft."""
+    """Of any scores: about 0, but for soft labels, ties, and annotators who disagree."""
 
     @property
     def known(self) -> bool:
@@ -96,8 +102,7 @@ def learn_by_heart(
     if not few:
         return None
     rows = few * -(-trainer.ranks.size // len(few))  # so that every process has some
-    labels = np.array([comparison.label for group in few for comparison in group.comparisons])
-    least = float(np.mean(entr(labels) + entr(1 - labels)))
+    least = sum(map(_least, few)) / sum(len(group.comparisons) for group in few)
     own = config.replace(batch_size=len(rows), rows_per_prompt=1)
     done, trainer.steps = trainer.step, RewardSteps(own, model, rows, trainer.ranks)
     trainer.schedule = build_schedule(trainer.optimizer, ScheduleConfig(lr_scheduler="constant"), MOST)
@@ -125,18 +130,39 @@ def _step(trainer: RewardTrainer, number: int) -> float:
 
 
 def _shortest(train: Sequence[TokenGroup], number: int, layout: str) -> list[TokenGroup]:
-    """Return the shortest preferences that say which of two different replies is better, of a prompt one."""
+    """Return the shortest preferences that say which of two different replies is better, of a prompt one.
+
+    All their comparisons count the same and have no margin, so that the loss is least where the NLL is.
+    """
     found: dict[str, TokenGroup] = {}
     for index in np.argsort(costs(train, layout), kind="stable"):
         group = train[int(index)]
         if group.prompt_key not in found and _says_something(group):
-            found[group.prompt_key] = group
+            equal = tuple(replace(one, weight=1.0, margin=0.0) for one in group.comparisons)
+            found[group.prompt_key] = replace(group, comparisons=equal)
         if len(found) == number:
             break
     return list(found.values())
 
 
 def _says_something(group: TokenGroup) -> bool:
-    replies = {suffix.tobytes() for suffix in group.suffixes}
-    decided = all(one.label != 0.5 and one.weight > 0 for one in group.comparisons)
-    return bool(group.comparisons) and decided and len(replies) == group.num_replies
+    count, replies = len(group.comparisons), {suffix.tobytes() for suffix in group.suffixes}
+    if not count or len(replies) < group.num_replies or not all(one.weight > 0 for one in group.comparisons):
+        return False
+    return _least(group) < count * (CHANCE - SAYING)
+
+
+def _least(group: TokenGroup) -> float:
+    """Return the least NLL, summed over the comparisons of a preference, that any scores of its replies have."""
+    first_C = np.array([one.first for one in group.comparisons])
+    second_C = np.array([one.second for one in group.comparisons])
+    label_C = np.array([one.label for one in group.comparisons])
+
+    def nll(score_R: FloatArray) -> tuple[float, FloatArray]:
+        difference_C = score_R[first_C] - score_R[second_C]
+        slope_C, size = expit(difference_C) - label_C, len(score_R)
+        slope_R = np.bincount(first_C, slope_C, size) - np.bincount(second_C, slope_C, size)
+        return float((np.logaddexp(0.0, difference_C) - label_C * difference_C).sum()), slope_R
+
+    limits = [(-_MOST_SCORE, _MOST_SCORE)] * group.num_replies
+    return float(minimize(nll, np.zeros(group.num_replies), jac=True, method="L-BFGS-B", bounds=limits).fun)
