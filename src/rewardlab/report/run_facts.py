@@ -39,8 +39,9 @@ def speed_section(record: Record) -> Section:
         timed = [(row["seconds"], row[column]) for row in record.rows if "seconds" in row and column in row]
         if took := math.fsum(time for time, _ in timed):
             whole.append((name, form.format(math.fsum(time * rate for time, rate in timed) / took)))
-    if "peak_memory_gib" in last:
-        whole.append(("most memory", f"{last['peak_memory_gib']:,.2f} GiB"))
+    # A run that was resumed began to measure anew, so the last row may not have the most.
+    if memory := [row["peak_memory_gib"] for row in record.rows if "peak_memory_gib" in row]:
+        whole.append(("most memory", f"{max(memory):,.2f} GiB"))
     peak = record.manifest.get("peak")
     if isinstance(peak, dict) and isinstance(peak.get("flops_per_second"), (int, float)):
         most = peak["flops_per_second"] / 1e12

@@ -162,7 +162,7 @@ def _least(group: TokenGroup) -> float:
         difference_C = score_R[first_C] - score_R[second_C]
         slope_C, size = expit(difference_C) - label_C, len(score_R)
         slope_R = np.bincount(first_C, slope_C, size) - np.bincount(second_C, slope_C, size)
-        return float((np.logaddexp(0.0, difference_C) - label_C * difference_C).sum()), slope_R
+        return float((np.logaddexp(0.0, difference_C) - label_C * difference_C).sum()), slope_R.astype(np.float64)
 
     limits = [(-_MOST_SCORE, _MOST_SCORE)] * group.num_replies
     return float(minimize(nll, np.zeros(group.num_replies), jac=True, method="L-BFGS-B", bounds=limits).fun)
