@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers import (
     PhimoeConfig,
 )
 
+import runs
 from common import make_tokenizer, write_pairs
 from harness.tiny import GROUPED, SIZES
 from rewardlab.artifact.load import load
@@ -112,6 +114,7 @@ def test_families_without_sdpa_train_and_load_back(tmp_path: Path, caplog, famil
     assert together == pytest.approx(alone, abs=1e-4)
 
 
+config_for = partial(runs.config_for, steps=2, batch_size=6, lr=1e-2, eval_fraction=0.0, lora=True)
 TEXT: dict[str, Any] = {**SIZES, **TOKENS, **GROUPED, "initializer_range": 0.2}
 EYES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
@@ -136,22 +139,6 @@ PARTLY_ADAPTED: dict[str, Callable[[], Any]] = {
 }
 
 
-def settings_for(base: Path, data: Path, run: Path, **changes: Any) -> RewardTrainerConfig:
-    return RewardTrainerConfig.of(
-        model=str(base),
-        dataset=(str(data),),
-        output_dir=run,
-        steps=2,
-        batch_size=6,
-        lr=1e-2,
-        eval_fraction=0.0,
-        max_seq_len=128,
-        precision="fp32",
-        lora=True,
-        **changes,
-    )
-
-
 def saved_base(family: str, folder: Path) -> Path:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(PARTLY_ADAPTED[family]()).save_pretrained(folder)
@@ -164,7 +151,7 @@ def saved_base(family: str, folder: Path) -> Path:
 @pytest.mark.usefixtures("verified_here")
 def test_experts_routers_and_vision_get_no_adapters_and_the_rest_loads_back(tmp_path: Path, family: str):
     base = saved_base(family, tmp_path / "base")
-    folder = train(settings_for(base, write_pairs(tmp_path / "pairs.jsonl", 12), tmp_path / "run")).last
+    folder = train(config_for(base, write_pairs(tmp_path / "pairs.jsonl", 12), tmp_path / "run")).last
     bare = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
     adapted = PeftModel.from_pretrained(bare, folder / "adapter").eval()
     names = [name for name, _ in adapted.named_parameters() if ".lora_A." in name]
@@ -182,7 +169,7 @@ def test_experts_routers_and_vision_get_no_adapters_and_the_rest_loads_back(tmp_
 @pytest.mark.slow
 def test_adapters_for_joined_experts_are_refused_before_training(tmp_path: Path):
     base = saved_base("deepseek_v3", tmp_path / "base")
-    config = settings_for(
+    config = config_for(
         base,
         write_pairs(tmp_path / "pairs.jsonl", 12),
         tmp_path / "run",
