@@ -21,6 +21,7 @@ from rewardlab.batch import pack
 from rewardlab.core.types import TokenGroup
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import BACKENDS, unavailable
+from rewardlab.model.attention_formula import Formula
 from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trials import ROUNDING
@@ -101,7 +102,7 @@ class OneLayer:
         leaves = [tensor.clone().requires_grad_() for tensor in self.inputs]
 
         def run() -> list[Tensor]:
-            output = BACKENDS[backend](*leaves, layout, None, None)
+            output = BACKENDS[backend](*leaves, layout, Formula())
             return [output.detach(), *torch.autograd.grad(output, leaves, self.weights)]
 
         return run
@@ -190,7 +191,7 @@ def measure(name: str, options: argparse.Namespace, work: Path, until: float) ->
     kernels: dict[str, dict[str, Any]] = {}
     steppers: dict[str, timing.Stepper] = {}
     for backend in BACKENDS:
-        if reason := unavailable(backend, device=device, dtype=HALF, softcap=None, train=True):
+        if reason := unavailable(backend, device=device, dtype=HALF, formula=Formula(), train=True):
             kernels[backend] = {"left_out": reason}
             continue
         run = case.packed(backend)

@@ -64,8 +64,8 @@ def test_kernels_are_held_to_the_law(tmp_path):
 def test_a_kernel_that_is_wrong_or_fails_is_told_and_the_others_are_measured(tmp_path, monkeypatch, capsys):
     right = BACKENDS["mask"]
 
-    def wrong_for_one_reply(query, key, value, layout, scale, softcap):
-        output = right(query, key, value, layout, scale, softcap)
+    def wrong_for_one_reply(query, key, value, layout, formula):
+        output = right(query, key, value, layout, formula)
         return torch.cat([output[:, :, :-5], output[:, :, -5:] * 1.1], 2)
 
     def fails(*_):

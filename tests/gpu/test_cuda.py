@@ -18,6 +18,7 @@ from rewardlab.batch import pack
 from rewardlab.data.groups import Datasets
 from rewardlab.model.applying import checkpoint_activations, compile_layers, read_last_layer_only_where_scored
 from rewardlab.model.attention_backends import unavailable
+from rewardlab.model.attention_formula import Formula
 from rewardlab.model.compute import choose_compute, trial
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.half import HalfWeights
@@ -52,7 +53,7 @@ def wide_config() -> LlamaConfig:
 
 def require(backend: str, dtype: torch.dtype) -> None:
     """Skip where this backend cannot run."""
-    if reason := unavailable(backend, device=CUDA, dtype=dtype, softcap=None, train=True):
+    if reason := unavailable(backend, device=CUDA, dtype=dtype, formula=Formula(), train=True):
         pytest.skip(f"{backend}: {reason}")
 
 

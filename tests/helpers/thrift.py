@@ -20,7 +20,7 @@ except ImportError:
     httpcore2 = None
 
 from rewardlab.artifact import canaries
-from rewardlab.model import load, selftest
+from rewardlab.model import selftest
 
 # Only a power cut loses what is written but not yet on the disk, and no test makes one. Waiting for the disk took 8 %
 # of the time of tests that write many checkpoints.
@@ -86,17 +86,18 @@ def _one_self_test() -> Iterator[None]:
 
     tests/laws has tests of that test.
     """
-    found: dict[tuple[str, type], float] = {}
+    found: dict[tuple[str, type, int | None], float] = {}
+    measure = selftest.layout_error
 
-    def known(config: Any, disk_class: Any) -> float:
-        key = (config.to_json_string(), disk_class)
-        error = found[key] if key in found else selftest.layout_error(config, disk_class)
+    def known(config: Any, disk_class: Any, *, window: int | None = None) -> float:
+        key = (config.to_json_string(), disk_class, window)
+        error = found[key] if key in found else measure(config, disk_class, window=window)
         if error <= selftest.EXACT:
             found[key] = error
         return error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "layout_error", known)
+        patch.setattr(selftest, "layout_error", known)
         yield
 
 

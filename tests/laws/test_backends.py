@@ -26,6 +26,7 @@ from rewardlab.model.applying import (
     read_last_layer_only_where_scored,
 )
 from rewardlab.model.attention_backends import BACKENDS
+from rewardlab.model.attention_formula import Formula
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import use_onednn
@@ -42,7 +43,7 @@ LOSS = LossConfig(regularization_lambda=0.1)
 CPU = torch.device("cpu")
 
 
-def attend_obviously(query, key, value, ragged: Ragged, scale, softcap=None):
+def attend_obviously(query, key, value, ragged: Ragged, formula: Formula):
     """What varlen and flash attention promise: each query sees the keys up to its own, counted from the end."""
     grouped = query.shape[1] // key.shape[1]
     outputs = []
@@ -51,10 +52,12 @@ def attend_obviously(query, key, value, ragged: Ragged, scale, softcap=None):
         stretch = slice(ragged.key_starts[n], ragged.key_starts[n + 1])
         k, v = (x[stretch].repeat_interleave(grouped, 1).transpose(0, 1) for x in (key, value))
         q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
-        logits = q @ k.transpose(1, 2) * (scale or q.shape[-1] ** -0.5)
-        if softcap is not None:
-            logits = torch.tanh(logits / softcap) * softcap
+        logits = q @ k.transpose(1, 2) * (formula.scale or q.shape[-1] ** -0.5)
+        if formula.softcap is not None:
+            logits = torch.tanh(logits / formula.softcap) * formula.softcap
         seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+        if formula.window is not None:
+            seen = seen.triu(k.shape[1] - q.shape[1] - formula.window + 1)
         assert q.shape[1] <= ragged.longest_query
         assert k.shape[1] <= ragged.longest_key
         weights = logits.masked_fill(~seen, float("-inf")).softmax(-1)
@@ -87,7 +90,7 @@ def test_ragged_kernels_are_given_the_precision_of_the_pass_whatever_layers_gave
     layout = PromptLayout(((3, (2, 4)),), backend)
     parts = [torch.randn(1, 2, layout.num_tokens, 8).to(given) for _ in range(3)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert BACKENDS[backend](*parts, layout, None, None).dtype is torch.bfloat16, (
+        assert BACKENDS[backend](*parts, layout, Formula()).dtype is torch.bfloat16, (
             "as PyTorch's own attention gives it"
         )
     assert taken == [torch.bfloat16] * 3
@@ -99,7 +102,7 @@ def test_ragged_kernels_are_given_the_precision_of_the_pass_whatever_layers_gave
 def test_every_backend_gives_the_scores_and_gradients_of_conversations_alone(backend, family, dtype, tolerance):
     if (backend, family) == ("varlen", "gemma2"):
         reason = attention_backends.unavailable(
-            "varlen", device=torch.device("cuda"), dtype=torch.bfloat16, softcap=2.0, train=True
+            "varlen", device=torch.device("cuda"), dtype=torch.bfloat16, formula=Formula(softcap=2.0), train=True
         )
         assert "soft-capped logits" in reason
         return
@@ -173,7 +176,7 @@ def test_a_loop_over_replies_adds_their_gradients_in_float32_as_well():
     layout = PromptLayout([(1, (1,) * 65)])
     query = torch.zeros(1, 1, layout.num_tokens, 4, dtype=torch.bfloat16)  # each reply attends to both tokens evenly
     value = torch.zeros_like(query).requires_grad_()
-    output = attention_backends.segments(query, torch.zeros_like(query), value, layout, None, None)
+    output = attention_backends.segments(query, torch.zeros_like(query), value, layout, Formula())
     weights = torch.full_like(output, 2.0**-5)
     weights[:, :, 0], weights[:, :, -1] = 0.0, 16.0
     (gradient,) = torch.autograd.grad(output, value, weights)
@@ -405,11 +408,11 @@ def test_liger_takes_the_layers_and_leaves_the_loss_alone(monkeypatch):
 
 @pytest.mark.parametrize("fault", ["raises", "wrong"])
 def test_a_kernel_that_fails_or_is_wrong_is_passed_over_with_the_reason(monkeypatch, fault):
-    def broken(query, key, value, layout, scale, softcap):
+    def broken(query, key, value, layout, formula):
         if fault == "raises":
             raise RuntimeError("no kernel image")
         layout = PromptLayout([(0, (layout.num_tokens,))])  # everything sees everything before it
-        return attention_backends.segments(query, key, value, layout, scale, softcap)
+        return attention_backends.segments(query, key, value, layout, formula)
 
     monkeypatch.setitem(attention_backends.BACKENDS, "mask", broken)
     monkeypatch.setattr(compute, "PREFERRED", {("cpu", False): ("mask", "segments")})

@@ -276,8 +276,6 @@ def test_a_model_that_ignores_the_layout_is_found_out():
 @pytest.mark.parametrize(
     ("family", "changes", "max_length", "reason"),
     [
-        ("gemma2", {}, 512, "sliding window of 256 tokens is shorter"),
-        ("gemma3", {}, 512, "sliding window of 256 tokens is shorter"),
         ("qwen2", {"layer_types": ["linear_attention", "full_attention"]}, 128, "linear_attention carry state"),
         ("llama", {"attention_chunk_size": 64}, 128, "attention chunk of 64"),
         (

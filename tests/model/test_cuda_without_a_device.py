@@ -24,6 +24,7 @@ from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import plan_replies
 from rewardlab.model import attention_backends, compute
 from rewardlab.model.applying import apply_compute
+from rewardlab.model.attention_formula import Formula
 from rewardlab.model.compute import unavailable
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.prompt_layout import PromptLayout, Ragged
@@ -83,11 +84,11 @@ MANY = make_groups(8, replies=4, seed=3)
 
 def varlen_in_the_words_of_flash_attn(q, k, v, q_starts, k_starts, longest_q, longest_k, *, softmax_scale, **known):
     """The package is not here; its call has the shapes of PyTorch's."""
-    assert known == {"causal": True, "softcap": 0.0}
+    assert known == {"causal": True, "softcap": 0.0, "window_size": (-1, 0)}
     ragged = Ragged(
         query_starts=q_starts, key_starts=k_starts, longest_query=longest_q, longest_key=longest_k, gather_U=None
     )
-    return attention_backends.varlen_kernel(q, k, v, ragged, softmax_scale)
+    return attention_backends.varlen_kernel(q, k, v, ragged, Formula(scale=softmax_scale))
 
 
 @pytest.fixture(autouse=True)
@@ -399,7 +400,7 @@ def test_the_graph_is_walked_as_by_pytorch(kind, checkpointing):
 
 def test_backends_are_offered_by_the_kind_of_device_alone():
     for backend in ("segments", "mask", "varlen", "flex"):
-        assert unavailable(backend, device=DEVICE, dtype=torch.bfloat16, softcap=None, train=True) == ""
+        assert unavailable(backend, device=DEVICE, dtype=torch.bfloat16, formula=Formula(), train=True) == ""
 
 
 def test_the_layouts_of_all_layers_are_sent_once(device):

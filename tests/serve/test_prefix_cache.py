@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from common import CONFIGS, make_model
 from rewardlab.core.types import TokenGroup
+from rewardlab.model import attention_backends
 from rewardlab.model.past import PromptStates
 from rewardlab.score import score_groups
 from rewardlab.serve.engine.prefix_cache import BLOCK, MIN_TOKENS, PrefixCache
@@ -33,10 +34,15 @@ def group(prompt: np.ndarray, lengths: list[int], draw: np.random.Generator) -> 
     )
 
 
-@pytest.mark.parametrize("family", list(CONFIGS))
-def test_scores_with_the_cache_are_those_without_it(family):
+@pytest.mark.parametrize(("family", "window"), [*((family, None) for family in CONFIGS), ("gemma2", 40), ("gemma3", 9)])
+def test_scores_with_the_cache_are_those_without_it(family, window, monkeypatch):
     """Prompts that are new, known, known in part, and longer than what is known, beside each other."""
-    model = make_model(family)
+    monkeypatch.setattr(attention_backends, "LEAST_BLOCK", 8)
+    config = CONFIGS[family]()
+    if window:
+        config.sliding_window = window
+        config.layer_types = ["sliding_attention", "full_attention"]
+    model = make_model(config=config)
     cached = ScoringModel(model, PrefixCache(2000))
     assert cached.cache_off == ""
     draw = np.random.default_rng(0)

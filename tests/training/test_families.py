@@ -26,11 +26,12 @@ from transformers import (
 )
 
 import runs
-from common import make_tokenizer, write_pairs
+from common import CONFIGS, make_tokenizer, write_pairs
 from harness.tiny import GROUPED, SIZES
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ModelError
 from rewardlab.core.spec import read_spec
+from rewardlab.model import attention
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import choose_layout, disk_class_of
 from rewardlab.training.run import train
@@ -70,6 +71,8 @@ WITHOUT_SDPA: dict[str, Callable[[], Any]] = {
     ),
 }
 LEARNS_SDPA = {"gptj"}
+SHARES = {"gpt_oss"}
+"""Families whose windows and sinks the kernels of shared prompts know."""
 
 
 @pytest.mark.quick_cases(1)
@@ -100,7 +103,8 @@ def test_families_without_sdpa_train_and_load_back(tmp_path: Path, caplog, famil
     spec = read_spec(result.last)
     scorer = load(result.last)
     # A later transformers may have learned SDPA for a family, as it did for GPT-J; what follows must hold all the same.
-    padded = family not in LEARNS_SDPA or not MODEL_MAPPING[type(config)]._supports_sdpa
+    learnt = family in LEARNS_SDPA and MODEL_MAPPING[type(config)]._supports_sdpa
+    padded = family not in SHARES and not learnt
     assert scorer.model.layout == ("padded" if padded else "shared")
     assert ("attention: padded, because" in caplog.text) == padded
     plain = AutoModelForSequenceClassification.from_pretrained(result.last).eval()
@@ -179,13 +183,16 @@ def test_adapters_for_joined_experts_are_refused_before_training(tmp_path: Path)
         train(config)
 
 
-def test_the_reason_for_the_padded_path_is_in_words():
-    config = WITHOUT_SDPA["gpt_oss"]()
-    config.sliding_window = 4096
+def test_the_reason_for_the_padded_path_is_in_words(monkeypatch):
+    def with_more(*parts, **named):
+        return attention.shared_prompt_attention(*parts, s_bias=1.0, **named)
+
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, with_more)
+    config = CONFIGS["llama"]()
     lines: list[str] = []
     layout = choose_layout(config, disk_class_of(config), ModelConfig(), max_length=128, share=True, log=lines.append)
     assert layout == "padded"
     assert lines == [
-        "attention: padded, because GptOssAttention cannot compute a shared-prompt row: it computes with s_aux, which "
+        "attention: padded, because LlamaAttention cannot compute a shared-prompt row: it computes with s_bias, which "
         "shared-prompt attention does not; every prompt is computed once per reply"
     ]

@@ -261,14 +261,23 @@ def test_prompts_are_shared_with_adapter_dropout_too(base_model, pairs_file, tmp
 
 
 @pytest.mark.slow
-def test_sliding_windows_train_on_the_padded_path_and_load_back(pairs_file, tmp_path, caplog):
+def test_sliding_windows_share_prompts_and_load_back(pairs_file, tmp_path, caplog):
     base = write_base_model(tmp_path / "gemma", family="gemma3")
-    with caplog.at_level("INFO", logger="rewardlab"):
-        result = train(
-            config_for(base, pairs_file, tmp_path / "run", steps=2, max_seq_len=300, micro_token_budget=2048)
+    config = json.loads((base / "config.json").read_text())
+    config |= {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
+    (base / "config.json").write_text(json.dumps(config))
+    found = []
+    for attention in ("auto", "padded"):
+        with caplog.at_level("INFO", logger="rewardlab"):
+            result = train(config_for(base, pairs_file, tmp_path / attention, steps=2, attention=attention))
+        found.append(
+            load(result.last).score(
+                [[{"role": "user", "content": "How? " * 9}, {"role": "assistant", "content": "So."}]]
+            )
         )
-    assert "attention: padded, because its sliding window of 256 tokens is shorter" in caplog.text
-    assert load(result.last).model.layout == "padded"
+    assert "layout: shared" in caplog.text
+    assert load(result.last).model.layout == "shared"
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
 @pytest.mark.quick_cases(1)

@@ -19,19 +19,18 @@ from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AttentionInterface, PretrainedConfig
 
 from rewardlab.model.attention_backends import BACKENDS
+from rewardlab.model.attention_formula import Formula
 from rewardlab.model.prompt_layout import PromptLayout
 
 NAME: Final = "rewardlab_shared_prompt"
 LAYOUT_ARGUMENT: Final = "prompt_layout"
 
-# Keyword arguments that may be ignored: they do not change which tokens attend to which, or (`sliding_window`) they are
-# checked against the maximum length before training, in `refusal`.
+# Keyword arguments that may be ignored, because they do not change which tokens attend to which.
 HARMLESS_ARGUMENTS: Final = frozenset(
     {
         "position_ids",
         "cache_position",
         "use_cache",
-        "sliding_window",
         "is_causal",
         "position_embeddings",
         "output_attentions",
@@ -57,7 +56,14 @@ def shared_prompt_attention(
     have to ignore.
     """
     layout: PromptLayout | None = arguments.pop(LAYOUT_ARGUMENT, None)
-    softcap: float | None = arguments.pop("softcap", None)
+    window: int | None = arguments.pop("sliding_window", None)
+    formula = Formula(
+        scale=scaling,
+        softcap=arguments.pop("softcap", None),
+        # A window that hides nothing in this row is left away, since kernels without one are simpler.
+        window=window if window is not None and layout is not None and window < layout.longest else None,
+        sinks=arguments.pop("s_aux", None),
+    )
     unknown = sorted(name for name, given in arguments.items() if given is not None and name not in HARMLESS_ARGUMENTS)
     if layout is None or attention_mask is not None or dropout or unknown:
         named = {
@@ -76,7 +82,7 @@ def shared_prompt_attention(
         # The other kernels take as many keys as queries.
         backend = backend if layout.past.is_empty else "segments"
     attend = BACKENDS[backend]
-    return attend(query, key, value, layout, scaling, softcap).transpose(1, 2).contiguous(), None
+    return attend(query, key, value, layout, formula).transpose(1, 2).contiguous(), None
 
 
 # torch.compile does not trace this function: what it does depends on the lengths of the prompts and replies in a row,
@@ -95,11 +101,8 @@ def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str 
     # no mask that could stop it.
     if other := sorted(kinds - {"full_attention", "sliding_attention"}):
         return f"its layers of kind {', '.join(other)} carry state along the row, from one reply to the next"
-    # The kernels here have no windows. A window as long as the longest conversation hides nothing and can be ignored; a
-    # shorter one cannot. The same holds for attention in chunks.
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < max_length and _uses_window(config, kinds):
-        return f"its sliding window of {window} tokens is shorter than --max-seq-len {max_length}"
+    # The kernels here have no chunks. A chunk as long as the longest conversation hides nothing and can be ignored; a
+    # shorter one cannot.
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk is not None and chunk < max_length:
         return f"its attention chunk of {chunk} tokens is shorter than --max-seq-len {max_length}"
@@ -121,14 +124,6 @@ def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str 
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         return "its forward pass takes no position_ids, so replies would get wrong positions"
     return None
-
-
-def _uses_window(config: PretrainedConfig, kinds: set[str]) -> bool:
-    """Return whether any layer applies the configuration's sliding window."""
-    if getattr(config, "layer_types", None):
-        return "sliding_attention" in kinds
-    # Qwen2 and its relatives state a window in the configuration and switch it off with this second field.
-    return bool(getattr(config, "use_sliding_window", True))
 
 
 def padded_implementation(config: PretrainedConfig) -> str:

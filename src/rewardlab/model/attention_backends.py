@@ -20,90 +20,115 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from rewardlab.model.attention_formula import Formula
 from rewardlab.model.past import Past
 from rewardlab.model.product_attention import Products
 from rewardlab.model.prompt_layout import PromptLayout, Ragged
 
 
 def segments(
-    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
 ) -> Float[Tensor, "1 H T _"]:
     """Compute the shared part and the first reply as one causal segment, and every later reply as a masked segment.
 
     Output [1, H, T, head width of the values], as for every backend.
     """
     if layout.past is not None and not layout.past.is_empty:
-        return _segments_after(layout.past, query, key, value, layout, scale, softcap)
+        return _segments_after(layout.past, query, key, value, layout, formula)
     outputs = []
     # `split` and not slices: the backward pass of a slice makes a full-size tensor of zeros for every segment.
     queries, keys, values = (torch.split(tensor, layout.sizes, 2) for tensor in (query, key, value))
     shared_k = shared_v = key[:, :, :0]
     for (num_shared, length, first), q, k, v in zip(layout.segments, queries, keys, values, strict=True):
-        mask = None
+        near = 0
         if first:
             if length < k.shape[2]:
                 # Autograd adds up the gradients of a tensor in that tensor's dtype. In bf16 the sum over many replies
                 # would lose low bits, so the shared keys and values are cast to float32 here and back for each use.
-                shared_k, shared_v = (_at_least_float32(tensor[:, :, :num_shared]) for tensor in (k, v))
+                reached = slice(_reached(num_shared, formula), num_shared)
+                shared_k, shared_v = (_at_least_float32(tensor[:, :, reached]) for tensor in (k, v))
         elif num_shared:
+            near = shared_k.shape[2]
             k, v = torch.cat((shared_k.to(k.dtype), k), 2), torch.cat((shared_v.to(v.dtype), v), 2)
-            mask = layout.mask(num_shared, length, q.device)
-        outputs.append(_attend(q, k, v, mask, scale, softcap))
+        outputs.append(_attend_after(near, q, k, v, layout, formula))
     return torch.cat(outputs, 2)
 
 
 def _segments_after(
-    past: Past,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PromptLayout,
-    scale: float | None,
-    softcap: float | None,
+    past: Past, query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
 ) -> Float[Tensor, "1 H T _"]:
     """Compute `segments` for groups whose prompts begin in front of the row, without gradients."""
     outputs, group = [], -1
     queries, keys, values = (torch.split(tensor, layout.sizes, 2) for tensor in (query, key, value))
     front_k = front_v = key[:, :, :0]
-    for (num_shared, length, first), q, k, v in zip(layout.segments, queries, keys, values, strict=True):
+    for (num_shared, _, first), q, k, v in zip(layout.segments, queries, keys, values, strict=True):
         if first:
             group += 1
             before = past.before(group, layout.num_calls - 1)
-            num_before = 0 if before is None else before[0].shape[2]
+            num_seen = 0 if before is None else before[0].shape[2]
             if before is not None:
                 k, v = torch.cat((before[0], k), 2), torch.cat((before[1], v), 2)
-            front_k, front_v = (tensor[:, :, : num_before + num_shared] for tensor in (k, v))
-            num_seen, length = num_before, num_shared + length
+            front_k, front_v = (tensor[:, :, : num_seen + num_shared] for tensor in (k, v))
         else:
             num_seen = front_k.shape[2]
             k, v = torch.cat((front_k, k), 2), torch.cat((front_v, v), 2)
-        mask = layout.mask(num_seen, length, q.device) if num_seen else None
-        outputs.append(_attend(q, k, v, mask, scale, softcap))
+        outputs.append(_attend_after(num_seen, q, k, v, layout, formula))
     return torch.cat(outputs, 2)
 
 
-def mask(
-    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
-) -> Float[Tensor, "1 H T _"]:
+def _reached(position: int, formula: Formula) -> int:
+    """Return the first of the tokens in front that the token at this position still sees."""
+    return 0 if formula.window is None else max(0, position - formula.window + 1)
+
+
+def _attend_after(
+    num_seen: int, query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
+) -> Float[Tensor, "1 H _ _"]:
+    """Compute attention of consecutive tokens, with as many keys in front of them as `num_seen` and then their own.
+
+    Under a window they are computed a block at a time, so that what no token of a block sees is left out.
+    """
+    length = query.shape[2]
+    window = formula.window
+    if window is None or num_seen + length <= window:
+        mask = layout.mask(num_seen, length, query.device) if num_seen else None
+        return _attend(query, key, value, mask, formula)
+    outputs = []
+    step = max(window, LEAST_BLOCK)
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        keys = slice(_reached(num_seen + start, formula), num_seen + stop)
+        in_front = num_seen + start - keys.start
+        causal = in_front == 0 and stop - start <= window
+        mask = None if causal else layout.mask(in_front, stop - start, query.device, window)
+        outputs.append(_attend(query[:, :, start:stop], key[:, :, keys], value[:, :, keys], mask, formula))
+    return torch.cat(outputs, 2)
+
+
+def mask(query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula) -> Float[Tensor, "1 H T _"]:
     """Compute the whole row at once under a dense T × T mask; work and memory grow with the square of T."""
-    return _attend(query, key, value, layout.dense_mask(query.device), scale, softcap)
+    return _attend(query, key, value, layout.dense_mask(query.device, formula.window), formula)
 
 
-def flex(
-    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
-) -> Float[Tensor, "1 H T _"]:
+def flex(query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula) -> Float[Tensor, "1 H T _"]:
     """Compute by compiled FlexAttention with a block mask: nothing is copied, and fully masked blocks are skipped."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+
+    window = formula.window
 
     def make() -> Any:
         group_T, reply_T = layout.owners(query.device)
-
+        position_T = layout.positions(query.device)
         length = layout.num_tokens
         # Without compilation create_block_mask first writes out the dense T × T mask.
         make_mask: Any = torch.compile(create_block_mask) if query.device.type == "cuda" else create_block_mask
+        reach = length if window is None else window
         return make_mask(
             lambda _batch, _head, q, k: (
-                (group_T[q] == group_T[k]) & ((reply_T[k] == -1) | (reply_T[q] == reply_T[k])) & (k <= q)
+                (group_T[q] == group_T[k])
+                & ((reply_T[k] == -1) | (reply_T[q] == reply_T[k]))
+                & (k <= q)
+                & (position_T[q] - position_T[k] < reach)
             ),
             B=None,
             H=None,
@@ -112,50 +137,60 @@ def flex(
             device=query.device,
         )
 
-    output: Tensor = _compiled_flex(query.device.type)(
+    softcap, sinks = formula.softcap, formula.sinks
+    found = _compiled_flex(query.device.type)(
         query,
         key,
         value,
         score_mod=None if softcap is None else lambda score, *_: torch.tanh(score / softcap) * softcap,
-        block_mask=layout.keep("block", make),
-        scale=scale,
+        block_mask=layout.keep(("block", window), make),
+        scale=formula.scale,
         enable_gqa=query.shape[1] != key.shape[1],
+        return_aux=None if sinks is None else AuxRequest(lse=True),
     )
+    output: Tensor
+    if sinks is None:
+        output = found
+        return output
+    # The share of the softmax that a sink leaves to the keys, whose logits have this logarithm of their sum.
+    attended, sums = found
+    share = torch.sigmoid(sums.lse - sinks[:, None])
+    output = attended * share[..., None].to(attended.dtype)
     return output
 
 
 def varlen(
-    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
 ) -> Float[Tensor, "1 H T _"]:
     """Compute by PyTorch's ragged flash attention; shared keys and values are copied for every later reply."""
-    assert softcap is None  # `unavailable` rules this backend out for models with a soft cap
+    assert formula.is_plain  # `unavailable` rules this backend out for models with a soft cap or sinks
     ragged = layout.ragged(query.device)
     q, k, v = _ragged_inputs(query, key, value, ragged)
-    output = varlen_kernel(q, k, v, ragged, scale)
+    output = varlen_kernel(q, k, v, ragged, formula)
     return output.transpose(0, 1).unsqueeze(0)
 
 
 def flash(
-    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
 ) -> Float[Tensor, "1 H T _"]:
     """Compute as `varlen` does, by the flash-attn package, which also supports soft-capped logits."""
     ragged = layout.ragged(query.device)
     q, k, v = _ragged_inputs(query, key, value, ragged)
-    output = flash_kernel(q, k, v, ragged, scale, softcap)
+    output = flash_kernel(q, k, v, ragged, formula)
     return output.transpose(0, 1).unsqueeze(0)
 
 
 def products(
-    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
 ) -> Float[Tensor, "1 H T _"]:
     """Compute by plain matrix products, forward and backward, for half precision on the CPU."""
-    assert softcap is None  # `unavailable` rules this backend out for models with a soft cap
+    assert formula.is_plain  # `unavailable` rules this backend out for models with a soft cap or sinks
     attend: Any = Products
-    output: Tensor = attend.apply(query, key, value, layout, scale if scale is not None else query.shape[-1] ** -0.5)
+    output: Tensor = attend.apply(query, key, value, layout, formula.scale_for(query.shape[-1]), formula.window)
     return output
 
 
-Backend = Callable[[Tensor, Tensor, Tensor, PromptLayout, float | None, float | None], Tensor]
+Backend = Callable[[Tensor, Tensor, Tensor, PromptLayout, Formula], Tensor]
 BACKENDS: Final[dict[str, Backend]] = {
     "segments": segments,
     "products": products,
@@ -169,9 +204,13 @@ HALF: Final = (torch.float16, torch.bfloat16)
 
 SOFT_CAPPED: Final = ("segments", "mask", "flex", "flash")
 """Backends that support soft-capped logits, which Gemma 2 has."""
+SINKING: Final = ("segments", "mask", "flex")
+"""Backends that support sinks, which GPT-OSS has."""
+LEAST_BLOCK: Final = 256
+"""Under a shorter window `segments` computes blocks of this many tokens; smaller ones cost more than they save."""
 
 
-def unavailable(name: str, *, device: torch.device, dtype: torch.dtype, softcap: float | None, train: bool) -> str:
+def unavailable(name: str, *, device: torch.device, dtype: torch.dtype, formula: Formula, train: bool) -> str:
     """Return the reason why a backend cannot be used here, or an empty string if it can."""
     if name in ("varlen", "flash") and device.type != "cuda":
         return "it runs only on CUDA"
@@ -179,8 +218,12 @@ def unavailable(name: str, *, device: torch.device, dtype: torch.dtype, softcap:
         return "it runs only on the CPU"
     if name in ("varlen", "flash", "products") and dtype not in HALF:
         return f"it runs only in half precision, not in {str(dtype).removeprefix('torch.')}"
-    if softcap is not None and name not in SOFT_CAPPED:
+    if formula.softcap is not None and name not in SOFT_CAPPED:
         return "it does not support soft-capped logits, which this model has"
+    if formula.sinks is not None and name not in SINKING:
+        return "it does not support attention sinks, which this model has"
+    if formula.sinks is not None and name == "flex" and device.type == "cpu":
+        return "FlexAttention has no sums of logits on the CPU, which attention sinks need"
     if name == "flex" and device.type == "cpu" and train:
         return "FlexAttention has no backward pass on the CPU"
     return _not_installed(name)
@@ -200,7 +243,7 @@ def varlen_kernel(
     key_U: Float[Tensor, "U _ D"],
     value_U: Float[Tensor, "U _ E"],
     ragged: Ragged,
-    scale: float | None,
+    formula: Formula,
 ) -> Float[Tensor, "T H E"]:
     """Call PyTorch's ragged attention.
 
@@ -219,8 +262,8 @@ def varlen_kernel(
         ragged.key_starts,
         ragged.longest_query,
         ragged.longest_key,
-        scale=scale,
-        window_size=(-1, 0),
+        scale=formula.scale,
+        window_size=_flash_window(formula),
         **grouped,
     )
     return output
@@ -231,8 +274,7 @@ def flash_kernel(
     key_U: Float[Tensor, "U _ D"],
     value_U: Float[Tensor, "U _ E"],
     ragged: Ragged,
-    scale: float | None,
-    softcap: float | None,
+    formula: Formula,
 ) -> Float[Tensor, "T H E"]:
     """Call flash-attn; queries are aligned with the end of their keys, as in `varlen_kernel`."""
     attend: Any = importlib.import_module("flash_attn").flash_attn_varlen_func
@@ -244,11 +286,17 @@ def flash_kernel(
         ragged.key_starts,
         ragged.longest_query,
         ragged.longest_key,
-        softmax_scale=scale,
+        softmax_scale=formula.scale,
         causal=True,
-        softcap=softcap or 0.0,
+        window_size=_flash_window(formula),
+        softcap=formula.softcap or 0.0,
     )
     return output
+
+
+def _flash_window(formula: Formula) -> tuple[int, int]:
+    """Return (tokens seen in front of a token, tokens seen after it) as flash attention counts them; −1 for all."""
+    return (-1 if formula.window is None else formula.window - 1, 0)
 
 
 class _Gather(torch.autograd.Function):
@@ -301,23 +349,27 @@ def _compiled_flex(device_type: str) -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, softcap: float | None
-) -> Tensor:
-    """Compute attention under a boolean mask, or causal attention if `mask` is None."""
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, formula: Formula) -> Tensor:
+    """Compute attention under a boolean mask, or causal attention if `mask` is None; windows are in the mask."""
     grouped = query.shape[1] != key.shape[1]
-    if softcap is None:
+    if formula.is_plain:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=formula.scale, enable_gqa=grouped
         )
-    # SDPA has no soft cap, so these logits are written out, with each key head repeated for its query heads.
+    # SDPA has neither a soft cap nor sinks, so these logits are written out, with each key head repeated for its query
+    # heads.
     if grouped:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     if mask is None:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-    scale = scale if scale is not None else query.shape[-1] ** -0.5
-    logits = torch.tanh(query @ key.transpose(2, 3) * scale / softcap) * softcap
+    logits = query @ key.transpose(2, 3) * formula.scale_for(query.shape[-1])
+    if (softcap := formula.softcap) is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    logits = logits.masked_fill(~mask, float("-inf"))
+    if formula.sinks is not None:
+        sinks = formula.sinks.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
+        logits = torch.cat((logits, sinks), -1)
     at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
-    weights = logits.masked_fill(~mask, float("-inf")).softmax(-1, dtype=at_least_float32)
+    weights = logits.softmax(-1, dtype=at_least_float32)[..., : key.shape[2]]
     return weights.to(value.dtype) @ value

@@ -10,6 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from rewardlab.core.types import Log
 from rewardlab.model import norm
 from rewardlab.model.attention import leave_out_cudnn
 from rewardlab.model.attention_backends import BACKENDS, HALF, unavailable
+from rewardlab.model.attention_formula import Formula, formulas_of
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available
 from rewardlab.model.prompt_layout import PromptLayout
@@ -89,15 +91,15 @@ def _choose_attention(
 
     Raises ConfigError if the backend that is `wanted` cannot be used here.
     """
-    softcap = getattr(text_config, "attn_logit_softcapping", None)
+    formula = formulas_of(text_config)[0]
     if wanted != "auto":
-        reason = unavailable(wanted, device=device, dtype=dtype, softcap=softcap, train=train)
+        reason = unavailable(wanted, device=device, dtype=dtype, formula=formula, train=train)
         if reason:
             raise ConfigError(f"--attention-backend {wanted}: {reason}. Use auto, or segments, which always works.")
         return wanted, ""
     passed_over: list[tuple[str, str]] = []
     for name in PREFERRED.get((device.type, dtype in HALF), ("segments",)):
-        reason = unavailable(name, device=device, dtype=dtype, softcap=softcap, train=train) or trial(
+        reason = unavailable(name, device=device, dtype=dtype, formula=formula, train=train) or trial(
             name, text_config, device=device, dtype=dtype, train=train
         )
         if not reason and name == "products":
@@ -119,21 +121,27 @@ def trial(name: str, text_config: Any, *, device: torch.device, dtype: torch.dty
     """
     if name == "segments":
         return ""
-    exact = _attend_once("segments", text_config, device, torch.float32, train=train)
-    plain = _attend_once("segments", text_config, device, dtype, train=train)
-    try:
-        tried = _attend_once(name, text_config, device, dtype, train=train)
-    except Exception as error:  # another backend takes over
-        return failed(error)
-    return beyond_rounding(("output", "dq", "dk", "dv"), exact, plain, tried)
+    shape = _heads_of(text_config)
+    for formula in formulas_of(text_config, device=device):
+        exact = _attend_once("segments", shape, formula, device, torch.float32, train=train)
+        plain = _attend_once("segments", shape, formula, device, dtype, train=train)
+        try:
+            tried = _attend_once(name, shape, formula, device, dtype, train=train)
+        except Exception as error:  # another backend takes over
+            return failed(error)
+        if reason := beyond_rounding(("output", "dq", "dk", "dv", "dsinks"), exact, plain, tried):
+            return reason if formula.window is None else f"{reason} with a sliding window"
+    return ""
 
 
-def _attend_once(name: str, text_config: Any, device: torch.device, dtype: torch.dtype, *, train: bool) -> list[Tensor]:
-    """Return the output for a small random row in the shape of the model's heads, and if `train` also the gradients of
-    query, key and value.
+def _attend_once(
+    name: str, shape: tuple[int, int, int], formula: Formula, device: torch.device, dtype: torch.dtype, *, train: bool
+) -> list[Tensor]:
+    """Return the output for a small random row in this shape of heads, and if `train` also the gradients of query, key,
+    value and, where there are any, sinks.
     """
     leave_out_cudnn(device)
-    heads, grouped, width = _heads_of(text_config)
+    heads, grouped, width = shape
     layout = PromptLayout(TRIAL_GROUPS, name)
     draw = torch.Generator().manual_seed(0)
     query, key, value = (
@@ -144,12 +152,15 @@ def _attend_once(name: str, text_config: Any, device: torch.device, dtype: torch
         .requires_grad_(train)
         for count in (heads, grouped, grouped)
     )
-    softcap = getattr(text_config, "attn_logit_softcapping", None)
-    output = BACKENDS[name](query, key, value, layout, None, softcap)
+    leaves = [query, key, value]
+    if formula.sinks is not None:
+        leaves.append(formula.sinks.clone().requires_grad_(train))
+        formula = replace(formula, sinks=leaves[-1])
+    output = BACKENDS[name](query, key, value, layout, formula)
     if not train:
         return [output]
     weights = torch.randn(output.shape, generator=draw).bfloat16().to(device, dtype)
-    return [output.detach(), *torch.autograd.grad(output, (query, key, value), weights)]
+    return [output.detach(), *torch.autograd.grad(output, leaves, weights)]
 
 
 def _heads_of(text_config: Any) -> tuple[int, int, int]:
@@ -182,7 +193,7 @@ def attention_speed(
             for backend in best:
                 layout = PromptLayout(groups, backend)
                 started = time.perf_counter()
-                output = BACKENDS[backend](query, key, value, layout, None, None)
+                output = BACKENDS[backend](query, key, value, layout, Formula())
                 if train:
                     torch.autograd.grad(output, (query, key, value), output.detach())
                 best[backend] = min(best[backend], time.perf_counter() - started)

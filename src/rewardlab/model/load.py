@@ -40,7 +40,7 @@ from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
 from rewardlab.model.quantization import loading_options, prepare_quantized
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout, RewardModel
-from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
+from rewardlab.model.selftest import EXACT, distance_from_padded, inexact, leak, measured_again
 from rewardlab.model.sharded_weights import (
     Division,
     drop_gathered,
@@ -134,12 +134,7 @@ def choose_layout(
         return "padded"
     reason = attention.refusal(text_config, _backbone_class(disk_class, model_config), max_length)
     if reason is None:
-        try:
-            error = measured_again(lambda: layout_error(text_config, disk_class), EXACT, "the layout self-test", log)
-        except (TypeError, ModelError) as refused:
-            reason = str(refused)
-        else:
-            reason = None if error <= EXACT else f"the layout self-test is off by {error:.1e}"
+        reason = inexact(text_config, disk_class, max_length, log)
     if reason is not None:
         if config.attention == "shared":
             raise ModelError(

@@ -58,6 +58,11 @@ class Past:
         """Return whether no group has anything in front of it."""
         return all(states is None for states in self._known)
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that any group has in front of it."""
+        return max((states.num_tokens for states in self._known if states is not None), default=0)
+
     def before(self, group: int, layer: int) -> tuple[Tensor, Tensor] | None:
         """Return (keys [1, H, P, D], values [1, H, P, E]) in front of a group at a layer, None if there are none."""
         states = self._known[group] if group < len(self._known) else None

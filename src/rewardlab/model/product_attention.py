@@ -61,16 +61,18 @@ class Task:
         return sum(stop - start for start, stop in self.keys)
 
 
-def plan_tasks(groups: Sequence[tuple[int, tuple[int, ...]]], *, max_places: int = MAX_PLACES) -> list[Task]:
+def plan_tasks(
+    groups: Sequence[tuple[int, tuple[int, ...]]], *, max_places: int = MAX_PLACES, window: int | None = None
+) -> list[Task]:
     """Cut a row into tasks of at most `max_places` (query, key) places, or of LEAST_QUERIES queries if that is more.
 
-    `groups` is as in PromptLayout.
+    `groups` is as in PromptLayout; `window` is how many tokens a token sees, None for all in front of it.
     """
     tasks: list[Task] = []
     start = 0
     for num_shared, lengths in groups:
         for first, last in _joined(num_shared, lengths):
-            tasks += _tasks(start, num_shared, lengths, first, last, max_places)
+            tasks += _tasks(start, num_shared, lengths, (first, last), max_places, window)
         start += num_shared + sum(lengths)
     return tasks
 
@@ -95,9 +97,10 @@ def _joined(num_shared: int, lengths: Sequence[int]) -> Iterator[tuple[int, int]
 
 
 def _tasks(
-    start: int, num_shared: int, lengths: Sequence[int], first: int, last: int, max_places: int
+    start: int, num_shared: int, lengths: Sequence[int], part: tuple[int, int], max_places: int, window: int | None
 ) -> Iterator[Task]:
     """Cut replies [first, last) of a group that begins at token `start` into tasks of consecutive queries."""
+    first, last = part
     before = num_shared if first else 0
     begin = start + before + sum(lengths[:first])
     own = list(lengths[first:last])
@@ -114,13 +117,23 @@ def _tasks(
         # Keys after the last query of the piece are hidden from all of it by causality, so they are left out.
         keys_S, queries_Q = torch.arange(end), torch.arange(top, end)[:, None]
         hidden = (keys_S > queries_Q) | ((keys_S >= seen_by_all) & (keys_S < begins_Q[top:end, None]))
+        unseen, near = 0, before
+        if window is not None:
+            # Replies after the one that brings the shared part with it begin behind that part, wherever they stand.
+            own_S = keys_S - begins_Q[:end] + num_shared * ((begins_Q[:end] > 0) | (first > 0))
+            position_S = torch.cat((torch.arange(before), own_S))
+            far = own_S[top:end, None] - position_S >= window
+            hidden = torch.cat((hidden.new_zeros(end - top, before), hidden), 1) | far
+            # Leading keys that no query of the piece sees are left out too.
+            unseen = int(hidden.all(0).long().cumprod(0).sum())
+            hidden, near = hidden[:, unseen:], max(0, before - unseen)
         # Leading keys that no query is hidden from need no mask; only the columns after them are stored and filled.
         open_keys = int((~hidden).all(0).long().cumprod(0).sum())
-        stretch = (begin, begin + end)
+        stretch = (begin + max(0, unseen - before), begin + end)
         yield Task(
             start=begin + top,
             stop=begin + end,
-            keys=((start, start + before), stretch) if before else (stretch,),
+            keys=((start + before - near, start + before), stretch) if near else (stretch,),
             hidden=hidden[:, open_keys:].clone(),
         )
 
@@ -129,19 +142,27 @@ class Products(torch.autograd.Function):
     """Attention over a packed row: queries [1, H, T, D], keys and values [1, G, T, D], output in the values' dtype."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layout: PromptLayout,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
         num_heads, num_tokens = query.shape[1:3]
         # In memory all heads of a token lie together, as the output projection reads them, which saves it a copy.
         output = value.new_empty(1, num_tokens, num_heads, value.shape[-1]).transpose(1, 2)
         row = _Row(query, key, value, scale)
         kept = []
-        for task in layout.keep("tasks", lambda: plan_tasks(layout.groups)):
+        for task in layout.keep(("tasks", window), lambda: plan_tasks(layout.groups, window=window)):
             weights = row.weights(task)
             output[0, :, task.start : task.stop] = row.by_head(torch.bmm(weights, row.of_keys(row.value, task)))
             if task.num_keys <= KEPT_KEYS and any(ctx.needs_input_grad):
                 kept.append(weights)
         ctx.save_for_backward(query, key, value, *kept)
-        ctx.layout, ctx.scale = layout, scale
+        ctx.layout, ctx.scale, ctx.window = layout, scale, window
         return output
 
     @staticmethod
@@ -157,7 +178,8 @@ class Products(torch.autograd.Function):
         # many replies in bf16 would lose low bits.
         d_key, d_value = (torch.zeros(*tensor.shape[1:], dtype=torch.float32) for tensor in (key, value))
         saved = iter(kept)
-        for task in ctx.layout.keep("tasks", lambda: plan_tasks(ctx.layout.groups)):
+        tasks = ctx.layout.keep(("tasks", ctx.window), lambda: plan_tasks(ctx.layout.groups, window=ctx.window))
+        for task in tasks:
             weights = next(saved) if task.num_keys <= KEPT_KEYS else row.weights(task)
             q, g = row.of_queries(narrow_query, task), row.of_queries(gradient, task)
             d_weights = torch.bmm(g, row.of_keys(row.value, task).transpose(1, 2))
@@ -175,6 +197,7 @@ class Products(torch.autograd.Function):
             d_query.to(query.dtype).mul_(ctx.scale),
             d_key.mul_(ctx.scale).to(key.dtype)[None],
             d_value.to(value.dtype)[None],
+            None,
             None,
             None,
         )

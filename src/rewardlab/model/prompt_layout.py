@@ -46,6 +46,10 @@ class PromptLayout:
         """For each reply: (shared tokens of its group, its own tokens, whether it is the first reply of the group)."""
         self.sizes = [shared + length if first else length for shared, length, first in self.segments]
         """Tokens of each segment of the row: the shared part belongs to the segment of the first reply."""
+        self.longest = max((shared + length for shared, length, _ in self.segments), default=0)
+        """An upper limit of the tokens of a conversation, those in front of the row among them."""
+        if past is not None:
+            self.longest += past.longest
         self.num_calls = 0
         """How many attention layers were computed with this layout."""
         self._made: dict[object, Any] = {}
@@ -62,13 +66,16 @@ class PromptLayout:
         made: Made = self._made[key]
         return made
 
-    def mask(self, num_shared: int, length: int, device: torch.device) -> Bool[Tensor, "r s"]:
-        """Return the mask [length, num_shared + length] of a later reply: it sees the shared part and its own past."""
+    def mask(self, num_seen: int, length: int, device: torch.device, window: int | None = None) -> Bool[Tensor, "r s"]:
+        """Return the mask [length, num_seen + length] of consecutive tokens: each sees the keys in front of them all,
+        itself and those between; of these the last `window` alone if there is one.
+        """
 
         def make() -> Tensor:
-            return torch.ones(length, num_shared + length, dtype=torch.bool, device=device).tril(num_shared)
+            seen = torch.ones(length, num_seen + length, dtype=torch.bool, device=device).tril(num_seen)
+            return seen if window is None else seen.triu(num_seen - window + 1)
 
-        return self.keep((num_shared, length), make)
+        return self.keep((num_seen, length, window), make)
 
     def owners(self, device: torch.device) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
         """Return for every token the number of its group, and of its reply in the row (−1 for shared tokens)."""
@@ -81,16 +88,30 @@ class PromptLayout:
                 reply += 1
         return send(torch.tensor(groups), device), send(torch.tensor(replies), device)
 
-    def dense_mask(self, device: torch.device) -> Bool[Tensor, "T T"]:
-        """Return the mask of the whole row: entry [q, k] says whether token q sees token k."""
+    def positions(self, device: torch.device) -> Int[Tensor, " T"]:
+        """Return for every token its position in its conversation, counted from the first token of its group."""
+        positions = []
+        for num_shared, suffixes in self.groups:
+            positions.append(torch.arange(num_shared))
+            positions += [torch.arange(num_shared, num_shared + length) for length in suffixes]
+        return send(torch.cat(positions), device)
+
+    def dense_mask(self, device: torch.device, window: int | None = None) -> Bool[Tensor, "T T"]:
+        """Return the mask of the whole row: entry [q, k] says whether token q sees token k, under a sliding window if
+        one is given.
+        """
 
         def make() -> Tensor:
             group_T, reply_T = self.owners(device)
             mask = torch.ones(self.num_tokens, self.num_tokens, dtype=torch.bool, device=device).tril()
             mask &= group_T[:, None] == group_T[None]
-            return mask & ((reply_T[None] == -1) | (reply_T[:, None] == reply_T[None]))
+            mask &= (reply_T[None] == -1) | (reply_T[:, None] == reply_T[None])
+            if window is not None:
+                position_T = self.positions(device)
+                mask &= position_T[:, None] - position_T[None] < window
+            return mask
 
-        return self.keep("dense", make)
+        return self.keep(("dense", window), make)
 
     def ragged(self, device: torch.device) -> Ragged:
         """Return the layout for ragged kernels, which take sequences of different lengths one after the other."""

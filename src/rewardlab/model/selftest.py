@@ -13,8 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from rewardlab.batch import pack
+from rewardlab.core.errors import ModelError
 from rewardlab.core.types import Comparison, Log, TokenGroup
 from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.reward import RewardModel
@@ -26,9 +28,17 @@ PROBED: Final = ((13, (5, 9, 3)), (7, (11, 2)))
 """(tokens of the prompt, tokens of each reply) of the groups that are tested."""
 
 
-def tiny_config(config: Any) -> Any:
-    """Return the configuration with two layers, a small vocabulary and all settings of attention unchanged."""
+PROBED_WINDOW: Final = 8
+"""The sliding window of the tiny model, shorter than the probed conversations, where the model's own will matter."""
+
+
+def tiny_config(config: Any, *, window: int | None = None) -> Any:
+    """Return the configuration with two layers, a small vocabulary and all settings of attention unchanged, but for the
+    `window`: if one is given, it takes the place of the configuration's sliding window.
+    """
     small = copy.deepcopy(config)
+    if window is not None:
+        small.sliding_window = window
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or []))
     small.num_hidden_layers = 2
     # One layer of each kind, if there are two kinds, so that both are tested.
@@ -36,7 +46,10 @@ def tiny_config(config: Any) -> Any:
         small.layer_types = (kinds * 2)[:2]
     small.vocab_size = VOCABULARY
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(small, name, None)
+        try:
+            setattr(small, name, None)
+        except StrictDataclassFieldValidationError:  # some configurations must have a number
+            setattr(small, name, 0)
     if getattr(small, "intermediate_size", 0):
         small.intermediate_size = min(small.intermediate_size, 256)
     return small
@@ -64,13 +77,15 @@ def probe_groups(vocabulary: int, shapes: Sequence[tuple[int, Sequence[int]]] = 
     ]
 
 
-def layout_error(config: Any, disk_class: Any) -> float:
+def layout_error(config: Any, disk_class: Any, *, window: int | None = None) -> float:
     """Return the largest difference, relative to max(1, |score|), between a shared-prompt row and single replies, on a
-    tiny model of the class with random weights.
+    tiny model of the class with random weights, whose sliding window is `window` if one is given.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = disk_class._from_config(tiny_config(config), dtype=torch.float32, attn_implementation=NAME).eval()
+        model = disk_class._from_config(
+            tiny_config(config, window=window), dtype=torch.float32, attn_implementation=NAME
+        ).eval()
         backbone = getattr(model, disk_class.base_model_prefix)
         head = torch.nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
     shared = RewardModel(backbone, head, disk_class=disk_class, layout="shared", compute_dtype=torch.float32)
@@ -83,6 +98,32 @@ def layout_error(config: Any, disk_class: Any) -> float:
             [shared(pack([_only(group, reply)])) for group in groups for reply in range(group.num_replies)]
         )
     return float(((together - alone).abs() / alone.abs().clamp(min=1)).max())
+
+
+def inexact(config: Any, disk_class: Any, max_length: int, log: Log) -> str | None:
+    """Return why a shared-prompt row is not exact for a class and its text configuration, None if it is.
+
+    If the configuration has a sliding window shorter than conversations may be (`max_length` tokens), the tiny model of
+    the test has one shorter than the replies. So a class that does not hand its window to attention, or hands over one
+    that it does not use, is found out.
+    """
+    own = getattr(config, "sliding_window", None)
+    window = PROBED_WINDOW if own and own < max_length else None
+    try:
+        error = measured_again(
+            lambda: layout_error(config, disk_class, window=window), EXACT, "the layout self-test", log
+        )
+        if error <= EXACT:
+            return None
+        # With a window that hides nothing the same test tells whether the window is at fault.
+        if window and layout_error(config, disk_class, window=max_length) <= EXACT:
+            return (
+                f"its sliding window of {own} tokens is shorter than --max-seq-len {max_length}, and its layers do not "
+                f"hand it to attention"
+            )
+    except (TypeError, ModelError) as refused:  # what the attention function and the model say of a row they cannot do
+        return str(refused)
+    return f"the layout self-test is off by {error:.1e}"
 
 
 def leak(model: RewardModel) -> float:
