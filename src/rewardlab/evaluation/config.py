@@ -120,9 +120,9 @@ def _reads_other_data(data: EvalDataConfig) -> list[str]:
 class EvalConfig(Composed):
     """Every setting of `rewardlab eval`. Template, length limit and β come with the model."""
 
-    compute: ComputeConfig = ComputeConfig()
-    data: EvalDataConfig = EvalDataConfig()
     run: EvalRunConfig = EvalRunConfig()
+    data: EvalDataConfig = EvalDataConfig()
+    compute: ComputeConfig = ComputeConfig()
 
     def require_complete(self) -> None:
         """Raise ConfigError unless model and data are named."""
@@ -181,9 +181,9 @@ class CalibrationRunConfig:
 class CalibrateConfig(Composed):
     """Every setting of `rewardlab calibrate`. Template, length limit and β come with the model."""
 
-    compute: ComputeConfig = ComputeConfig()
-    data: EvalDataConfig = EvalDataConfig()
     run: CalibrationRunConfig = CalibrationRunConfig()
+    data: EvalDataConfig = EvalDataConfig()
+    compute: ComputeConfig = ComputeConfig()
 
     def require_complete(self) -> None:
         """Raise ConfigError unless model and data are named."""
