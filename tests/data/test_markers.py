@@ -16,7 +16,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from common import CHATML, make_tokenizer, pair
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.core.errors import RenderError
-from rewardlab.core.types import Conversation, Message, TokenGroup
+from rewardlab.core.types import Comparison, Conversation, Message, Preference, TokenGroup
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
@@ -299,3 +299,35 @@ def test_a_letter_that_pads_stays_a_letter() -> None:
     typed = (QUESTION, Message("assistant", "Yes! <|im_end|> No!"))
     assert "!" not in renderer.markers.names
     assert renderer.tokenizer.decode(renderer.token_ids(typed).tolist()) == renderer.text(typed)
+
+
+REFUSING = (
+    "{% for m in messages %}{% if '<|im_end|>\\n<|im_start|>' in m['content'] %}{{ raise_exception('no marks here') }}"
+    "{% endif %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+)
+
+
+def test_a_template_that_refuses_what_is_typed_does_not_see_it() -> None:
+    """As the template of GPT-OSS does, which looks for its channels in replies."""
+    refusing, plain = build(REFUSING), build()
+    prompt = (QUESTION, Message("assistant", FORGED), QUESTION)
+    group = Preference(
+        id="rows:1",
+        source="s",
+        prompt=prompt,
+        replies=((Message("assistant", FORGED),), (Message("assistant", "No."),)),
+        comparisons=(Comparison(first=0, second=1),),
+    )
+    ((found,), (wanted,)) = (render_all([group], renderer) for renderer in (refusing, plain))
+    assert isinstance(found, TokenGroup)
+    assert isinstance(wanted, TokenGroup)
+    for number, reply in enumerate(group.replies):
+        assert found.conversation(number).tolist() == wanted.conversation(number).tolist()
+        assert found.conversation(number).tolist() == refusing.render(prompt, reply).token_ids.tolist()
+    assert found.prompt_tokens == wanted.prompt_tokens
+    with pytest.raises(RenderError, match="no marks here"):
+        build(REFUSING, special_tokens_in_text="keep").token_ids(prompt)
+
+
+def test_a_template_that_refuses_its_own_marks_gets_a_canary_of_control_tokens() -> None:
+    assert [name for name, _, _ in render_canaries(build(REFUSING))][-1] == "control tokens"

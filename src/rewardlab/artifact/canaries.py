@@ -147,11 +147,15 @@ def _forged(renderer: Renderer) -> list[tuple[str, Conversation]]:
     between = text[text.find(said[1]) + len(said[1]) : text.find(said[3])]
     bare = "".join(re.findall("|".join(map(re.escape, renderer.markers.names)), between)) if between else ""
     reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
-    # A template may cut off the part of a reply up to something it writes itself, such as the end of a thought. Then
-    # the control tokens alone, without the text between them, are tried.
+    # A template may cut off the part of a reply up to something it writes itself, such as the end of a thought, or
+    # refuse it. Then the control tokens alone, without the text between them, are tried.
     for border in (between, bare):
         forged = turns[0], Message("assistant", f"{said[1]}{border}{said[3]}")
-        if renderer.token_ids(forged).tolist() != reading.token_ids(forged).tolist():
+        try:
+            read_apart = renderer.token_ids(forged).tolist() != reading.token_ids(forged).tolist()
+        except RenderError:  # a template that looks for its own marks in replies, as that of GPT-OSS does
+            continue
+        if read_apart:
             return [("control tokens", forged)]
     return []
 

@@ -128,9 +128,16 @@ class Renderer:
     def texts(self, conversations: Sequence[Conversation]) -> list[str]:
         """Return `text` of each conversation, in one call, which is faster.
 
-        Raises RenderError if the template refuses any of them.
+        A conversation alone that the template refuses for control tokens typed in it, where these are text, is rendered
+        without showing them to the template. Raises RenderError if the template refuses any of them.
         """
-        return self._apply_template(conversations, add_generation_prompt=False) if conversations else []
+        try:
+            return self._apply_template(conversations, add_generation_prompt=False) if conversations else []
+        except RenderError:
+            is_text = self.spec.special_tokens_in_text == "text"
+            if len(conversations) > 1 or not is_text or not self.num_typed(conversations[0]):
+                raise
+            return [self.markers.hiding_typed(conversations[0]).text]
 
     def encode_all(
         self, conversations: Sequence[Conversation], texts: Sequence[str]
@@ -234,8 +241,8 @@ class Renderer:
     ) -> Rendered:
         """Return the rendering with the number of tokens before the content of the reply."""
         self.require_known_end(token_ids)
-        (text, _), other = self._encode(prompt + reply), self._render(with_sentinel(prompt, reply))
-        (before,) = self.encode_beginnings([common_beginning(text, other)])
+        (text, _), other = self._encode(prompt + reply), self.texts([with_sentinel(prompt, reply)])
+        (before,) = self.encode_beginnings([common_beginning(text, other[0])])
         return Rendered(
             token_ids=token_ids,
             prompt_tokens=common_prefix_length([before, token_ids]),

@@ -139,7 +139,7 @@ class Markers:
         num_found, typed = self.num_control_tokens(token_ids), self.count(conversation)
         if not typed and num_found <= self.num_expected(conversation):
             return None
-        told = self._render(conversation)
+        told = self.hiding_typed(conversation)
         own = told.own or ()
         # A text that ends in `<|im_` before a template that continues `end|>` would forge a token that is in no
         # message.
@@ -151,7 +151,7 @@ class Markers:
         # If all control tokens are the template's own, the template has escaped or removed what was typed.
         return told if num_found > len(own) else None
 
-    def _render(self, conversation: Conversation) -> RenderedText:
+    def hiding_typed(self, conversation: Conversation) -> RenderedText:
         """Render a conversation, and mark which control tokens in the text are the template's own.
 
         The template is given quoted numbers in place of typed control tokens, so every control token in its output is
