@@ -181,3 +181,46 @@ def test_a_model_that_was_trained_with_arguments_keeps_them():
     with pytest.raises(RenderError, match="thinking: the template of this model has another value of it"):
         text_by(trained.chat_template, template_arguments=("thinking=true",))
     assert text_by(trained.chat_template, template_arguments=("tone=dry",)).startswith("quick dry user:")
+
+
+def test_an_argument_that_changes_nothing_is_told(caplog):
+    own = "{% set tone = 'kind' %}" + SWITCHED
+    later = OWN + "{% if add_generation_prompt and thinking %}<think>{% endif %}"
+    for template, words, idle in (
+        (SWITCHED, ("thinking=false", "tone=dry"), []),
+        (SWITCHED, ("thinking=true", "tone=dry"), ["thinking"]),
+        (own, ("thinking=false", "tone=dry"), ["tone"]),
+        (later, ("thinking=true",), ["thinking"]),
+    ):
+        caplog.clear()
+        text_by(template, template_arguments=words)
+        assert [said.split()[2] for said in caplog.messages] == idle
+        assert all("changes nothing in conversations" in said for said in caplog.messages)
+
+
+def test_an_argument_that_changes_earlier_thoughts_alone_is_not_idle(caplog):
+    said = "{% if keep or loop.last %}{{ m['content'] }}{% else %}{{ m['content'].split('</think>')[-1] }}{% endif %}"
+    keeping = OWN.replace("{{ m['content'] }}", said)
+    text_by(keeping, template_arguments=("keep=true",))
+    assert not caplog.messages
+
+
+# --- several templates ---------------------------------------------------------------------------------------
+
+
+def test_of_several_templates_none_is_guessed():
+    tokenizer = make_tokenizer(CHATML)
+    tokenizer.chat_template = {"default": OWN, "tool_use": CHATML}
+    assert build_renderer(tokenizer, RenderingConfig()).spec.chat_template == OWN
+    for wanted in ("auto", "template"):
+        tokenizer.chat_template = {"tool_use": CHATML, "rag": OWN}
+        with pytest.raises(RenderError, match="called rag, tool_use, and none called default"):
+            build_renderer(tokenizer, RenderingConfig(chat_template=wanted))
+    assert build_renderer(tokenizer, RenderingConfig(chat_template="plain")).spec.template_source == "plain"
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_line_breaks_of_other_systems_are_read_back_as_they_are_saved(tmp_path, end):
+    renderer = build_renderer(make_tokenizer(OWN.replace("\n", end)), RenderingConfig())
+    renderer.tokenizer.save_pretrained(tmp_path)
+    assert read_template(tmp_path) == renderer.spec.chat_template == OWN

@@ -22,7 +22,7 @@ from rewardlab.data.chat import Overlong, Renderer, ReplyTooLong
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.cut_canaries import faults_of_cuts, make_cut_canaries
 from rewardlab.data.store import LeftOut
-from rewardlab.data.templates import FROZEN_DATE, build_renderer
+from rewardlab.data.templates import build_renderer
 
 LONG, RULES = 400, tuple(sorted(TRUNCATION_OF))
 
@@ -118,7 +118,7 @@ FAMILIES = {
     ),
     "llama3": Family(
         LLAMA3,
-        opening=f"<|endoftext|>[system]\n\nToday: {FROZEN_DATE['%d %b %Y']}\n\n<|im_end|>[user]\n\n",
+        opening="<|endoftext|>[system]\n\nToday: 26 Jul 2024\n\n<|im_end|>[user]\n\n",
         before="[assistant]\n\n",
         behind="<|im_end|>",
         num_bos=1,
@@ -277,9 +277,26 @@ def test_thoughts_of_earlier_turns_are_stripped_and_those_of_the_reply_are_not()
     assert rest[1] == "So.<|im_end|>\n"
 
 
+@pytest.mark.parametrize(
+    ("written", "date"),
+    [
+        ("'%B %d, %Y'", "July 26, 2024"),  # Granite
+        ('"%Y-%m-%d"', "2024-07-26"),  # GPT-OSS, Mistral
+        ("'%d %B %Y'", "26 July 2024"),  # SmolLM3
+        ("'%A, %-d %b %H:%M '", "Friday, 26 Jul 00:00 "),
+        ("'%c'", "2024-07-26"),
+        ("['%Y'][0]", "2024-07-26"),
+    ],
+)
+def test_a_date_has_the_format_that_the_template_asks_for(written: str, date: str) -> None:
+    tokenizer = make_tokenizer(f"{{{{ '{{' + strftime_now({written}) + '}}' }}}}{SMOLLM2}")
+    text = build_renderer(tokenizer, RenderingConfig(max_seq_len=LONG)).text(talk("Why?", "So."))
+    assert text.startswith(f"{{{date}}}<|im_start|>")
+
+
 def test_a_date_that_is_inserted_is_the_same_on_every_day() -> None:
     renderer = renderer_of("llama3")
-    assert f"Today: {FROZEN_DATE['%d %b %Y']}\n" in renderer.text(talk("Why?", "So."))
+    assert "Today: 26 Jul 2024\n" in renderer.text(talk("Why?", "So."))
     assert "strftime_now" in renderer.spec.chat_template
 
 

@@ -16,8 +16,15 @@ from rewardlab.data.config import RenderingConfig
 from rewardlab.data.template_files import WORDS, parse_arguments, template_of
 
 logger = logging.getLogger("rewardlab")
-FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
-"""Date format -> the date that templates print in place of today's: a score must not change overnight."""
+FROZEN_DATE: Final = {
+    **{"%d": "26", "%-d": "26", "%e": "26", "%m": "07", "%-m": "7", "%b": "Jul", "%h": "Jul", "%B": "July"},
+    **{"%Y": "2024", "%y": "24", "%j": "208", "%a": "Fri", "%A": "Friday", "%F": "2024-07-26", "%D": "07/26/24"},
+    **{"%H": "00", "%I": "12", "%p": "AM", "%M": "00", "%S": "00", "%T": "00:00:00", "%%": "%"},
+}
+"""Part of a date format -> what it is on the day that templates print in place of today: a score must not change
+overnight. Written out, since names of months depend on the machine's language."""
+ISO_DATE: Final = "2024-07-26"
+"""The same day for formats of other parts, or that are not written out in the template."""
 
 PROBES: Final = ("Yes.", "No, 12", "Certainly! Here is more", "fine\n")
 """Replies that are rendered to learn how renderings end: words, punctuation, digits and a line break."""
@@ -78,6 +85,7 @@ def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
             f"Fix the template of this tokenizer, or use --no-chat-template."
         )
     final = endings.pop() if len(endings) == 1 else None
+    _tell_idle_arguments(tokenizer, draft, template, arguments if source == "tokenizer" else {})
     _tell_lost_thoughts(Renderer(tokenizer, draft))
     _tell_lost_system(Renderer(tokenizer, draft))
     return Renderer(tokenizer, replace(draft, final_token_id=final, num_bos=num_bos))
@@ -92,6 +100,11 @@ def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
         return named, "tokenizer"
     own = tokenizer.chat_template
     if isinstance(own, dict):
+        if own and "default" not in own and wanted in ("auto", "template"):
+            raise RenderError(
+                f"this tokenizer has chat templates called {', '.join(sorted(own))}, and none called default. Name the "
+                f"file of the one that is meant with --chat-template FILE, or use --no-chat-template."
+            )
         own = own.get("default")
     if wanted == "plain" or (wanted == "auto" and not own):
         return PLAIN_TEMPLATE, "plain"
@@ -164,15 +177,15 @@ def _bake(template: str, arguments: Mapping[str, object], system_prompt: str | N
     Engines that load the saved folder pass no arguments, so anything outside the template would be missing there.
     """
     # The template is saved to a file, and read back with line breaks of this kind.
-    template = template.replace("\r\n", "\n")
+    template = template.replace("\r\n", "\n").replace("\r", "\n")
     head = "".join(_setting(name, value) for name, value in arguments.items())
     formats = set(re.findall(r"strftime_now\(\s*[\"']([^\"']+)[\"']\s*\)", template))
     if "strftime_now" in template:
         cases = "".join(
-            f"{{%- {'if' if number == 0 else 'elif'} format == '{fmt}' -%}}{FROZEN_DATE.get(fmt, '2024-07-26')}"
+            f"{{%- {'if' if number == 0 else 'elif'} format == '{fmt}' -%}}{_literal(frozen_date(fmt))}"
             for number, fmt in enumerate(sorted(formats))
         )
-        body = f"{cases}{{%- else -%}}2024-07-26{{%- endif -%}}" if cases else "2024-07-26"
+        body = f"{cases}{{%- else -%}}{ISO_DATE}{{%- endif -%}}" if cases else ISO_DATE
         head += f"{{%- macro strftime_now(format) -%}}{body}{{%- endmacro -%}}"
     if system_prompt is not None:
         head += (
@@ -180,6 +193,17 @@ def _bake(template: str, arguments: Mapping[str, object], system_prompt: str | N
             f"{{%- set messages = [{{'role': 'system', 'content': {system_prompt!r}}}] + messages -%}}{{%- endif -%}}"
         )
     return head + template
+
+
+def frozen_date(form: str) -> str:
+    """Return the frozen day in the format of `strftime`."""
+    parts = re.findall(r"%-?.?", form, re.DOTALL)
+    return re.sub(r"%-?.", lambda part: FROZEN_DATE[part[0]], form) if set(parts) <= FROZEN_DATE.keys() else ISO_DATE
+
+
+def _literal(text: str) -> str:
+    """Return a template for a text, which is itself if the engine would leave every character."""
+    return text if text == text.strip() and "{" not in text else f"{{{{ {text!r} }}}}"
 
 
 def _probe(renderer: Renderer) -> tuple[set[int], int]:
@@ -231,6 +255,32 @@ def _tell_lost_system(renderer: Renderer) -> None:
         "template: system turns are left out by the chat template, so no score depends on them; --no-chat-template "
         "keeps them, as does a template that writes them"
     )
+
+
+def _tell_idle_arguments(tokenizer: Any, draft: RendererSpec, template: str, arguments: Mapping[str, object]) -> None:
+    """Log a warning for arguments without which the template renders as it does with them."""
+    for name in arguments:
+        others = {other: value for other, value in arguments.items() if other != name}
+        without = replace(draft, chat_template=_bake(template, others, draft.system_prompt))
+        if _samples(Renderer(tokenizer, without)) == _samples(Renderer(tokenizer, draft)):
+            logger.warning(
+                "template: --template-arguments %s changes nothing in conversations that were tried out: the template "
+                "sets it itself, has this value anyway, or asks for it only before a reply is generated",
+                name,
+            )
+
+
+def _samples(renderer: Renderer) -> list[str]:
+    """Return renderings of conversations with whatever a template may treat in its own way, where it takes them."""
+    thought = f"{THOUGHTS[0]}\n"
+    turns = (*_probe_turns(thought), *_probe_turns(thought))
+    texts = []
+    for conversation in (_probe_turns("Yes."), turns, (Message("system", "Be kind."), *turns)):
+        try:
+            texts.append(renderer.text(conversation))
+        except RenderError:
+            texts.append("")
+    return texts
 
 
 def _tell_lost_thoughts(renderer: Renderer) -> None:
