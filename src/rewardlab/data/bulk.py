@@ -50,8 +50,8 @@ def render_all(
     """Return for each preference its group, or the cause for which it has none. `keep_identical` is as in
     `build_group`.
 
-    Causes: `template_refuses` (the chat template raises an error, for example for a role), `ends_in_padding` (the last
-    token of a reply is the padding token), and those of `Renderer.group`.
+    Causes: `template_refuses` (the chat template raises an error, for example for a role, or leaves out a turn),
+    `ends_in_padding` (the last token of a reply is the padding token), and those of `Renderer.group`.
 
     Raises DataError, naming the row, if a conversation above the limit is to end the run.
     """

@@ -24,11 +24,10 @@ from rewardlab.data.limits import within_limits
 from rewardlab.data.longest import longest_token
 from rewardlab.data.markers import Markers, RenderedText
 from rewardlab.data.rows import ROLES, UnusableRowError, beside_content, joined_parts, media_of, said_by
+from rewardlab.data.written import WrittenTurns
 
 SENTINELS: Final = ("@", "#")
 """Replies that replace the real one to find where its content begins. One of them differs from its first character."""
-
-
 OVERLONG: Final = "overlong"
 """Cause of rows that `--truncation drop` leaves out."""
 PROMPT_TOO_LONG: Final = "prompt_too_long"
@@ -99,21 +98,22 @@ class Renderer:
         other = Renderer(self.tokenizer, replace(self.spec, truncation=rule, max_length=limit))
         other.pad_token_id = self.pad_token_id
         # Finding them takes longer than rendering a conversation, and neither rule nor limit changes them.
-        if "markers" in self.__dict__:
-            other.__dict__["markers"] = self.markers
+        other.__dict__ |= {name: self.__dict__[name] for name in ("markers", "written") if name in self.__dict__}
         return other
 
     def text(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-        """Return the rendered text of a conversation.
-
-        Raises RenderError with the template's own words if it refuses the conversation.
-        """
+        """Return the rendered text of a conversation. Raises RenderError with the template's words if it refuses."""
         return self._apply_template([messages], add_generation_prompt=add_generation_prompt)[0]
 
     @cached_property
     def markers(self) -> Markers:
         """The control tokens of this tokenizer and its template."""
         return Markers(self.tokenizer, self._render, prompt=self.spec.system_prompt or "")
+
+    @cached_property
+    def written(self) -> WrittenTurns:
+        """What this template does with turns of tools, and of the system in between."""
+        return WrittenTurns(self._render)
 
     @cached_property
     def most_characters(self) -> int | None:
@@ -134,8 +134,8 @@ class Renderer:
         try:
             return self._apply_template(conversations, add_generation_prompt=False) if conversations else []
         except RenderError:
-            is_text = self.spec.special_tokens_in_text == "text"
-            if len(conversations) > 1 or not is_text or not self.num_typed(conversations[0]):
+            keeps = self.spec.special_tokens_in_text == "keep"
+            if keeps or len(conversations) > 1 or not self.num_typed(conversations[0]):
                 raise
             return [self.markers.hiding_typed(conversations[0]).text]
 
@@ -153,13 +153,13 @@ class Renderer:
         self, conversation: Conversation, text: str, token_ids: Sequence[int]
     ) -> tuple[RenderedText, IntArray] | RenderError:
         """Return text and tokens of a conversation, with typed control tokens read as the spec says, or the error."""
-        rendered = RenderedText(text)
-        if self.spec.special_tokens_in_text == "text":
-            try:
-                if (told := self.markers.tell_apart(conversation, token_ids)) is not None:
-                    rendered, token_ids = told, self.markers.encode(told)
-            except RenderError as error:
-                return error
+        rendered, is_text = RenderedText(text), self.spec.special_tokens_in_text == "text"
+        try:
+            self.written.require(conversation)
+            if is_text and (told := self.markers.tell_apart(conversation, token_ids)) is not None:
+                rendered, token_ids = told, self.markers.encode(told)
+        except RenderError as error:
+            return error
         return rendered, np.asarray(token_ids, dtype=np.int32)
 
     def encode_beginnings(self, texts: Sequence[RenderedText]) -> list[IntArray]:

@@ -29,7 +29,8 @@ MOST_NAMESAKES: Final = 10
 IDS: Final = ("id", "pair_id", "preference_id")
 """Columns by whose value a row can be named."""
 RENDERING_CAUSES: Final[Mapping[str, str]] = {
-    "template_refuses": "the chat template refuses a conversation, or control tokens cannot be told apart",
+    "template_refuses": "the chat template refuses a conversation or leaves out a turn, or control tokens cannot be "
+    "told apart",
     "overlong": "a conversation is above the length limit, and such rows are left out (--truncation drop or error)",
     "reply_too_long": "without replies that are too long even without a prompt, no judged pair is left",
     "prompt_too_long": "the prompt leaves no room for a reply, and it may not be cut (--truncation reply-middle)",

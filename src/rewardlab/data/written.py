@@ -1,0 +1,56 @@
+"""Turns that a chat template leaves out: a score that does not depend on what a tool answered is refused, not given.
+
+Many templates write turns of users and assistants alone, and pass over tool turns, or over system turns after the
+first turn, without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rewardlab.core.errors import RenderError
+from rewardlab.core.types import Conversation, Message
+
+
+class WrittenTurns:
+    """Knows for conversations of some roles whether a template writes their turns. `template` renders, or raises
+    RenderError."""
+
+    def __init__(self, template: Callable[[Conversation], str]) -> None:
+        self._template = template
+        self._left_out: dict[tuple[str, ...], int | None] = {}
+
+    def require(self, conversation: Conversation) -> None:
+        """Raise RenderError if the template leaves out a tool turn, or a system turn that is not the first turn.
+
+        It does not look at content, since a template may well take thoughts out of turns. The first turn may be left
+        out, because that is the same for all conversations and told when the renderer is built.
+        """
+        roles = tuple(message.role for message in conversation)
+        if "tool" not in roles and "system" not in roles[1:]:
+            return
+        if roles not in self._left_out:
+            self._left_out[roles] = self._find(roles)
+        place = self._left_out[roles]
+        if place is not None:
+            raise RenderError(
+                f"the chat template leaves out turn {place + 1} ({roles[place]}), so no score would depend on it. "
+                f"Write it into another turn, or take it out."
+            )
+
+    def _find(self, roles: tuple[str, ...]) -> int | None:
+        """Return the number of the first such turn, from 0; None if there is none or the template refuses the roles."""
+        turns = tuple(Message(role, f"said{number}here") for number, role in enumerate(roles))
+        try:
+            text = self._template(turns)
+            for place, turn in enumerate(turns):
+                if turn.role not in ("tool", "system") or not place or turn.content in text:
+                    continue
+                # It may be written in another form: what counts is that another content makes another text.
+                other = (*turns[:place], replace(turn, content="otherwise"), *turns[place + 1 :])
+                if self._template(other) == text:
+                    return place
+        except RenderError:
+            return None
+        return None

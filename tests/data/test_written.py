@@ -1,0 +1,73 @@
+"""Turns that a template leaves out: what a tool answered, and system turns in between, are not lost silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common import CHATML, make_tokenizer
+from rewardlab.core.errors import RenderError
+from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
+from rewardlab.data.bulk import render_all
+from rewardlab.data.chat import Renderer
+from rewardlab.data.config import RenderingConfig
+from rewardlab.data.store import LeftOut
+from rewardlab.data.templates import build_renderer
+
+# As those of Phi-4, OLMo 2, Falcon 3 and Yi.
+PASSING_OVER = (
+    "{% for m in messages %}{% if m['role'] in ('user', 'assistant') or loop.first %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'].split('</think>')[-1] + '<|im_end|>\n' }}{% endif %}"
+    "{% endfor %}"
+)
+RENAMING = CHATML.replace("message['content']", "message['content'] | upper")
+
+
+def build(template: str = PASSING_OVER, **config: Any) -> Renderer:
+    return build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=256, **config))
+
+
+def talk(*roles: str) -> tuple[Message, ...]:
+    return tuple(Message(role, f"{role} says {number}") for number, role in enumerate(roles))
+
+
+@pytest.mark.parametrize(
+    ("roles", "named"),
+    [
+        (("user", "assistant", "tool"), r"turn 3 \(tool\)"),
+        (("system", "user", "tool", "tool"), r"turn 3 \(tool\)"),
+        (("user", "system"), r"turn 2 \(system\)"),
+        (("system", "system", "user"), r"turn 2 \(system\)"),
+    ],
+)
+@pytest.mark.parametrize("reading", ["text", "keep"])
+def test_a_turn_that_is_left_out_is_named(roles: tuple[str, ...], named: str, reading: str) -> None:
+    renderer, prompt = build(special_tokens_in_text=reading), talk(*roles)
+    with pytest.raises(RenderError, match=f"leaves out {named}, so no score would depend on it"):
+        renderer.render(prompt, (Message("assistant", "Yes."),))
+    replies = tuple((Message("assistant", said),) for said in ("Yes.", "No."))
+    row = Preference(
+        id="rows:1", source="s", prompt=prompt, replies=replies, comparisons=(Comparison(first=0, second=1),)
+    )
+    (found,) = render_all([row], renderer)
+    assert isinstance(found, LeftOut)
+    assert (found.cause, found.place.startswith("rows:1: the chat template leaves out turn")) == (
+        "template_refuses",
+        True,
+    )
+    for template in (CHATML, RENAMING):
+        assert isinstance(render_all([row], build(template))[0], TokenGroup), "it writes every turn"
+
+
+def test_what_is_left_out_of_turns_that_are_written_is_the_templates_own_choice() -> None:
+    renderer = build()
+    thought = Message("assistant", "<think>So?</think>Yes.")
+    for prompt in (talk("user"), talk("system", "user"), (*talk("user"), thought, *talk("user"))):
+        assert renderer.render(prompt, (thought,)).token_ids.size
+
+
+def test_no_more_is_rendered_where_users_and_assistants_speak_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = build()
+    monkeypatch.setattr(renderer.written, "_template", None)
+    renderer.render(talk("system", "user", "assistant", "user"), talk("assistant"))
