@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AddedToken
 
 from common import write_base_model, write_pairs
+from rewardlab.artifact.base import open_base
 from rewardlab.cli import main
 from rewardlab.core.errors import ModelError
+from rewardlab.data.chat import load_tokenizer
+from rewardlab.data.config import RenderingConfig
+from rewardlab.model.config import BackboneConfig
 from rewardlab.model.files import require_whole_files, weight_files
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 437951328\n".format("a" * 64)
@@ -171,3 +176,27 @@ def test_sound_bases_pass_whole_and_in_shards(base):
     (base / "1.safetensors").write_text(POINTER)
     with pytest.raises(ModelError, match=r"1.safetensors: this is a git-lfs pointer"):
         require_whole_files(base)
+
+
+@pytest.mark.parametrize(("name", "is_written"), [("<|turn|>", True), ("zebra", False), ("<|padding|>", False)])
+def test_tokens_without_embeddings_are_named_before_training(
+    base: Path, caplog: pytest.LogCaptureFixture, *, name: str, is_written: bool
+) -> None:
+    """A tokenizer to which tokens were added, and a model that was not enlarged for them."""
+    tokenizer = load_tokenizer(str(base))
+    tokenizer.add_tokens(["x" * size for size in range(30, 30 + 384 - len(tokenizer))])
+    tokenizer.add_tokens([AddedToken(name, special=name.startswith("<"))])
+    if is_written:
+        tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", name)
+    tokenizer.save_pretrained(str(base))
+    model = BackboneConfig(model=str(base))
+    if is_written:
+        with pytest.raises(
+            ModelError, match=r"hold '<\|turn\|>' \(384\), which the model cannot read.*384 tokens.*385"
+        ):
+            open_base(model, RenderingConfig(max_seq_len=128))
+    else:
+        open_base(model, RenderingConfig(max_seq_len=128))
+    told = [said for said in caplog.messages if "cannot be read" in said]
+    assert len(told) == (name == "zebra")
+    assert all("texts with 'zebra' cannot be read" in said for said in told)

@@ -11,7 +11,7 @@ import torch
 
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.save import choose_pad
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, RenderingConfig
@@ -96,13 +96,39 @@ def require_positions(config: Any, length: int) -> None:
         )
 
 
+def require_embeddings(renderer: Renderer, num_embeddings: int) -> None:
+    """Raise ModelError if the chat template writes tokens that the model has no embeddings for.
+
+    Words of which texts may consist are told, since only such texts cannot be scored. ConfigError is raised as
+    `render_canaries` does.
+    """
+    tokenizer, canaries = renderer.tokenizer, render_canaries(renderer)
+    rendered = {int(token) for _, _, token_ids in canaries for token in token_ids}
+    remedy = (
+        f"The model has embeddings for {num_embeddings} tokens and its tokenizer has {len(tokenizer)}: enlarge them by "
+        f"model.resize_token_embeddings(len(tokenizer)) and save the model again."
+    )
+    if written := [token for token in sorted(rendered) if token >= num_embeddings]:
+        names = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)!r} ({token})" for token in written)
+        raise ModelError(f"the rendered conversations hold {names}, which the model cannot read. {remedy}")
+    beyond = {name for name, token in tokenizer.get_vocab().items() if token >= num_embeddings}
+    # A control token that is typed is read as letters, so one that no template writes, such as one for padding, does no
+    # harm.
+    if renderer.spec.special_tokens_in_text == "text":
+        beyond -= set(renderer.markers.names)
+    if beyond:
+        shown = ", ".join(map(repr, sorted(beyond)[:3])) + (" and others" if len(beyond) > 3 else "")
+        logger.warning("model: texts with %s cannot be read. %s", shown, remedy)
+
+
 def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: str | None = None) -> Base:
     """Find the model and build its renderer.
 
     `truncation` is the rule by which the renderer cuts long conversations; by default that of the newest models.
 
-    Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, and
-    ConfigError for a length limit above its number of positions or too small for every canary.
+    Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, or has too
+    few embeddings for its tokenizer, and ConfigError for a length limit above its number of positions or too small for
+    every canary.
     """
     path = resolve_model_name(model.model, logger.info)
     folder = Path(path) if Path(path).is_dir() else None
@@ -120,8 +146,9 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     if truncation is not None:
         renderer = Renderer(renderer.tokenizer, replace(renderer.spec, truncation=truncation))
     # Saving needs at least one canary and a pad token: refuse a model without them now, not after training.
-    render_canaries(renderer)
-    renderer.pad_token_id = choose_pad(renderer, config.get_text_config().vocab_size)
+    num_embeddings = config.get_text_config().vocab_size
+    require_embeddings(renderer, num_embeddings)
+    renderer.pad_token_id = choose_pad(renderer, num_embeddings)
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer, commit=commit_of(path))
 
 
