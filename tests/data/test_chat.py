@@ -341,3 +341,15 @@ def test_a_long_text_brings_no_warning_of_the_tokenizer(tmp_path, caplog):
     finally:
         transformers_logger.removeHandler(caplog.handler)
     assert "longer than" not in caplog.text
+
+
+def test_an_installed_package_does_not_change_the_tokenizer(tmp_path, monkeypatch):
+    """With mistral-common, transformers takes it for a model that has its `tekken.json`."""
+    from transformers.models.auto import tokenization_auto as auto
+
+    make_tokenizer().save_pretrained(str(tmp_path))
+    (tmp_path / "tekken.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    monkeypatch.setitem(auto.TOKENIZER_MAPPING_NAMES, "mistral", "MistralCommonBackend")
+    monkeypatch.setattr(auto, "_use_mistral_format", lambda *_, mistral_format=None, **__: mistral_format is None)
+    assert load_tokenizer(str(tmp_path)).chat_template == CHATML

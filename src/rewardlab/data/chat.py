@@ -357,7 +357,10 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder_or_name, trust_remote_code=trust_remote_code)
+        # Else transformers takes mistral-common for Mistral's models where it is installed, without chat templates.
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder_or_name, trust_remote_code=trust_remote_code, mistral_format=False
+        )
         # Long texts are cut by the rule and counted here; transformers would warn of "indexing errors" in the model.
         getattr(tokenizer, "deprecation_warnings", {})["sequence-length-is-longer-than-the-specified-maximum"] = True
         return tokenizer
