@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from rewardlab.core import signals
-from rewardlab.core.errors import RankError, RewardlabError, RunInterrupted
+from rewardlab.core.errors import LostRankError, RankError, RewardlabError, RunInterrupted
 from rewardlab.core.files import read_json
 from rewardlab.core.run_folder import ENDED
 from rewardlab.training.ended import KeptEnd
@@ -33,6 +33,12 @@ def kept(folder, error, *, is_first, begun=True, finished=False):
 def test_the_process_that_failed_first_keeps_its_error_and_the_others_nothing(tmp_path):
     assert kept(tmp_path, RankError("rank 0 ended, because rank 1 failed: a bad row"), is_first=True) is None
     assert kept(tmp_path, RewardlabError("a bad row"), is_first=False) == "a bad row"
+
+
+def test_that_a_process_was_lost_is_kept_unless_that_one_said_why(tmp_path):
+    assert kept(tmp_path, LostRankError("another one is gone"), is_first=False) == "another one is gone"
+    (tmp_path / ENDED).write_text('{"text": "a bad row"}')
+    assert kept(tmp_path, LostRankError("another one is gone"), is_first=False) == "a bad row"
 
 
 def test_a_request_to_stop_that_all_processes_heed_is_kept_by_the_first(tmp_path):

@@ -11,6 +11,7 @@
     ├── DiskFullError        the disk takes no more of what a run writes (an OSError, too)
     ├── NonFiniteError       training produced NaN or infinity and was stopped before the optimizer step
     ├── RankError            a process of a distributed run that ended because another one failed
+    ├── LostRankError        a process of a distributed run whose connection to another one broke
     └── RunInterrupted       a signal or a limit ended a run early; it can be resumed
 
 A message says what happened, what was found, what was wanted, and what to do next.
@@ -72,6 +73,10 @@ class NonFiniteError(RewardlabError):
 
 class RankError(RewardlabError):
     """A process of a distributed run that ended because another one failed. The message of that one says why."""
+
+
+class LostRankError(RewardlabError):
+    """A process of a distributed run whose connection to another one broke: that one ended and did not say why."""
 
 
 class RunInterrupted(RewardlabError):

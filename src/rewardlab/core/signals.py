@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Final
@@ -41,7 +41,7 @@ def ending_with_status() -> Iterator[None]:
     For a program around `train`. While it trains, `StopRequests` replaces these handlers. The disk holds what a kill
     leaves.
     """
-    with _exchanged(signal.SIG_DFL, _end):
+    with _exchanged((signal.SIG_DFL,), _end, ENDING):
         yield
 
 
@@ -60,8 +60,9 @@ def hears_of_end(tell: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def signals_as_ever() -> Iterator[None]:
-    """Undo `ending_with_status` around calls that wait in native code, during which Python runs no signal handlers."""
-    with _exchanged(_end, signal.SIG_DFL):
+    """Let signals end the process as by default, around calls that wait in native code, during which Python runs no
+    signal handlers. Handlers that the caller installed stay."""
+    with _exchanged((_end, _raise, signal.default_int_handler), signal.SIG_DFL, SIGNALS):
         yield
 
 
@@ -80,21 +81,23 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _exchanged(present: Any, handler: Any) -> Iterator[None]:
-    """Set `handler` for the signals whose handler is `present`. Handlers that the caller installed stay."""
+def _exchanged(present: Sequence[Any], handler: Any, names: Sequence[str]) -> Iterator[None]:
+    """Set `handler` for those of the named signals whose handler is one of `present`.
+
+    Handlers that the caller installed stay.
+    """
     # Python lets only the main thread set handlers.
-    changed = []
+    changed = {}
     if threading.current_thread() is threading.main_thread():
-        for name in ENDING:
+        for name in names:
             number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) == present:
-                signal.signal(number, handler)
-                changed.append(number)
+            if number is not None and signal.getsignal(number) in present:
+                changed[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in changed:
-            signal.signal(number, present)
+        for number, before in changed.items():
+            signal.signal(number, before)
 
 
 class Terminated(KeyboardInterrupt):

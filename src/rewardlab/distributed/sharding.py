@@ -25,10 +25,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from rewardlab.core.errors import ConfigError, RankError, RunInterrupted
+from rewardlab.core.errors import ConfigError, LostRankError, RankError, RunInterrupted
 from rewardlab.core.pending import let_finish
-from rewardlab.core.signals import signals_as_ever
 from rewardlab.core.terminal import visible_message
+from rewardlab.distributed.meeting import lost, meet
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
 from rewardlab.model.half import HalfWeights, RoundedParts
 from rewardlab.model.layers import decoder_layers
@@ -71,7 +71,7 @@ def joined_ranks() -> Iterator[Ranks]:
 
     A process without torchrun's environment variables is alone. An error on one rank ends all of them: the rank that
     fails tells the others, and those that wait for it in a collective, and so cannot hear it, are ended after GRACE_S.
-    Raises RankError on the ranks that end because of another one.
+    Raises RankError on the ranks that end because of another one, and LostRankError if that one did not say why.
 
     Ranks that end together leave no thread of a process group behind (see `_leave`), as long as nobody outside the
     block holds a sharded model.
@@ -82,10 +82,7 @@ def joined_ranks() -> Iterator[Ranks]:
     device = device_of_rank()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Meeting the other ranks waits in native code, where Python's handlers are not called; with the default ones a
-    # signal still ends the process.
-    with signals_as_ever():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
+    meet("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
     ranks = Ranks(rank=dist.get_rank(), size=dist.get_world_size())
     level = logger.level
     if not ranks.is_first:
@@ -109,11 +106,9 @@ def joined_ranks() -> Iterator[Ranks]:
         traceback.clear_frames(stopped.__traceback__)
         raise
     except BaseException as error:
-        # The first rank to fail keeps its own error, which says most; the others name it as their reason.
-        told = _tell(store, f"rank {ranks.rank} failed: {error or type(error).__name__}")
-        if told.startswith(f"rank {ranks.rank} "):
-            raise
-        raise RankError(f"rank {ranks.rank} ended, because {told}") from error
+        if (instead := _other_cause(store, ranks.rank, error)) is not None:
+            raise instead from error
+        raise
     finally:
         ended.set()
         watch.join()
@@ -152,12 +147,26 @@ def _store() -> Any:
     return namespace.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
 
 
-def _tell(store: Any, text: str) -> str:
-    """Record `text` as the reason for the failure unless another rank was first; return the reason that stands."""
+def _other_cause(store: Any, rank: int, error: BaseException) -> RankError | LostRankError | None:
+    """Tell the other ranks of an error; return the error that says more, because another rank is the cause of this one.
+
+    The first rank to fail keeps its own error, which says most; the others name it as their reason.
+    """
+    gone = lost(error)
+    told = _tell(store, f"rank {rank} failed: {gone or str(error) or type(error).__name__}")
+    if told is not None and not told.startswith(f"rank {rank} "):
+        return RankError(f"this process ended, because {told}")
+    return gone
+
+
+def _tell(store: Any, text: str) -> str | None:
+    """Record `text` as the reason for the failure unless another rank was first; return the reason that stands, or None
+    if the first rank is gone, which serves the store.
+    """
     with suppress(dist.DistError):
         # compare_set is atomic, so of several ranks that fail at the same time exactly one is recorded.
         return str(store.compare_set(FAILED, "", text).decode())
-    return "the first rank is gone"
+    return None
 
 
 def _end_with_others(rank: int, ended: threading.Event) -> None:

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
-from rewardlab.core.errors import RankError, RewardlabError, RunInterrupted
+from rewardlab.core.errors import LostRankError, RankError, RewardlabError, RunInterrupted
 from rewardlab.core.files import write_json
 from rewardlab.core.run_folder import ENDED
 from rewardlab.core.signals import hears_of_end
@@ -46,6 +46,9 @@ class KeptEnd:
         # A request to stop ends all processes alike. After an error the one that failed first has its own, and others
         # a RankError; the first process may not even hear of it before it is ended.
         if isinstance(error, RankError) or (isinstance(error, RunInterrupted) and not self._is_first):
+            return
+        # That one may have written why it ended, and known more.
+        if isinstance(error, LostRankError) and (self._run / ENDED).exists():
             return
         # A fault of the program, or Ctrl-C twice, has a name that says more than its text.
         name = type(error).__name__

@@ -1,0 +1,80 @@
+"""How the processes of a run meet, and what is said when some do not come, or one is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+import torch.distributed as dist
+
+from rewardlab.core.errors import ConfigError, LostRankError
+from rewardlab.core.signals import signals_as_ever
+from rewardlab.core.terminal import visible, visible_message
+
+logger = logging.getLogger("rewardlab")
+NUMBERS: Final = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+TELL_AFTER_S: Final = 30.0
+"""Seconds of waiting for the other processes after which that is told."""
+BY_GLOO: Final = "gloo/transport/"
+"""What stands in every error of gloo about a connection: the source file that raised it."""
+
+
+def meet(backend: str, *, timeout: timedelta) -> None:
+    """Join the processes whose number, place and address the environment says.
+
+    Tells what is waited for if that takes long. Raises ConfigError if the environment is not complete, or the processes
+    do not meet before the timeout.
+    """
+    _require_environment()
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    who = f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, counted from 0,"
+    try:
+        # Meeting the other ranks waits in native code, where Python's handlers are not called; with the default ones a
+        # signal still ends the process.
+        with _telling(f"{who} waits at {visible(place)} (MASTER_ADDR, MASTER_PORT) for the others"), signals_as_ever():
+            dist.init_process_group(backend, timeout=timeout)
+    except dist.DistError as error:
+        said = visible_message(str(error).strip().partition("\n")[0])
+        raise ConfigError(
+            f"{who} did not meet the others at {visible(place)} (MASTER_ADDR, MASTER_PORT): {said} Start all of them "
+            f"with the same address, and a port that nothing else uses: of torchrun by --master-port."
+        ) from error
+
+
+def _require_environment() -> None:
+    for name in (*NUMBERS, "MASTER_ADDR"):
+        value = os.environ.get(name, "")
+        if not value or (name in NUMBERS and not value.isdecimal()):
+            found = f"is {visible(value)!r}" if value else "is not set"
+            raise ConfigError(
+                f"{name} {found} in the environment, where RANK and WORLD_SIZE say that this is one of several "
+                f"processes. Start it by torchrun, or unset both."
+            )
+
+
+@contextmanager
+def _telling(line: str) -> Iterator[None]:
+    """Log a line if the block takes long. In a thread, since this one waits in native code."""
+    teller = threading.Timer(TELL_AFTER_S, logger.warning, ("%s", line))
+    teller.daemon = True
+    teller.start()
+    try:
+        yield
+    finally:
+        teller.cancel()
+
+
+def lost(error: BaseException) -> LostRankError | None:
+    """Return what to say in place of an error that means that another process is gone; None for all other errors."""
+    if not (isinstance(error, RuntimeError) and BY_GLOO in str(error)):
+        return None
+    return LostRankError(
+        "another process of the run is gone, or answers no more, and did not say why: it was killed, such as for want "
+        "of memory, or its machine is lost. What it printed last, and what started the processes, may tell. --resume "
+        "auto goes on from the last checkpoint, if there is one."
+    )

@@ -1,0 +1,90 @@
+"""Processes of a run that do not come, or are lost: what is said, and that nobody waits without a word."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.distributed.meeting import lost, meet
+from rewardlab.distributed.sharding import joined_ranks
+
+WAITS = """
+import logging, signal, sys
+from datetime import timedelta
+from rewardlab.core.signals import ending_with_status, raised_at_once
+from rewardlab.distributed import meeting
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+meeting.TELL_AFTER_S = 0.1
+with {around}():
+    meeting.meet("gloo", timeout=timedelta(minutes=5))
+"""
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Says in the environment that this is the first of two processes, and where they meet; returns the port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    return port
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("around", "number"), [("ending_with_status", signal.SIGINT), ("raised_at_once", signal.SIGTERM)]
+)
+def test_a_process_that_waits_for_others_says_so_and_a_signal_ends_it(around, number, place):
+    program = [sys.executable, "-c", WAITS.format(around=around)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith(f"process 0 of 2, counted from 0, waits at 127.0.0.1:{place} (MASTER_ADDR")
+            process.send_signal(number)
+            assert process.wait(60) == -number
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_an_address_that_is_taken_is_named(place):
+    with socket.socket() as taken:
+        taken.bind(("", place))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"did not meet the others at 127.0.0.1:{place} .*--master-port"):
+            meet("gloo", timeout=timedelta(seconds=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MASTER_ADDR", None, "MASTER_ADDR is not set"),
+        ("MASTER_PORT", "x", "MASTER_PORT is 'x'"),
+        ("RANK", "-1", "RANK is '-1'"),
+    ],
+)
+def test_an_environment_that_is_not_whole_is_refused_in_words(name, value, said, place, monkeypatch):
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"{said} in the environment, .* Start it by torchrun"), joined_ranks():
+        pass
+
+
+def test_only_a_connection_that_broke_is_a_lost_process():
+    broken = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    assert "--resume auto goes on from the last checkpoint" in str(lost(broken))
+    assert lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert lost(ConfigError("gloo/transport/")) is None
