@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import replace
@@ -15,12 +16,13 @@ import runs
 from resuming import stop_after
 from rewardlab import Rehearsal, rehearse, train
 from rewardlab.cli import main
-from rewardlab.core.errors import ConfigError, DataError, RewardlabError, RunInterrupted
+from rewardlab.core.errors import ConfigError, DataError, DiskFullError, RewardlabError, RunInterrupted
 from rewardlab.core.files import read_json
 from rewardlab.data.pack import costs
 from rewardlab.data.step_order import batch_of_step
 from rewardlab.training import closing
 from rewardlab.training import rehearsal as module
+from rewardlab.training.checkpoints import cadence
 from rewardlab.training.loop.reward_trainer import RewardSteps
 from rewardlab.training.rehearsed import dry_run_report
 
@@ -200,6 +202,33 @@ def test_errors_are_those_of_the_run_and_leave_nothing(base_model, tmp_path):
     with pytest.raises(DataError, match="pairs"):
         rehearse(config_for(base_model, data, tmp_path / "run"))
     assert tree(tmp_path) == before
+
+
+def test_a_full_disk_is_told_as_one_of_the_run_to_come(base_model, pairs_file, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoints/step_5")
+
+    monkeypatch.setattr(cadence, "write_checkpoint", full)
+    with pytest.raises(DiskFullError, match="run: No space left on device there .* A dry run keeps nothing") as error:
+        rehearse(config_for(base_model, pairs_file, tmp_path / "run"))
+    assert "--resume" not in str(error.value)
+    assert "--overwrite" not in str(error.value)
+
+
+def test_what_killed_dry_runs_left_is_named_and_what_goes_on_is_not(
+    base_model, pairs_file, tmp_path, holder, caplog, monkeypatch
+):
+    left, held = tmp_path / ".dry-run-1", tmp_path / ".dry-run-2"
+    left.mkdir()
+    (left / ".lock").write_text("process 1 on here\n")
+    holder(held)
+    monkeypatch.setattr(module, "carry_out", lambda *_, **__: pytest.fail("far enough"))
+    with pytest.raises(pytest.fail.Exception):
+        rehearse(config_for(base_model, pairs_file, tmp_path / "run"))
+    assert [line for line in caplog.messages if "a dry run that was killed left it" in line] == [
+        f"{left} is there; a dry run that was killed left it. Remove it."
+    ]
+    assert left.is_dir()
 
 
 def test_it_is_for_runs_that_begin(base_model, pairs_file, tmp_path):

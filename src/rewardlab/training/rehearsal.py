@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.config import require, require_kind, settings_of
-from rewardlab.core.errors import ConfigError, RunInterrupted
+from rewardlab.core.errors import ConfigError, DiskFullError, RunInterrupted
 from rewardlab.core.folders import remove, require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.run_folder import CHECKPOINTS, saved_steps
 from rewardlab.core.signals import INTERRUPTED, RESUME_LATER, Terminated, raised_at_once
+from rewardlab.core.terminal import visible
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.dataset_names import given_rows
 from rewardlab.data.groups import Datasets, Groups, prompt_numbers
@@ -96,7 +97,7 @@ def rehearse(
                 pass  # no run is under way there
         require_free(config, overwrite=config.run.overwrite)
     shortened = _Shortened(config)
-    with _interruptible(), _own_folder(_above(config.run.output_dir)) as folder:
+    with _interruptible(), _told_when_full(config.run.output_dir), _own_folder(_above(config.run.output_dir)) as folder:
         logger.info("dry run: a few steps and rows, in %s, which is removed at the end", folder)
         result = carry_out(config.replace(**QUIET, output_dir=folder), given, None, trial=shortened)
         return shortened.rehearsal(result) if _is_first() else None
@@ -124,11 +125,28 @@ def _own_folder(above: Path) -> Iterator[Path]:
     folder = above / f".dry-run-{'-'.join(ranks) or os.getpid()}"
     if _is_first():
         require(not os.path.lexists(folder), f"{folder} is there; a dry run that was killed left it. Remove it.")
+        for path in sorted(above.glob(".dry-run-*")):
+            if (path / LOCK).is_file():
+                with suppress(ConfigError), only_process(path, "--output-dir"):  # held: it goes on
+                    logger.warning("%s is there; a dry run that was killed left it. Remove it.", path)
     try:
         yield folder
     finally:
         if _is_first():
             remove(folder)
+
+
+@contextmanager
+def _told_when_full(output_dir: Path) -> Iterator[None]:
+    """Say for a full disk what that means for the run: there is nothing to go on with."""
+    try:
+        yield
+    except DiskFullError as full:
+        why = full.__cause__.strerror if isinstance(full.__cause__, OSError) else "the disk is full"
+        raise DiskFullError(
+            f"--output-dir {visible(str(output_dir))}: {why} there for a few steps in small, and the run needs more. "
+            f"Make room there, or choose a folder on another disk. A dry run keeps nothing."
+        ) from full
 
 
 @contextmanager
