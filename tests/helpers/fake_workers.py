@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,9 +22,14 @@ SECONDS = "FAKE_ENGINE_SECONDS"
 
 
 class Unequal(FakeEngine):
-    """An engine that can swap to `odd` in one process only: the first to write its number there."""
+    """An engine that can swap to `odd` in one process only: the first to write its number there; `endless` loads for
+    ever, and Python's own end waits for it."""
 
     def swap(self, name, folder):
+        if folder.name == "endless":
+            atexit.register(threading.Event().wait)
+            say("loading")
+            threading.Event().wait()
         if folder.name == "odd":
             try:
                 (folder / "first").open("x").close()

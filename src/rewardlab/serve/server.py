@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
-import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from rewardlab.core.config import require
 from rewardlab.core.terminal import short
@@ -50,7 +47,7 @@ def serve(
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     require(not missing, f'the server needs {", ".join(missing)}: pip install "rewardlab[serve]"')
-    from rewardlab.serve.http.run import listen, serve_until_ended, url_of
+    from rewardlab.serve.http.run import end_at_once, listen, serve_until_ended, url_of
     from rewardlab.serve.http.telemetry import Spans, spans_from_environment
 
     models, config = models_of([*folders, *settings.adapters]), http_config(settings, limits)
@@ -77,17 +74,6 @@ def serve(
     if served.swaps is not None and served.swaps.busy:
         end_at_once()
     return 0
-
-
-def end_at_once() -> NoReturn:
-    """End the process with status 0, though a thread still loads a model.
-
-    Python's own end would not stop that thread, which then meets an interpreter that is gone, and aborts.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _serve_in_workers(

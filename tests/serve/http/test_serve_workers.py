@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,10 @@ def model(folder: Path, told: str) -> Path:
 class Fleet:
     """A parent with its workers, and questions to whichever of them accepts."""
 
-    def __init__(self, count: int, folder: Path) -> None:
+    def __init__(self, count: int, folder: Path, drain_timeout_s: float = 30) -> None:
         helpers = str(Path(__file__).parents[2] / "helpers")
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join([helpers, *sys.path])}
-        command = [sys.executable, "-m", "fake_workers", str(count), str(folder), "30"]
+        command = [sys.executable, "-m", "fake_workers", str(count), str(folder), str(drain_timeout_s)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
         assert self.process.stdout is not None
         self.lines: list[str] = []
@@ -155,6 +156,22 @@ def test_workers_that_cannot_load_end_the_parent_with_words_and_an_error(models)
     assert fleet.process.wait(60) != 0
     fleet.process.stdout.close()
     assert any("is broken" in line for line in fleet.lines)
+
+
+@pytest.mark.slow
+def test_workers_end_at_once_while_a_model_is_loaded(models):
+    model(models / "endless", "endless")
+    fleet = Fleet(2, models / "one", drain_timeout_s=0.1)
+    assert fleet.process.stdout is not None
+    with ThreadPoolExecutor(1) as threads:
+        swap = {"model": "tiny", "folder": str(models / "endless")}
+        waiting = threads.submit(fleet.ask, "/admin/swap", swap, ADMIN_TOKEN)
+        fleet.wait_for_line("loading")
+        fleet.process.send_signal(signal.SIGTERM)
+        assert waiting.result()[0] == 503
+    left = fleet.process.stdout.read()
+    assert (fleet.process.wait(60), "did not end in time" in left) == (0, False), left
+    fleet.process.stdout.close()
 
 
 class Process(BaseProcess):

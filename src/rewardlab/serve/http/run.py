@@ -8,9 +8,10 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator
-from typing import Final
+from typing import Final, NoReturn
 
 import uvicorn
 
@@ -160,6 +161,17 @@ def serve_until_ended(
     finally:
         served.scoring.close()
         served.engine.close()
+
+
+def end_at_once() -> NoReturn:
+    """End the process with status 0, though a thread still loads a model.
+
+    Python's own end would not stop that thread, which then meets an interpreter that is gone, and aborts.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, both: bool) -> None:

@@ -37,7 +37,7 @@ from rewardlab.serve.http.app import make_app
 from rewardlab.serve.http.config import HttpConfig
 from rewardlab.serve.http.metrics import Families
 from rewardlab.serve.http.refusals import SWAP_FAILURES, NotSwappedError, SwapGoesOnError, not_swapped
-from rewardlab.serve.http.run import Server, serve_until_ended
+from rewardlab.serve.http.run import Server, end_at_once, serve_until_ended
 from rewardlab.serve.http.telemetry import Spans, spans_from_environment
 
 Outcome = tuple[bool, Any]
@@ -156,6 +156,8 @@ class _Process:
         self._line = line
         self._engine = engine
         self._plan = plan
+        self._loading = False
+        """Whether a thread loads a model that is to be swapped in; the parent asks for one at a time."""
         self._served = make_app(
             engine, plan.config, swap=self._swap_everywhere, gather=self._counts_of_all, spans=spans
         )
@@ -177,6 +179,8 @@ class _Process:
             signals=False,
             on_start=lambda server: threading.Thread(target=self._attend, args=(server,), daemon=True).start(),
         )
+        if self._loading:
+            end_at_once()
 
     def _attend(self, server: Server) -> None:
         while (message := self._line.receive()) is not None and message[0] != "end":
@@ -192,7 +196,9 @@ class _Process:
         what, number, *arguments = message
         if what == "swap":
             name, folder = arguments
+            self._loading = True
             outcome = outcome_of(lambda: self._engine.swap(name, Path(folder)).model_dump(mode="json"))
+            self._loading = False
         else:
             outcome = outcome_of(lambda: (self._served.metrics.families(), self._engine.healthy()))
         # If the parent is gone, `_attend` ends the server.
