@@ -325,11 +325,14 @@ def test_a_whole_file_beside_parts_of_its_name_is_refused(tmp_path: Path) -> Non
         parts_of(whole)
 
 
-def test_a_prompt_with_images_is_refused(tmp_path: Path) -> None:
+def test_a_prompt_with_images_or_tools_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.json"
     path.write_text(json.dumps([[{"role": "user", "content": "What is this?", "images": ["a.png"]}]]))
     with pytest.raises(DataError, match=r"prompts\.json:1: .*has images beside its text"):
         list(read_prompts(str(path)))
     write(rows := tmp_path / "rows.jsonl", {"prompt": "Who?", "images": []}, {"prompt": "What?", "images": ["a.png"]})
     with pytest.raises(DataError, match=r"rows\.jsonl:2: has images beside its prompt"):
+        list(read_prompts(str(rows)))
+    write(rows, {"prompt": "Who?", "tools": []}, {"prompt": "What?", "tools": [{"type": "function"}]})
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: has tools beside its prompt"):
         list(read_prompts(str(rows)))

@@ -41,6 +41,7 @@ def test_an_empty_prompt_is_scored_as_everywhere_else(tmp_path):
         ({"prompt": "a", "responses": []}, "responses is an empty list"),
         ({"prompt": "a", "responses": {"b": 1}}, "responses is of type dict, not a list"),
         ({"prompt": "a", "response": "b", "images": ["c.png"]}, "it has images, of which the texts alone would be"),
+        ({"prompt": "a", "response": "b", "tools": [{"type": "function"}]}, "it defines tools, which the prompt would"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said(tmp_path, row, said):
@@ -90,7 +91,7 @@ def test_rows_that_cannot_be_scored_are_written_with_their_cause_if_asked(tmp_pa
         said,
         [
             "not valid JSON",
-            "expected a JSON object, got list",
+            'expected a JSON object, got list. Each line must look like {"prompt": …, …}.',
             "the row has more than 8,000,000 characters",
             "a response is of type NoneType, not text",
             "its columns are prompt (null), response",

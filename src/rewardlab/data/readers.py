@@ -26,6 +26,8 @@ SEPARATED = {".csv": ",", ".tsv": "\t"}
 """Ending of the files that are tables in text -> what stands between their cells."""
 ASKED_LISTS = ("messages", "prompt", "responses")
 """The only columns of rows to be scored whose cells may hold lists: a reply or a note stays the text that it is."""
+ASKED_LINE = '{"prompt": …, …}'
+"""What a line of such rows looks like."""
 MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
 """Most characters of a CSV row. In a longer one a double quote is missing, so that the row never ends."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
@@ -164,7 +166,7 @@ def _row_or_error(path: Path, number: int, line: str | UnreadRow) -> Row | DataE
     if isinstance(line, UnreadRow):
         return _too_long(path, number)
     try:
-        return parse_line(path, number, line)
+        return parse_line(path, number, line, like=ASKED_LINE)
     except DataError as error:
         return error
 

@@ -20,7 +20,7 @@ from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources, is_lone
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import holds_lines, read_each_row, read_source
-from rewardlab.data.rows import media_of
+from rewardlab.data.rows import has_tools, media_of
 from rewardlab.gold.files.rows import is_open, turns_of, with_system
 
 logger = logging.getLogger("rewardlab")
@@ -137,9 +137,10 @@ def _of_rows(name: str, split: str) -> Iterator[Prompt]:
 
 
 def _require_text(row: Mapping[str, Any], where: str) -> None:
-    """Raise DataError for a row with images, sound or video beside its prompt."""
-    if media := media_of(row):
-        raise DataError(f"{where}: has {media} beside its prompt, which no model here reads. Take the row out.")
+    """Raise DataError for a row with images, sound or video, or with tools, beside its prompt."""
+    beside = media_of(row) or ("tools" if has_tools(row) else None)
+    if beside is not None:
+        raise DataError(f"{where}: has {beside} beside its prompt, which no model here reads. Take the row out.")
 
 
 def _column(row: Mapping[str, Any]) -> str | None:

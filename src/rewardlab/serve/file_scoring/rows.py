@@ -13,7 +13,7 @@ from rewardlab.core.types import Conversation
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import prompt_turns, reply_text
 from rewardlab.data.readers import holds_lines, read_each_row
-from rewardlab.data.rows import UnusableRowError, is_absent, media_of, show
+from rewardlab.data.rows import UnusableRowError, has_tools, is_absent, media_of, show
 
 ROWS_AT_A_TIME: Final = 256
 """Most rows that are scored and kept together: few, so that little is lost in an interruption, but enough to fill
@@ -96,11 +96,7 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
     given = [name for name in ("messages", "responses", "response") if present(row, name)]
     if not given or (given[0] != "messages" and not present(row, "prompt")):
         raise DataError(f"{where}: cannot be scored (its columns are {_columns(row)}). {WANTED}")
-    if media := media_of(row):
-        raise DataError(
-            f"{where}: cannot be scored (it has {media}, of which the texts alone would be judged). If they stand "
-            f"alone, take the column out or rename it."
-        )
+    _require_text_alone(row, where)
     try:
         if given[0] == "messages":
             turns = to_messages(row["messages"])
@@ -117,6 +113,20 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
         raise DataError(f"{where}: cannot be scored ({error.detail}). {WANTED}") from error
     except (RenderError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: cannot be scored ({error}). {WANTED}") from error
+
+
+def _require_text_alone(row: Mapping[str, Any], where: str) -> None:
+    """Raise DataError for a row with images, sound or video, or with tools, neither of which a prompt here holds."""
+    if media := media_of(row):
+        raise DataError(
+            f"{where}: cannot be scored (it has {media}, of which the texts alone would be judged). If they stand "
+            f"alone, take the column out or rename it."
+        )
+    if has_tools(row):
+        raise DataError(
+            f"{where}: cannot be scored (it defines tools, which the prompt would lack). If the prompt has them, take "
+            f"the column out or rename it."
+        )
 
 
 def _prompt(value: Any, *, bare: bool | None) -> str | Conversation:
