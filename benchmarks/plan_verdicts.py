@@ -18,6 +18,7 @@ import numpy as np
 from scipy.special import expit, ndtri, stdtr
 
 from harness import results, simulated
+from harness.near_other_ends import near_other_ends, power_near_the_end
 from harness.near_the_end import near_the_end
 from harness.simulation import Rate, Simulation, outside, parser_of, rounded, summary
 from rewardlab.analysis.calibration import ece_influence
@@ -361,6 +362,8 @@ KINDS: dict[str, tuple[str, Kind]] = {
     "would_decide": ("what would decide, and whether it does", would_decide),
     "of_calibration": ("ECE at its limit, found beyond it (at most 5 %)", of_calibration),
     "near_the_end": ("shares near 1, arms that differ on few prompts (at most 5 and 1 %)", near_the_end),
+    "near_other_ends": ("AUC, Brier score, loss, several comparisons a prompt (at most 5 and 1 %)", near_other_ends),
+    "power_near_the_end": ("the same 2.5 standard errors ahead, at 5 %", power_near_the_end),
 }
 
 

@@ -13,9 +13,9 @@ variance A + B, but with two or three seeds they give too many false findings; d
 
 Numbers that are not means are linearised: the influence ψ_sc of a prompt c on the value of seed s says how the value
 changes with the weight of the prompt (see influence.py). An expression of several numbers changes by its gradient.
-Shares near the end of their range, and arms that differ on few prompts, show too little variance; so to B of shares is
-added what it would be more if the limit were the truth (bounded.py). Some numbers lie above the truth on average, as
-ECE does. Before such a number is compared with a limit, this excess is subtracted from it.
+Shares, losses and AUC near the end of their range, and arms that differ on few prompts, show too little variance; so to
+their B is added what it would be more if the limit were the truth (bounded.py). Some numbers lie above the truth on
+average, as ECE does. Before such a number is compared with a limit, this excess is subtracted from it.
 
 Legend: S seeds, C prompts (clusters).
 """
@@ -62,6 +62,11 @@ class Observed:
     outcome_SC: FloatArray | None = None
     """[S, C] outcomes whose mean by `weight_SC` the value is, for one whose influences are of something else besides;
     None where the outcomes follow from the influences."""
+    each_SC: FloatArray | None = None
+    """[S, C] comparisons of each prompt; None where that is not known."""
+    turned_S: FloatArray | None = None
+    """[S] how far a comparison that comes out the other way is from the value, for loss, Brier score and AUC; None for
+    all others."""
     row_error: float | None = None
     """The standard error of one seed, for a value that is computed from rows but has no influences, as values of curves
     are. NaN if it is not known; None for values that have influences, or do not come from rows."""
@@ -138,7 +143,7 @@ class Crossed:
     num_alike: float = 0.0
     """How many prompts of equal weight would count as much; 0 where that is `num_prompts`."""
     bounded: Bounded | None = None
-    """The value as a mean over prompts of what cannot leave a range; None where it is not of shares."""
+    """The value as a mean over prompts of what cannot leave a range; None where no ends of its terms are known."""
 
     @property
     def variance(self) -> float:

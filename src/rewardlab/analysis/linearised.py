@@ -18,7 +18,7 @@ from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.lengths import length_controlled_influence, length_controlled_weights
 from rewardlab.analysis.reliability import logistic
-from rewardlab.analysis.score_table import IntArray, Pairs, Replies, ScoreTable, score_table
+from rewardlab.analysis.score_table import LARGEST, IntArray, Pairs, Replies, ScoreTable, score_table
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import ScoreRow
 
@@ -58,19 +58,23 @@ def _observed(name: str, tables: Mapping[int, ScoreTable], beta: float) -> Obser
             )
     clusters = sorted({str(key) for table in tables.values() for key in table.prompts})
     place = {name: number for number, name in enumerate(clusters)}
-    moved_SC, weight_SC = np.zeros((2, len(tables), len(clusters)))
-    for row_C, weight_C, (seed, table) in zip(moved_SC, weight_SC, tables.items(), strict=True):
+    moved_SC, weight_SC, each_SC = np.zeros((3, len(tables), len(clusters)))
+    for row_C, weight_C, each_C, (seed, table) in zip(moved_SC, weight_SC, each_SC, tables.items(), strict=True):
         _, psi_N, prompt_N = found[seed]
         # Influences have a mean of 0, but for those of leaving out prompts of uneven size, whose sums are to stay.
         at = [place[str(key)] for key in table.prompts]
         row_C[at] = np.bincount(prompt_N, psi_N, minlength=len(table.prompts)) / max(psi_N.size, 1)
         weight_C[at] = np.bincount(prompt_N, minlength=len(table.prompts)) / max(psi_N.size, 1)
+        each_C[at] = np.bincount(table.pairs.finite.prompt, minlength=len(table.prompts))
+    turned = _TURNED.get(name)
     observed = Observed(
         by_seed_S=np.array([value for value, _, _ in found.values()]),
         seeds=tuple(found),
         influence_SC=moved_SC,
         clusters=tuple(clusters),
         weight_SC=weight_SC,
+        each_SC=each_SC,
+        turned_S=None if turned is None else np.array([turned(table, beta) for table in tables.values()]),
         excess=float(np.mean([_excess(name, table, beta) for table in tables.values()])),
     )
     return _with_outcomes(observed, tables) if name == "accuracy_length_controlled" else observed
@@ -107,6 +111,10 @@ def _of_values(values: FloatArray, prompts: IntArray) -> Linearised:
 
 def _agreement(pairs: Pairs, beta: float) -> FloatArray:
     return pairs.label * pairs.outcome + (1 - pairs.label) * (1 - pairs.outcome)
+
+
+def _brier(pairs: Pairs, beta: float) -> FloatArray:
+    return np.square(pairs.probability(beta=beta) - pairs.label)
 
 
 def _by_prompt(table: ScoreTable, beta: float) -> Linearised:
@@ -229,6 +237,45 @@ def _scores(of: Callable[[Replies], FloatArray]) -> Measure:
     return measure
 
 
+# --- comparisons that come out the other way --------------------------------------------------------------------
+
+
+def _otherwise(values: FloatArray, pairs: Pairs, beta: float) -> float:
+    """Return the mean of values [N] that comparisons would have if the preferred reply lost, each by its chance to
+    lose as the model has it: σ(−β|d|)."""
+    with np.errstate(over="ignore"):
+        surprise = np.logaddexp(0.0, np.minimum(np.abs(beta * pairs.difference), LARGEST))
+    return float(np.average(values, weights=np.exp(surprise.min() - surprise)))
+
+
+def _turned_loss(table: ScoreTable, beta: float) -> float:
+    pairs = table.pairs.finite
+    lost = replace(pairs, difference=-np.abs(pairs.difference))
+    return _otherwise(lost.nll(beta=beta), pairs, beta) - float(pairs.nll(beta=beta).mean())
+
+
+def _turned_brier(table: ScoreTable, beta: float) -> float:
+    pairs = table.pairs.finite
+    lost = replace(pairs, difference=-np.abs(pairs.difference))
+    return _otherwise(_brier(lost, beta), pairs, beta) - float(_brier(pairs, beta).mean())
+
+
+def _turned_area(table: ScoreTable, beta: float) -> float:
+    pairs = table.pairs.decided
+    lower, higher = np.minimum(pairs.preferred, pairs.other), np.maximum(pairs.preferred, pairs.other)
+    above = influence.shares_below(lower, pairs.other)
+    below = 1 - influence.shares_below(higher, pairs.preferred)
+    return _otherwise(above + below, pairs, beta) - 2 * _area(table, beta)[0]
+
+
+_TURNED: Final[Mapping[str, Callable[[ScoreTable, float], float]]] = {
+    "loss": _turned_loss,
+    "brier": _turned_brier,
+    "roc_auc": _turned_area,
+}
+"""Quantity -> by how much the influence of a comparison that comes out the other way differs from 0."""
+
+
 QUANTITIES: Final[Mapping[str, Measure]] = MappingProxyType(
     {
         "accuracy": _mean(lambda pairs, beta: pairs.outcome),
@@ -237,7 +284,7 @@ QUANTITIES: Final[Mapping[str, Measure]] = MappingProxyType(
         "accuracy_by_prompt": _by_prompt,
         "accuracy_length_controlled": _length_controlled,
         "loss": _mean(lambda pairs, beta: pairs.nll(beta=beta), decided=False),
-        "brier": _mean(lambda pairs, beta: np.square(pairs.probability(beta=beta) - pairs.label), decided=False),
+        "brier": _mean(_brier, decided=False),
         "ece": _ece,
         "roc_auc": _area,
         "calibration_slope": _slope,

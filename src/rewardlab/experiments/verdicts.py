@@ -141,12 +141,17 @@ def contrast_of(
     weighed = [(observed[term], gradient[term]) for term in gradient]
     found = combined(weighed, part.value(means), reach=reach)
     of_rows = [term for term in gradient if gradient[term] and observed[term].influence_SC is not None]
-    if found.is_testable and all(quantity_named(term.quantity).is_share for term in of_rows):
+    if found.is_testable and all(_has_ends(term, observed[term]) for term in of_rows):
         found = replace(found, bounded=shares_over(weighed, found.value))
     pooled = [
         (observed[term], slope, pool[_kind(term)]) for term, slope in gradient.items() if pool and _kind(term) in pool
     ]
     return with_pooled(found, pooled) if len(pooled) == len(gradient) else found
+
+
+def _has_ends(term: Term, one: Observed) -> bool:
+    """Return whether it is known how far a comparison moves a quantity at most, or if it comes out the other way."""
+    return quantity_named(term.quantity).is_share or one.turned_S is not None
 
 
 def _test(part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kind, Part]) -> _Tested:
