@@ -156,6 +156,44 @@ def test_shares_of_three_votes_are_taken_as_votes():
     assert num_votes(np.array([0.61, 0.87, 0.99])) is None
 
 
+def drawn_shares(votes, *, pairs=400, seed=7):
+    """Shares of the majority of so many votes a pair, one of `votes` by chance, for p spread evenly."""
+    rng = np.random.default_rng(seed)
+    size = rng.choice(votes, size=pairs)
+    share = rng.binomial(size, rng.random(pairs)) / size
+    return np.round(np.maximum(share, 1 - share), 2)
+
+
+@pytest.mark.parametrize("votes", [(2, 3), (3, 4, 5), (2, 4)])
+def test_shares_of_different_numbers_of_votes_hold_the_ceiling_and_do_not_promise_more(votes):
+    keys, values, told = [str(number) for number in range(400)], [], 0
+    for seed in range(20):
+        found = from_probabilities(drawn_shares(votes, seed=seed), keys, origin="soft labels")
+        assert found.accuracy.low < 0.75 < found.accuracy.high
+        values.append(found.accuracy.value)
+        told += (found.origin, found.votes, found.agreement) == ("mixed label votes", None, None)
+    # Two and four votes look like four once in a while. As four or six votes, or as probabilities, it were 0.8.
+    assert told >= 15
+    assert np.mean(values) < 0.76
+
+
+def test_a_ceiling_from_different_numbers_of_votes_says_so():
+    keys = [str(number) for number in range(400)]
+    found = from_probabilities(drawn_shares((3, 4, 5)), keys, origin="strengths")
+    assert found.of_strengths
+    assert found.of_agreement
+    assert "strengths, which are shares of different numbers of votes" in ceiling_note(found)
+
+
+@pytest.mark.parametrize("votes", [2, 3, 4, 5, 6, 9])
+def test_shares_of_one_number_of_votes_are_not_taken_for_those_of_several(votes):
+    keys = [str(number) for number in range(400)]
+    found = [from_probabilities(drawn_shares([votes], seed=seed), keys, origin="soft labels") for seed in range(20)]
+    assert all((one.origin, one.votes) == ("label votes", votes) for one in found)
+    # Nothing smaller would explain a strength that all judgements have.
+    assert from_probabilities(np.full(40, 2 / 3), keys[:40], origin="strengths").votes == 3
+
+
 def judged_by_strength(strengths, *, labels=None):
     """Rows of two replies with a hard label and the strength of it; a label of ½ is a tie."""
     rows = []

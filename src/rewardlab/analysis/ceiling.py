@@ -13,6 +13,9 @@ probability p² + (1 − p)² = (1 + t²)/2, without bias, so E t² is known. Fr
 
 The interval of a ceiling from votes is that of the agreement, carried through the bounds: it holds the truth whichever
 distribution p has (benchmarks/ceiling_coverage.py).
+
+Shares whose numbers of votes are not known, and differ, bound the agreement too: that of a share s of n votes is
+estimated by (n·x − 1)/(n − 1) with x = s² + (1 − s)², the more votes the higher, from the fewest that give s up to x.
 """
 
 from __future__ import annotations
@@ -20,23 +23,36 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import betaln
+from scipy.stats import binomtest
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.core.types import Comparison, Estimate, Preference, ScoreRow, TokenGroup
 
 IntArray = npt.NDArray[np.int64]
-Origin = Literal["repeats", "label votes", "soft labels", "strength votes", "strengths", "other rows"]
+Origin = Literal[
+    "repeats",
+    "label votes",
+    "mixed label votes",
+    "soft labels",
+    "strength votes",
+    "mixed strength votes",
+    "strengths",
+    "other rows",
+]
 WORDS: Final[dict[Origin, str]] = {
     "repeats": "pairs that were judged several times",
     "label votes": "soft labels, which are all shares of {votes} votes",
+    "mixed label votes": "soft labels, which are shares of different numbers of votes",
     "soft labels": "soft labels",
     "strength votes": "strengths, which are all shares of {votes} votes",
+    "mixed strength votes": "strengths, which are shares of different numbers of votes",
     "strengths": "strengths from 0.5 to 1",
     "other rows": "pairs that were judged again in other rows",
 }
@@ -45,6 +61,10 @@ ASSUMPTIONS: Final[dict[Origin, str]] = {
     "repeats": "judges vote independently, and pairs judged several times are like the others",
     "label votes": "each label is the share of so many independent votes, and not a probability that is rounded",
     "strength votes": "each strength is the share of so many independent votes, and not a probability that is rounded",
+    "mixed label votes": "each label is the share of a few independent votes, and not a probability that is rounded; "
+    "how many they were is not known",
+    "mixed strength votes": "each strength is the share of a few independent votes, and not a probability that is "
+    "rounded; how many they were is not known",
     "other rows": "judges vote independently, and none of these rows is a copy of another, which would always agree",
     "soft labels": "each label is the probability that a single judge prefers the reply; shares of few votes are too "
     "sure, and with them the ceiling is too high",
@@ -56,9 +76,14 @@ SOFT_SHARE: Final = 0.1
 a label of 0 or 1 need not be certain: it may be a plain label, about which nothing more is known."""
 MOST_VOTES: Final = 9
 """Largest number of votes that is recognised by its shares: with more votes, some share is close to any number."""
+MOST_MIXED: Final = 5
+"""The same for shares of different numbers of votes, of which more values are near some share."""
+SURE_MIXED: Final = 0.01
+"""Level at which shares of one number of votes are found to be too often near ½ for it."""
 NEAR: Final = 0.006
 """How far a share may be from that of whole votes: 0.67 is 2 of 3."""
 FROM_VOTES: Final = "agreement of two judgements, within the bounds of any distribution"
+FROM_MIXED: Final = "agreement of two judgements for any number of votes, within the bounds of any distribution"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +94,11 @@ class Ceiling:
     accuracy: Estimate
     """Share of single labels with which a model that knows every probability agrees."""
     agreement: Estimate | None
-    """Share of pairs of judgements of the same pair that agree; None where there are no votes."""
+    """Share of pairs of judgements of the same pair that agree; None where there are no votes of a known number."""
     num_judgements: int
     """Judgements, or labels, behind it."""
     votes: int | None = None
-    """Number of votes of which the labels or strengths are shares; None if they are not shares."""
+    """Number of votes of which the labels or strengths are shares; None if they are not, or of different numbers."""
 
     @property
     def source(self) -> str:
@@ -101,7 +126,7 @@ class Ceiling:
     @property
     def of_strengths(self) -> bool:
         """Whether it is from strengths, the labels being hard."""
-        return self.origin in ("strengths", "strength votes")
+        return self.origin in ("strengths", "strength votes", "mixed strength votes")
 
 
 def from_votes(
@@ -153,7 +178,9 @@ def from_probabilities(
 
     Where all of them are shares of a few votes they are taken as votes, since such shares are too sure.
     """
-    votes = num_votes(sure_N)
+    votes, fewest_N = num_votes(sure_N), _fewest_votes(sure_N)
+    if fewest_N is not None and (votes is None or _too_even(sure_N, fewest_N, votes)):
+        return _from_mixed(sure_N, fewest_N, clusters_N, of_labels=origin == "soft labels")
     if votes is not None:
         size_N = np.full(len(sure_N), float(votes))
         kind: Origin = "label votes" if origin == "soft labels" else "strength votes"
@@ -171,6 +198,48 @@ def num_votes(shares_N: FloatArray) -> int | None:
         if (np.abs(np.rint(shares_N * votes) / votes - shares_N) <= NEAR).all():
             return votes
     return None
+
+
+def _fewest_votes(shares_N: FloatArray) -> FloatArray | None:
+    """Return [N] the smallest number of votes, from 2 to `MOST_MIXED`, of which each is a share; None if one is not."""
+    fewest_N = np.full(len(shares_N), math.inf)
+    for votes in range(MOST_MIXED, 1, -1):
+        fewest_N[np.abs(np.rint(shares_N * votes) / votes - shares_N) <= NEAR] = votes
+    return fewest_N if np.isfinite(fewest_N).all() else None
+
+
+def _too_even(sure_N: FloatArray, fewest_N: FloatArray, votes: int) -> bool:
+    """Return whether shares are too often near ½ to be all of so many votes, and some may be of fewer.
+
+    Of n votes k and n − k come out with C(n, k)·E[pᵏqⁿ⁻ᵏ + qᵏpⁿ⁻ᵏ], of which the expectation falls from k = n to n/2
+    whatever the distribution of p is. Shares of fewer votes may be nearer to ½ than that.
+    """
+    if not ((fewest_N < votes) & (sure_N < 1)).any():
+        return False
+    won_N, least = np.rint(sure_N * votes).astype(np.int64), (votes + 1) // 2
+    seen = [int((won_N == won).sum()) for won in range(least, votes + 1)]
+    ways = [math.comb(votes, won) * (1 if 2 * won == votes else 2) for won in range(least, votes + 1)]
+    p_values = [
+        float(binomtest(outer, outer + inner, outer_ways / (outer_ways + inner_ways), alternative="less").pvalue)
+        for (inner, outer), (inner_ways, outer_ways) in zip(pairwise(seen), pairwise(ways), strict=True)
+        if outer + inner
+    ]
+    return min(p_values) * len(p_values) <= SURE_MIXED
+
+
+def _from_mixed(sure_N: FloatArray, fewest_N: FloatArray, clusters_N: Sequence[str], *, of_labels: bool) -> Ceiling:
+    """Return the ceiling from shares of unknown numbers of votes, at least `fewest_N`."""
+    alike_N = np.square(sure_N) + np.square(1 - sure_N)
+    least = stats.mean_share(np.clip((fewest_N * alike_N - 1) / (fewest_N - 1), 0.0, 1.0), clusters_N)
+    accuracy = replace(
+        least,
+        value=accuracy_from_agreement(least.value),
+        low=lowest_accuracy(least.low),
+        high=highest_accuracy(stats.mean_share(alike_N, clusters_N).high),
+        method=least.method if math.isnan(least.low) else FROM_MIXED,
+    )
+    origin: Origin = "mixed label votes" if of_labels else "mixed strength votes"
+    return Ceiling(origin=origin, accuracy=accuracy, agreement=None, num_judgements=len(sure_N))
 
 
 def accuracy_from_agreement(agreement: float) -> float:
