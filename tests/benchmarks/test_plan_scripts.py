@@ -1,4 +1,4 @@
-"""The script behind docs/design/verdicts.md: every kind runs, and the page names what is not as wanted."""
+"""The script behind docs/design/verdicts-simulated.md: every kind runs, and the page names what is not as wanted."""
 
 from __future__ import annotations
 
