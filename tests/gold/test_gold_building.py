@@ -289,6 +289,12 @@ def test_a_test_side_without_pairs_says_what_to_do(tmp_path):
         run(tmp_path, tied, test_fraction=0.2, output_dir=tmp_path / "b")
 
 
+def test_scores_that_are_all_equal_or_missing_are_told_in_words(tmp_path):
+    rows = [row | {"gold": [1.0, 1.0] if n % 2 else [1.0, None]} for n, row in enumerate(labelled.rows(20))]
+    with pytest.raises(DataError, match="10 of 40 replies have no gold score; 10 of 10 pairs have equal scores"):
+        run(tmp_path, rows)
+
+
 def test_input_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
     import rewardlab.gold.building.run as module
 

@@ -141,6 +141,21 @@ def test_another_prompt_of_the_judge_is_another_judge(samples, judge, tmp_path) 
         label(config(samples, url, judge={"judge_prompt": own}))
 
 
+def test_arguments_of_its_template_go_to_the_judge_and_make_another_one(samples, judge) -> None:
+    server, url = judge
+    label(config(samples, url))
+    assert not any("chat_template_kwargs" in body for body in server.asked)
+    quiet = {"judge_template_arguments": ("enable_thinking=false",)}
+    with pytest.raises(ConfigError, match="judge_template_arguments"):
+        label(config(samples, url, judge=quiet))
+    asked = len(server.asked)
+    label(config(samples, url, judge=quiet, overwrite=True))
+    assert len(server.asked) == 2 * asked
+    assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in server.asked[asked:])
+    with pytest.raises(ConfigError, match="--judge-template-arguments quiet: wanted NAME=VALUE"):
+        JudgeConfig(judge_template_arguments=("quiet",))
+
+
 def test_a_judge_is_no_proxy(samples, judge, tmp_path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

@@ -18,6 +18,7 @@ from rewardlab.core.types import Message
 from rewardlab.gold.files.parts import parts_of
 from rewardlab.gold.files.rows import read_gold_rows
 from rewardlab.gold.sampling.config import DrawConfig, SampleConfig, SamplerConfig
+from rewardlab.gold.sampling.report import text_report
 from rewardlab.gold.sampling.run import Sampled, sample
 
 QUESTIONS = [f"question {number}" for number in range(12)]
@@ -300,6 +301,24 @@ def test_a_system_turn_goes_to_the_server_and_into_the_rows(prompts, url, server
     found = sample(config(prompts, url, num=1, system=""))
     assert all(body["messages"][0] == {"role": "system", "content": ""} for body in server.asked)
     assert all(row.prompt[0].role == "system" for row in read_gold_rows(found.place.rows))
+
+
+def test_arguments_of_the_template_go_to_the_server(prompts, url, server) -> None:
+    sample(config(prompts, url, num=1, draw={"template_arguments": ("enable_thinking=false",)}))
+    assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in server.asked)
+    assert not any("template_arguments" in body for body in server.asked)
+    with pytest.raises(ConfigError, match="wanted NAME=VALUE"):
+        config(prompts, url, draw={"template_arguments": ("enable_thinking",)})
+
+
+def test_replies_that_hold_thoughts_are_counted_and_told(prompts, url, monkeypatch) -> None:
+    found = sample(config(prompts, url, num=1))
+    assert found.counts["thoughts"] == 0
+    assert "thoughts" not in text_report(found)
+    monkeypatch.setattr("rewardlab.gold.sampling.run.THOUGHTS", ("",))
+    found = sample(config(prompts, url, num=1, output="again.jsonl"))
+    assert found.counts["thoughts"] == found.counts["replies"] > 0
+    assert f"{found.counts['thoughts']:,} (100.0%) hold thoughts (<think>)" in text_report(found)
 
 
 @pytest.mark.slow

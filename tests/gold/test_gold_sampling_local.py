@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.types import Message
@@ -251,3 +257,51 @@ def test_another_model_in_the_same_folder_is_noticed(folder, tmp_path) -> None:
         run()
     assert run(overwrite=True).place.rows.read_text() != first
     assert run().was_complete
+
+
+def test_a_reward_model_does_not_reply(folder, tmp_path) -> None:
+    """Its language-model head would be random, and so would be the replies."""
+    judge = tmp_path / "reward"
+    AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1).save_pretrained(judge)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (folder / name).exists():
+            shutil.copy(folder / name, judge)
+    with pytest.raises(ModelError, match=r"cannot reply: its files have no lm_head\.weight\. Name the language model"):
+        draw(judge, asks(1))
+    (judge / "reward_spec.json").write_text("{}")
+    with pytest.raises(ModelError, match="is a reward model, which cannot reply"):
+        draw(judge, asks(1))
+
+
+def test_arguments_of_the_template_reach_it_and_decide_the_reply(folder, tmp_path) -> None:
+    told = shutil.copytree(folder, tmp_path / "told")
+    template = AutoTokenizer.from_pretrained(folder).chat_template
+    (told / "chat_template.jinja").write_text(template + "{% if enable_thinking is false %}quiet{% endif %}")
+    plain, quiet = (draw(told, asks(1), **how)[0] for how in ({}, {"template_arguments": ("enable_thinking=false",)}))
+    assert quiet["prompt_tokens"] > plain["prompt_tokens"]
+    with pytest.raises(ModelError, match="--template-arguments loud: the chat template of .* does not mention it"):
+        draw(told, asks(1), template_arguments=("loud=true",))
+
+
+def test_replies_of_other_arguments_are_not_taken_over(folder, tmp_path) -> None:
+    told = shutil.copytree(folder, tmp_path / "told")
+    template = AutoTokenizer.from_pretrained(folder).chat_template
+    (told / "chat_template.jinja").write_text(template + "{% if tone %}{{ tone }}{% endif %}")
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(["yes", "no"]))
+
+    def drawn(*arguments: str, overwrite: bool = False) -> list[int]:
+        how = DrawConfig(max_tokens=4, template_arguments=arguments)
+        found = sample(
+            SampleConfig(
+                prompts=str(prompts), model=str(told), output=tmp_path / "s.jsonl", draw=how, overwrite=overwrite
+            )
+        )
+        return [facts["prompt_tokens"] for row in read_gold_rows(found.place.rows) for facts in row.samples]
+
+    dry = drawn("tone=dry")
+    with pytest.raises(ConfigError, match="template_arguments"):
+        drawn()
+    bare = drawn(overwrite=True)
+    assert all(few < many for few, many in zip(bare, dry, strict=True))
+    assert drawn("tone=dry", overwrite=True) == dry

@@ -138,7 +138,7 @@ def shown(value: str) -> str:
     return f"(a template, SHA-256 {sha256_text(value)[:HASH_DIGITS]})" if is_template(value) else short(value)
 
 
-def parse_arguments(words: Sequence[str]) -> dict[str, object]:
+def parse_arguments(words: Sequence[str], *, flag: str = "--template-arguments") -> dict[str, object]:
     """Return name -> value of words such as `enable_thinking=false`: what JSON has besides lists and mappings. A single
     word is a text without quotes, too.
 
@@ -147,7 +147,7 @@ def parse_arguments(words: Sequence[str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for word in words:
         name, mark, text = word.partition("=")
-        said = f"--template-arguments {short(word)}"
+        said = f"{flag} {short(word)}"
         if not mark or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise ConfigError(f"{said}: wanted NAME=VALUE, such as enable_thinking=false.")
         if name in PASSED:

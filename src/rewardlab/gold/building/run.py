@@ -21,7 +21,7 @@ from rewardlab.curation.files.writing import MANIFEST, require_output_folder
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.facts import Facts, Watcher
 from rewardlab.gold.building.files import SideFiles
-from rewardlab.gold.building.pairing import Counts, judge
+from rewardlab.gold.building.pairing import PAIR_CAUSES, REPLY_CAUSES, Counts, judge
 from rewardlab.gold.building.sides import Sides, divide
 
 TOOL: Final = "rewardlab gold build"
@@ -159,4 +159,8 @@ def _least(config: BuildConfig) -> str:
 def _remedy(side: str, counts: Counts) -> str:
     if side == "test" and counts.pairs_used:
         return "Hold out more with --test-fraction, or nothing with --test-fraction 0."
-    return f"Left out: {dict(counts.replies_left_out)} replies, {dict(counts.pairs_left_out)} pairs."
+    told = [
+        f"{num:,} of {counts.replies:,} replies {REPLY_CAUSES[one]}" for one, num in counts.replies_left_out.items()
+    ]
+    told += [f"{num:,} of {counts.pairs:,} pairs {PAIR_CAUSES[one]}" for one, num in counts.pairs_left_out.items()]
+    return f"Left out: {'; '.join(told) or 'nothing'}."

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.config import require, require_between
+from rewardlab.data.template_files import parse_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,8 @@ class JudgeConfig:
     last line of [[A]], [[B]] or [[C]] (a tie). By default a text of ours."""
     judge_max_tokens: int = 1024
     """Most tokens of an answer."""
+    judge_template_arguments: tuple[str, ...] = ()
+    """What the chat template of the judge is given, as `NAME=VALUE` with values of JSON (`enable_thinking=false`)."""
     judge_seed: int = 0
     """Sent with every question, with temperature 0."""
     keep_answers: bool = False
@@ -30,6 +33,7 @@ class JudgeConfig:
     def __post_init__(self) -> None:
         """Raise ConfigError for a value out of its range."""
         require_between(self, judge_max_tokens=(1, 1 << 20), judge_seed=(0, (1 << 63) - 1))
+        parse_arguments(self.judge_template_arguments, flag="--judge-template-arguments")
         require_between(self, price_in=(0.0, 1e9), price_out=(0.0, 1e9))
         require(
             (self.price_in is None) == (self.price_out is None),

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from rewardlab.core.types import Conversation
+from rewardlab.data.template_files import parse_arguments
 from rewardlab.gold.judging.config import DEFAULT_JUDGE, JudgeConfig
 from rewardlab.gold.judging.prompts import filled, question_of, read_template, share_of
 
@@ -143,7 +144,13 @@ class Judge:
 
     def _parameters(self) -> dict[str, object]:
         config = self.config
-        return {"temperature": 0.0, "seed": config.judge_seed, "max_tokens": config.judge_max_tokens}
+        given = parse_arguments(config.judge_template_arguments)
+        asked: dict[str, object] = {
+            "temperature": 0.0,
+            "seed": config.judge_seed,
+            "max_tokens": config.judge_max_tokens,
+        }
+        return {**asked, "chat_template_kwargs": given} if given else asked
 
     async def ask(self, question: Question) -> Opinion:
         """Return the opinion on one question. Raises whatever `chat` raises and `lost` does not name."""

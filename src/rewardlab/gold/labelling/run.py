@@ -143,7 +143,9 @@ def _judge(config: LabelConfig) -> dict[str, Any]:
     """Return the settings that decide what a judge says."""
     judge = config.judge
     text = None if judge.judge_prompt is None else sha256_file(judge.judge_prompt)
-    told = {"judge_max_tokens": judge.judge_max_tokens, "judge_seed": judge.judge_seed}
+    told: dict[str, Any] = {"judge_max_tokens": judge.judge_max_tokens, "judge_seed": judge.judge_seed}
+    if judge.judge_template_arguments:
+        told["judge_template_arguments"] = list(judge.judge_template_arguments)
     return {"judge_prompt": text, **told, "keep_answers": judge.keep_answers}
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rewardlab.core.config import require, require_between, require_seed
+from rewardlab.data.template_files import parse_arguments
 from rewardlab.gold.engine import EngineConfig
 from rewardlab.gold.files.parts import Shard
 from rewardlab.gold.settings import require_unset
+
+TEMPLATE_ARGUMENTS: Final = "template_arguments"
+"""What a chat template is given, among what decides a reply; it is not there where nothing is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,9 @@ class DrawConfig:
     """The likeliest tokens that together have this probability are drawn from."""
     max_tokens: int = 1024
     """Most tokens of a reply; one that is cut there has `stop`: `length`."""
+    template_arguments: tuple[str, ...] = ()
+    """What the language model's chat template is given, as `NAME=VALUE` with values of JSON: `enable_thinking=false`
+    asks Qwen3 and its like for replies without thoughts. A server gets it as `chat_template_kwargs`."""
     seed: int = 0
     """Decides the seeds: every reply to every prompt has its own, which is written beside it."""
 
@@ -31,10 +38,13 @@ class DrawConfig:
         require_between(self, num_responses=(1, 100_000), temperature=(0.0, 100.0), max_tokens=(1, 1 << 24))
         require(0 < self.top_p <= 1, f"--top-p {self.top_p:g}: must be above 0 and at most 1.")
         require_seed(self.seed)
+        parse_arguments(self.template_arguments)
 
     def decides(self) -> dict[str, Any]:
         """Return the settings that decide a reply, besides its seed."""
-        return {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        drawn = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        given = parse_arguments(self.template_arguments)
+        return {**drawn, TEMPLATE_ARGUMENTS: given} if given else drawn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,17 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.files import sha256_file, sha256_json
+from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.types import Conversation
+from rewardlab.data.template_files import parse_arguments
 from rewardlab.gold.files.rows import HALF, is_encodable
 from rewardlab.gold.sampling.asks import Ask
 from rewardlab.gold.sampling.config import DrawConfig, SamplerConfig
@@ -36,6 +39,7 @@ class LocalSampler:
         self.name = model
         self.identity: dict[str, Any] = {}
         self._draw = draw
+        self._arguments = parse_arguments(draw.template_arguments)
         self._precision = config.precision
         self._model: Any = None
         self._tokenizer: Any = None
@@ -48,23 +52,24 @@ class LocalSampler:
 
     def _open(self) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
-        from transformers.utils import logging as transformers_logging
 
         from rewardlab.data.chat import load_tokenizer
         from rewardlab.model.attention import leave_out_cudnn
         from rewardlab.model.builtin import resolve_model_name
         from rewardlab.model.files import told
         from rewardlab.model.hub import commit_of
+        from rewardlab.model.load import quiet_transformers
 
         folder = resolve_model_name(self.name, logger.info)
         self._tokenizer = load_tokenizer(folder)
-        if not getattr(self._tokenizer, "chat_template", None):
-            raise ModelError(f"{self.name}: its tokenizer has no chat template. Name a chat model.")
+        self._require_template()
         # A batch goes on from the last position, so that is where every prompt has to end.
         self._tokenizer.padding_side = "left"
-        transformers_logging.disable_progress_bar()
-        with told(self.name, "cannot be loaded as a language model"):
-            self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[self._precision])
+        with quiet_transformers(), told(self.name, "cannot be loaded as a language model"):
+            self._model, info = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=DTYPES[self._precision], output_loading_info=True
+            )
+        self._require_whole(info["missing_keys"])
         self._model.eval().to(_device())
         leave_out_cudnn(self._model.device)
         given = self._model.generation_config.eos_token_id
@@ -83,6 +88,32 @@ class LocalSampler:
         }
         if not Path(folder).is_dir() and (commit := commit_of(folder)) is not None:
             self.identity["commit"] = commit
+
+    def _require_template(self) -> None:
+        """Raise ModelError unless there is a chat template that knows what the settings give it."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ModelError(
+                f"{self.name}: its tokenizer has no chat template. Name a chat model, or a folder that has the "
+                f"template, with which the model was trained, as chat_template.jinja."
+            )
+        template = self._tokenizer.get_chat_template()
+        for name in self._arguments:
+            if not re.search(rf"\b{name}\b", template):
+                raise ModelError(
+                    f"--template-arguments {name}: the chat template of {self.name} does not mention it, so it would "
+                    f"do nothing. Look for its name in the template, or leave it out."
+                )
+
+    def _require_whole(self, missing: Collection[str]) -> None:
+        """Raise ModelError if weights are random since the files have none: what is drawn from them is noise."""
+        if not missing:
+            return
+        folder = Path(self.name)
+        is_reward_model = (folder / SPEC_FILE).is_file()
+        raise ModelError(
+            f"{self.name}: {'is a reward model, which cannot reply' if is_reward_model else 'cannot reply'}: its files "
+            f"have no {', '.join(sorted(missing)[:3])}. Name the language model that replies."
+        )
 
     async def ask(self, items: Sequence[Ask]) -> Sequence[Reply]:
         """Return the replies, drawn together."""
@@ -121,7 +152,7 @@ class LocalSampler:
             return f"the prompt {HALF}."
         try:
             text = self._tokenizer.apply_chat_template(
-                [turn.as_dict() for turn in prompt], tokenize=False, add_generation_prompt=True
+                [turn.as_dict() for turn in prompt], tokenize=False, add_generation_prompt=True, **self._arguments
             )
         except Exception as error:
             # A template is a program by somebody else and may raise anything.

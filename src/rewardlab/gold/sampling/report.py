@@ -23,6 +23,11 @@ def text_report(sampled: Sampled) -> str:
             f"{_share(counts['cut'], replies)} ended at the token limit (--max-tokens); "
             f"{_share(counts['identical'], replies)} equal an earlier reply to their prompt"
         )
+    if num := counts.get("thoughts"):
+        lines.append(
+            f"{_share(num, replies)} hold thoughts (<think>), which gold and proxies then read too, where their "
+            f"templates do not take them out; with --template-arguments enable_thinking=false many models write none"
+        )
     if counts["errors"]:
         lines.append(
             f"{counts['errors']:,} {plural(counts['errors'], 'reply is', 'replies are')} missing; `samples` "

@@ -28,7 +28,7 @@ from rewardlab.gold.files.rows import GoldRow, read_gold_rows
 from rewardlab.gold.kept_results import Kept
 from rewardlab.gold.pool import Finished, Source
 from rewardlab.gold.sampling.asks import Ask, asks_of
-from rewardlab.gold.sampling.config import SampleConfig
+from rewardlab.gold.sampling.config import TEMPLATE_ARGUMENTS, DrawConfig, SampleConfig
 from rewardlab.gold.sampling.servers import Reply, ServedSampler
 from rewardlab.gold.stage import (
     Asked,
@@ -49,6 +49,8 @@ logger = logging.getLogger("rewardlab")
 FACTS: Final = ("stop", "tokens", "prompt_tokens", "logprob")
 """Facts about how a reply was sampled that are kept, beside its seed."""
 REPEATS: Final = {"auto": None, "keep": True, "once": False}
+THOUGHTS: Final = ("<think>", "</think>")
+"""Marks between which models write what is not part of their answer; some templates write the first of them."""
 AT_A_TIME: Final = 1_000
 """Replies of an earlier output that are taken over together."""
 
@@ -64,7 +66,7 @@ class Sampled:
     place: Place
     counts: Mapping[str, Any]
     """`prompts`, `replies`, `errors`, `cut`, `identical` (replies that equal an earlier one to the same prompt),
-    `tokens`."""
+    `thoughts` (replies with a mark of `THOUGHTS`), `tokens`."""
     examples: tuple[str, ...] = ()
     """Why replies are missing, a few of them."""
     was_complete: bool = False
@@ -275,7 +277,8 @@ def _take_over(work: _Work, place: Place) -> None:
     manifest = earlier(place)
     if manifest is None or manifest["decided"].get("identity") is None:
         return
-    before = {name: manifest["asked"]["settings"].get(name) for name in work.config.draw.decides()}
+    settings = manifest["asked"]["settings"]
+    before = {name: settings[name] for name in (*DrawConfig().decides(), TEMPLATE_ARGUMENTS) if name in settings}
     decides = {**before, **manifest["decided"]["identity"]}
     if decides != work.decides:
         return
@@ -296,7 +299,7 @@ def _take_over(work: _Work, place: Place) -> None:
 
 
 def _write(work: _Work, prompts: Sequence[Prompt], place: Place, tokens_per_s: float | None) -> Sampled:
-    counts: Counter[str] = Counter(prompts=0, replies=0, errors=0, cut=0, identical=0, tokens=0)
+    counts: Counter[str] = Counter(prompts=0, replies=0, errors=0, cut=0, identical=0, thoughts=0, tokens=0)
     examples: dict[str, None] = {}
 
     def done() -> Iterator[GoldRow]:
@@ -316,6 +319,7 @@ def _write(work: _Work, prompts: Sequence[Prompt], place: Place, tokens_per_s: f
             counts["replies"] += len(there)
             counts["errors"] += len(texts) - len(there)
             counts["identical"] += len(there) - len(set(there))
+            counts["thoughts"] += sum(any(mark in text for mark in THOUGHTS) for text in there)
             counts["cut"] += sum(one.get("stop") == "length" for one in facts)
             counts["tokens"] += sum(one.get("tokens") or 0 for one in facts)
             yield GoldRow(

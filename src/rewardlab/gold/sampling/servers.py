@@ -7,7 +7,7 @@ from typing import Any
 
 from rewardlab.gold.chat_api import ChatApi, RequestRefusedError
 from rewardlab.gold.sampling.asks import Ask
-from rewardlab.gold.sampling.config import DrawConfig, SamplerConfig
+from rewardlab.gold.sampling.config import TEMPLATE_ARGUMENTS, DrawConfig, SamplerConfig
 
 Reply = dict[str, Any]
 """`text`, `stop`, and where they are known `tokens`, `prompt_tokens` and `logprob`; or `error` alone."""
@@ -23,6 +23,8 @@ class ServedSampler:
         self.name = url
         self.places = config.concurrency
         self._parameters = {**draw.decides(), **({"logprobs": True} if config.logprobs else {})}
+        if TEMPLATE_ARGUMENTS in self._parameters:
+            self._parameters["chat_template_kwargs"] = self._parameters.pop(TEMPLATE_ARGUMENTS)
         self._api = ChatApi(
             url,
             model=config.served_model_name,
