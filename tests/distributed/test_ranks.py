@@ -315,6 +315,17 @@ def test_a_process_without_the_environment_of_torchrun_is_alone():
         assert ranks.gather("x") == ["x"]
 
 
+def test_a_folder_that_the_ranks_do_not_share_is_refused_before_anything_is_trained(
+    base_model, pairs_file, tmp_path, on_ranks
+):
+    config = config_for(base_model, pairs_file, Path("run"))
+    ends, said, _ = on_ranks("on_two_disks", 2, tmp_path, config=settings_of(config))
+    assert set(ends.values()) == {2}, said[-3000:]
+    assert "error: --output-dir run: process 1 of the run, counted from 0, does not see there" in said
+    assert [path.name for path in (tmp_path / "0/run").iterdir()] == [".lock"]
+    assert not (tmp_path / "1/run").exists()
+
+
 def test_the_trial_of_a_token_budget_is_for_one_device(base_model, pairs_file, tmp_path, on_ranks):
     config = config_for(base_model, pairs_file, tmp_path / "many", micro_token_budget="auto")
     ends, said, _ = on_ranks("whole_run", 2, tmp_path, config=settings_of(config))

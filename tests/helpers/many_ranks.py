@@ -29,6 +29,7 @@ from rewardlab.core.errors import RewardlabError, RunInterrupted
 from rewardlab.core.pending import Pending
 from rewardlab.core.signals import StopRequests, ending_with_status
 from rewardlab.data.groups import Datasets
+from rewardlab.distributed import meeting
 from rewardlab.distributed import sharding as parallel
 from rewardlab.distributed.ranks import Parallel, Ranks
 from rewardlab.distributed.sharding import joined_ranks, parts_of, share
@@ -219,6 +220,15 @@ def whole_run(folder: Path, how: Mapping[str, Any]) -> None:
         (folder / "result.json").write_text(json.dumps([row.score for row in rows]))
 
 
+def on_two_disks(folder: Path, how: Mapping[str, Any]) -> None:
+    """`train` where the same path is another folder for each rank, as on machines that share none."""
+    meeting.SEEN_WITHIN_S = 0.0
+    place = folder / os.environ["RANK"]
+    place.mkdir()
+    os.chdir(place)
+    whole_run(folder, how)
+
+
 def rehearsal(folder: Path, how: Mapping[str, Any]) -> None:
     """`rehearse` with the settings in `how`."""
     tried = rehearse(from_mapping(RewardTrainerConfig, how["config"], where="settings"))
@@ -333,6 +343,7 @@ FUNCTIONS = {
     for function in (
         one_step,
         whole_run,
+        on_two_disks,
         rehearsal,
         crash,
         runs_out_of_memory,

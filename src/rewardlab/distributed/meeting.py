@@ -1,13 +1,16 @@
-"""How the processes of a run meet, and what is said when some do not come, or one is lost."""
+"""How the processes of a run meet, and what is said when some do not come, write elsewhere, or one is lost."""
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 import torch.distributed as dist
@@ -15,11 +18,16 @@ import torch.distributed as dist
 from rewardlab.core.errors import ConfigError, LostRankError
 from rewardlab.core.signals import signals_as_ever
 from rewardlab.core.terminal import visible, visible_message
+from rewardlab.distributed.ranks import Ranks
 
 logger = logging.getLogger("rewardlab")
 NUMBERS: Final = ("RANK", "WORLD_SIZE", "MASTER_PORT")
 TELL_AFTER_S: Final = 30.0
 """Seconds of waiting for the other processes after which that is told."""
+SEEN_WITHIN_S: Final = 60.0
+"""Seconds after which a machine sees a new file of another one in a folder that both share. Network file systems keep
+the names in a folder for up to a minute."""
+LOOK_EVERY_S: Final = 0.5
 BY_GLOO: Final = "gloo/transport/"
 """What stands in every error of gloo about a connection: the source file that raised it."""
 
@@ -67,6 +75,27 @@ def _telling(line: str) -> Iterator[None]:
         yield
     finally:
         teller.cancel()
+
+
+def require_same_folder(folder: Path, ranks: Ranks) -> None:
+    """Raise ConfigError on every rank unless `folder`, which the first one has made, is the same for all of them."""
+    if ranks.size == 1:
+        return
+    # A name that no machine has asked for yet; what a killed process leaves is swept with other temporary files.
+    proof = folder / ranks.from_first(f".shared.tmp-{secrets.randbelow(10**12)}")
+    ranks.by_first(proof.touch)
+    end = time.monotonic() + SEEN_WITHIN_S
+    while not (sees := proof.exists()) and time.monotonic() < end:
+        time.sleep(LOOK_EVERY_S)
+    blind = [str(rank) for rank, seen in enumerate(ranks.gather(sees)) if not seen]
+    if ranks.is_first:
+        proof.unlink(missing_ok=True)
+    if blind:
+        raise ConfigError(
+            f"--output-dir {visible(str(folder))}: process {', '.join(blind)} of the run, counted from 0, does not see "
+            f"there what the first one writes. All need the same folder: name it by its whole path, on a file system "
+            f"that all their machines share."
+        )
 
 
 def lost(error: BaseException) -> LostRankError | None:

@@ -34,6 +34,7 @@ from rewardlab.data.step_order import steps_per_epoch
 from rewardlab.data.template_files import shown as shown_template
 from rewardlab.data.token_report import TokenReport
 from rewardlab.data.weights import without_weights
+from rewardlab.distributed.meeting import require_same_folder
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import device_of_rank
 from rewardlab.evaluation.baselines import fit_baselines
@@ -107,6 +108,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     """
     # Only the first rank touches the run folder: ranks that each took its lock would lock each other out.
     interrupted = ranks.by_first(lambda: _claim(config, held, given))
+    require_same_folder(config.run.output_dir, ranks)
     _require_same_rows(ranks, given)
     require_sharding(config, ranks, goes_on=interrupted is not None)
     if config.run.compat != "none":
