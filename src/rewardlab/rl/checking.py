@@ -159,5 +159,6 @@ def _number(value: object) -> float:
 
 def _shown(value: object) -> str:
     """Return a value for a message: on one line, not long."""
-    text = "missing" if value is None else f"{value!r}"
+    plain = value.item() if isinstance(value, np.generic) else value
+    text = "missing" if plain is None else f"{plain!r}"
     return text if len(text) <= 40 else f"{text[:37]}..."

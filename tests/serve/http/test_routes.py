@@ -216,6 +216,12 @@ def test_the_name_under_which_others_send_a_field_leads_to_ours(client, route, b
             {"messages": [*TURNS[:-1], {"role": "assistant", "content": [{"type": "text", "text": "y"}]}]},
             f"messages.{len(TURNS) - 1}.content: wanted a text; of a content in parts send their texts, joined.",
         ),
+        ("/v1/score", {"prompt": "x", "replies": []}, "replies: is empty."),
+        (
+            "/v1/score",
+            {"prompt": "x"},
+            "the body: give exactly one of replies, groups, conversations, token_ids; got none.",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_told_what_was_wanted(client, route, body, said):
@@ -308,7 +314,8 @@ def test_health_and_readiness_differ_once_the_server_ends(client_of, engine: Fak
 
 
 def test_unknown_routes_and_methods_are_errors_in_the_same_form(client):
-    assert error_of(client.get("/nothing")).error.code == 404
+    for route in ("/nothing", "/health/", "/v1/spec/"):
+        assert error_of(client.get(route, follow_redirects=False)).error.code == 404
     wrong = client.get("/v1/score")
     assert error_of(wrong).error.code == 405
     assert wrong.headers["allow"] == "POST"

@@ -72,7 +72,8 @@ def make_app(
 
     With several workers, `swap` replaces a model in all of them and `gather` adds up the counts of all.
     """
-    app = FastAPI(title="rewardlab", docs_url=None, redoc_url=None)
+    # A slash too many is a 404: a redirect would name plain http even where the proxy before this server has TLS.
+    app = FastAPI(title="rewardlab", docs_url=None, redoc_url=None, redirect_slashes=False)
     scoring = Scoring(engine, config.limits)
     # `served` is bound a few lines below; the lambda is called only when somebody asks for metrics.
     metrics = Metrics(engine, lambda: served.is_ready())

@@ -40,6 +40,8 @@ WANTED: Final = {
     "content": "a text; of a content in parts send their texts, joined",
 }
 """What stands in a field, or in an element of one, whose type may be mistaken."""
+SAID: Final = {"extra_forbidden": "no such field", "too_short": "is empty"}
+"""Kind of a fault -> what is said of it; `too_short` is said of lists."""
 TYPES: Final = ("string_type", "list_type", "dict_type", "model_type", "model_attributes_type")
 """Faults that are told by what was wanted."""
 
@@ -50,7 +52,7 @@ def refusal_of(kind: type[BaseModel], value: Any, error: ValidationError) -> Inv
     places = [_place_in(value, fault["loc"], missing=fault["type"] == "missing") for fault in faults]
     which = max(range(len(faults)), key=lambda number: (len(places[number]), -number))
     place, fault = places[which], faults[which]
-    said = "no such field" if fault["type"] == "extra_forbidden" else fault["msg"]
+    said = SAID.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
     if fault["type"] in TYPES and (wanted := WANTED.get(_kind_of(place))):
         said = f"wanted {wanted}"
     hint = ""
