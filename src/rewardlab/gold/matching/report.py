@@ -17,11 +17,12 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import exit_status, number, percent, points, worst
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.examples import as_shown, said
+from rewardlab.gold.matching.pictures import margins_chart
 from rewardlab.gold.matching.run import Beside, Matched, PartMatch
 from rewardlab.gold.pages import counted, finding_paragraph, finding_text, graver_first
 from rewardlab.gold.shown import row_block, row_text
 from rewardlab.report import document
-from rewardlab.report.document import Block, Document, Paragraph, Section, Table
+from rewardlab.report.document import Block, Charts, Document, Paragraph, Section, Table
 from rewardlab.report.tables import (
     column_notes,
     format_count,
@@ -114,7 +115,10 @@ def page(matched: Matched) -> Document:
     for part in _parts(matched):
         title = f"Match with gold on {part.name}"
         sections.append(
-            Section(title=title, blocks=(*_tables(part), _slices(part), Paragraph(text=SLICES, tone="note")))
+            Section(
+                title=title,
+                blocks=(*_tables(part), _pictures(part), _slices(part), Paragraph(text=SLICES, tone="note")),
+            )
         )
     for name, found in matched.examples.items():
         pairs: list[Block] = [row_block(as_shown(one)) for one in found.pairs]
@@ -161,6 +165,15 @@ def _tables(part: PartMatch) -> Iterator[Table]:
     names = list(part.matches)
     yield _match_table(part, names)
     yield _table(part, names, f"Scores on {part.name}", _score_rows(part, names), ("gold", *names))
+
+
+def _pictures(part: PartMatch) -> Charts:
+    num_pairs = part.num_pairs - part.gold_ties
+    return Charts(
+        charts=tuple(
+            margins_chart(name, drawn, part.matches[name], num_pairs=num_pairs) for name, drawn in part.drawn.items()
+        )
+    )
 
 
 def _estimates(part: PartMatch) -> Iterator[dict[str, list[Estimate]]]:

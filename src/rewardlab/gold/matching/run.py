@@ -28,11 +28,13 @@ from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.examples import Examples, examples_of
 from rewardlab.gold.matching.judged import Judged, Limits
 from rewardlab.gold.matching.order import Alternative, order_of
+from rewardlab.gold.matching.pictures import drawn_of
 from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, step_of, what_of
 from rewardlab.gold.matching.texts import other_texts, texts_of
 from rewardlab.gold.matching.verdicts import judge, together
 from rewardlab.gold.proxies import Proxy, pinned, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
+from rewardlab.report.charts import Point
 
 PERCENTS: Final = (5, 25, 50, 75, 95)
 Scores = Callable[[Sequence[str], Sequence[GoldRow], Path, ScoringConfig, int | None], list[Proxy]]
@@ -60,6 +62,8 @@ class PartMatch:
     """Proxy -> percentile of its scores."""
     matches: Mapping[str, Match]
     slices: Mapping[str, tuple[SliceMatch, ...]]
+    drawn: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    """Proxy -> (gold's difference, its own) of the pairs that are in its chart, see `drawn_of`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +289,7 @@ def _part(part: Part) -> PartMatch:
         percentiles={name: _percentiles(scores_R, prompt_R) for name, scores_R in part.scores.items()},
         matches={name: match_of(own, scores_R) for name, scores_R in part.scores.items()},
         slices={name: slice_matches(own, scores_R, columns) for name, scores_R in part.scores.items()},
+        drawn={name: drawn_of(own, scores_R) for name, scores_R in part.scores.items()},
     )
 
 
