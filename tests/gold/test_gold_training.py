@@ -18,7 +18,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.run import build
 from rewardlab.gold.files.inputs import InputConfig
-from rewardlab.gold.training import train_arguments
+from rewardlab.gold.training import next_step, train_arguments
 from rewardlab.training.run import train
 
 
@@ -150,6 +150,20 @@ def test_trl_trains_on_the_files_as_they_are(built, base_model, tmp_path, form):
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     assert math.isfinite(trainer.train().training_loss)
     assert any(not torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_the_next_step_is_to_match_the_proxy_on_what_was_held_out(built, tmp_path):
+    words = ["--data", str(built), "--model", "m"]
+    run = tmp_path / "a run"
+    assert next_step([*words, f"--output-dir={run}"]) == (
+        f"next: rewardlab gold match --input {built}/labels.test.jsonl --train-input {built}/labels.train.jsonl "
+        f"--proxies '{run}'"
+    )
+    assert next_step(words) is None
+    assert next_step(["--resume", str(run)]) is None
+    assert next_step([*words, "--output-dir", str(run), "--dry-run"]) is None
+    (built / "labels.test.jsonl").unlink()
+    assert next_step([*words, "--output-dir", str(run)]) is None
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
-from rewardlab.console import print_report, say
+from rewardlab.console import is_first_process, print_report, say
 from rewardlab.core.errors import ConfigError, RunInterrupted
 from rewardlab.gold.rmood_flags import theirs, translated
 
@@ -69,13 +69,15 @@ def build(arguments: Sequence[str]) -> None:
 
 def train(arguments: Sequence[str]) -> None:
     from rewardlab.commands.training import train
-    from rewardlab.gold.training import HELP, train_arguments
+    from rewardlab.gold.training import HELP, next_step, train_arguments
 
     if {"-h", "--help"} & set(arguments):
         from rewardlab.training.settings.config import RewardTrainerConfig
 
         parse_command(RewardTrainerConfig, ["--help"], "gold train", more=HELP)
     train(train_arguments(arguments))
+    if is_first_process() and (told := next_step(arguments)) is not None:
+        say(told)
 
 
 def match(arguments: Sequence[str]) -> None:

@@ -55,6 +55,23 @@ def train_arguments(arguments: Sequence[str]) -> list[str]:
     return [*added, *rest]
 
 
+def next_step(arguments: Sequence[str]) -> str | None:
+    """Return what to do after `rewardlab gold train` with these arguments; None where they do not say of which files.
+
+    It is to match the proxy on the prompts that were held out.
+    """
+    folder, rest = _split_data(arguments)
+    given = _flags(rest)
+    run = given.get("--output-dir", "")
+    if folder is None or not run or "--dry-run" in given:
+        return None
+    test, train = (folder / f"labels.{side}.jsonl" for side in ("test", "train"))
+    if not (test.is_file() and train.is_file()):
+        return None
+    files = [quoted(str(path)) for path in (test, train, run)]
+    return "next: rewardlab gold match --input {} --train-input {} --proxies {}".format(*files)
+
+
 def _split_data(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """Return (the folder that --data names, the other arguments). Raises ConfigError if it names none, or several."""
     rest: list[str] = []
