@@ -24,7 +24,7 @@ import tyro
 from rewardlab.core.config import Setting, did_you_mean, field_texts, fits, from_mapping, read_settings, settings_of
 from rewardlab.core.earlier_names import renamed, renamed_flags
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.other_names import ALSO_CALLED, in_other_units
+from rewardlab.core.other_names import ALSO_CALLED, VALUES_ALSO_CALLED, in_other_units
 from rewardlab.core.terminal import brief, short, visible
 from rewardlab.training.settings.conventions import Conventions
 
@@ -311,7 +311,7 @@ def _read_word(word: str, kind: Any, flag: str, or_else: Sequence[str] = ()) -> 
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if word not in choices:
-            near = did_you_mean(short(word), choices)
+            near = did_you_mean(short(word), choices, also=VALUES_ALSO_CALLED)
             raise ConfigError(f"{flag} {short(word)}: must be one of {', '.join(choices)}.{near}")
         return word
     try:

@@ -282,6 +282,12 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ("--hf-datset=a", "unknown flag '--hf-datset'. Did you mean '--hf-dataset'?"),
         ("--no-rlora", "unknown flag '--no-rlora'. Did you mean '--no-rslora'?"),
         ("--conf a.yaml", "unknown flag '--conf'. Did you mean '--config'?"),
+        ("--patience 5", "unknown flag '--patience'. Did you mean '--early-stopping-patience'?"),
+        ("--min-delta 0.01", "unknown flag '--min-delta'. Did you mean '--early-stopping-min-delta'?"),
+        ("--threshold 0", "unknown flag '--threshold'. Did you mean '--thresholds'?"),
+        ("--use-lora", "unknown flag '--use-lora'. Did you mean '--lora'?"),
+        ("--lr-scheduler none", "cosine_with_min_lr. Did you mean 'constant'?"),
+        ("--lr-scheduler None", "cosine_with_min_lr. Did you mean 'constant'?"),
         (
             "--preset 3b-lora-sph",
             "must be one of none, 0.5b-trial, 3b-lora-shp, 7b-lora-shp, full-finetuning, proxy-rm, ",

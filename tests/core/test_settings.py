@@ -65,6 +65,12 @@ def test_a_setting_of_another_trainer_that_is_none_here_is_answered_with_what_ho
         parse_train([f"--{name.replace('_', '-')}"])
 
 
+@pytest.mark.parametrize("value", [None, "none"])
+def test_no_schedule_is_a_constant_rate(value):
+    with pytest.raises(ConfigError, match=r"lr_scheduler: .* Did you mean 'constant'\?"):
+        RewardTrainerConfig.of(model="m", dataset=("d",), lr_scheduler=value)
+
+
 def test_the_settings_that_these_answers_name_exist():
     known = {f"--{name.replace('_', '-')}" for name in settings_of(RewardTrainerConfig)}
     assert set(re.findall(r"--[a-z-]+", " ".join(SETTLED.values()))) <= known

@@ -229,6 +229,7 @@ def test_layers_are_named_in_full_where_a_word_would_mean_more(base_model, tmp_p
             r"input_layernrm: this model has no module of that name. Did you mean 'input_layernorm'\?",
         ),
         ({"lora_modules_to_save": ("orm",)}, r"--lora-modules-to-save orm: this model has no module of that name"),
+        ({"lora_modules_to_save": ("lm_head",)}, r"lm_head: this model has no module of that name. The reward's head"),
         ({"lora_modules_to_save": ("rotary_emb",)}, r"rotary_emb: it has no weights that could train"),
         (
             {"lora_modules_to_save": ("q_proj",), "lora_target_modules": ("q_proj", "k_proj")},

@@ -61,9 +61,9 @@ MEASURES: Final[Mapping[str, str]] = MappingProxyType(
 
 AT_THRESHOLD: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "eval_tpr": "share of preferred replies that score at least the threshold",
-        "eval_fnr": "share of preferred replies that score below the threshold",
-        "eval_fpr": "share of other replies that score at least the threshold",
+        "eval_tpr": "share of preferred replies that score at least the threshold (TPR)",
+        "eval_fnr": "share of preferred replies that score below the threshold (FNR)",
+        "eval_fpr": "share of other replies that score at least the threshold (FPR)",
     }
 )
 """Name before ``@threshold`` -> what it means."""

@@ -26,13 +26,15 @@ from rewardlab.core.config_file import read_config_file
 from rewardlab.core.earlier_names import renamed
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_json
-from rewardlab.core.other_names import ALSO_CALLED, SETTLED
+from rewardlab.core.other_names import ALSO_CALLED, SETTLED, VALUES_ALSO_CALLED
 from rewardlab.core.terminal import brief, short
 
 Config = TypeVar("Config")
 Sections = TypeVar("Sections", bound="Composed")
 HASH_DIGITS: Final = 12
 """Length of `config_hash`, in hex digits."""
+MISSPELT: Final = 0.85
+"""How similar (difflib's ratio) a known name is at least, for a name to be taken for that one and misspelt."""
 HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Lone surrogates, which UTF-8 cannot encode, except those that Python uses for the bytes of a file name that is not
 UTF-8 (PEP 383)."""
@@ -185,13 +187,24 @@ class Composed:
 def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return ` Did you mean 'x'?`, or an empty text if no known name is similar.
 
-    `also` maps names that other libraries use to known names. For a name that has no setting here, what holds is said.
+    `also` maps names that other libraries use to known names. Next best to a name that is spelt nearly the same is the
+    only one that has all words of the given one: `--patience` is `--early-stopping-patience`, and not `--ties`. For a
+    name that has no setting here, what holds is said.
     """
     if settled := SETTLED.get(name.removeprefix("--").replace("-", "_")):
         return f" {settled}"
     names = list(known)
-    nearest = [also[name]] if also.get(name) in names else difflib.get_close_matches(name, names, n=1)
+    if also.get(name) in names:
+        return f" Did you mean {also[name]!r}?"
+    nearest = difflib.get_close_matches(name, names, n=1)
+    longer = [known for known in names if _words(name) < _words(known)]
+    if len(longer) == 1 and not difflib.get_close_matches(name, nearest, cutoff=MISSPELT):
+        nearest = longer
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall("[^-_]+", name.casefold()))
 
 
 def composed(config_type: type[Config]) -> type[Config]:
@@ -342,7 +355,8 @@ def _convert_choice(value: object, choices: Sequence[str], where: str) -> str:
     """Return `value` if it is one of the choices. Raises ConfigError, with the nearest choice, if not."""
     if isinstance(value, str) and value in choices:
         return value
-    nearest = did_you_mean(short(value), choices) if isinstance(value, str) else ""
+    named = str(value) if isinstance(value, (str, type(None))) else ""
+    nearest = did_you_mean(short(named), choices, also=VALUES_ALSO_CALLED) if named else ""
     raise ConfigError(f"{where}: {brief(value)} is not one of {', '.join(map(repr, choices))}.{nearest}")
 
 

@@ -53,12 +53,20 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "fsdp": "sharding",
         "deepspeed": "sharding",
         "dataset_num_proc": "num_workers",
+        "use_lora": "lora",
+        "max_norm": "max_grad_norm",
+        "grad_clip": "max_grad_norm",
+        "grad_accum": "micro_token_budget",
+        "margin_lambda": "regularization_lambda",
         "profile_gpu": "profile_memory",
         "rm_eval_thresholds": "thresholds",
     }
 )
 """Name in TRL, transformers or another trainer -> our setting. The values of some have another meaning
 (docs/coming-from-trl.md)."""
+
+VALUES_ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType({"none": "constant", "None": "constant"})
+"""Value elsewhere -> ours, for hints: a rate without a schedule is constant. It is used only where ours is a choice."""
 
 SETTLED: Final[Mapping[str, str]] = MappingProxyType(
     {

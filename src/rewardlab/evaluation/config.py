@@ -61,7 +61,8 @@ class EvalRunConfig:
     slice: tuple[str, ...] = ()
     """Columns of the data by whose values the metrics are divided, beside the number of turns."""
     thresholds: tuple[float, ...] = ()
-    """Scores at which a reply counts as accepted, for the rates of wrong and right acceptance."""
+    """Scores at which a reply counts as accepted, for the rates of wrong and right acceptance (FPR, FNR,
+    TPR)."""
     gold: Path | None = None
     """Scores of a gold model for the same replies, as in `rewardlab compare`, or the data themselves if their rows hold
     `scores`: rank correlation, regret in gold scores, and rankings judged by them."""

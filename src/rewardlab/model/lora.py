@@ -145,8 +145,9 @@ def modules_to_save(backbone: nn.Module, names: Sequence[str]) -> list[str]:
         roots = [path for path in paths if _is_called(_full(backbone, path), name)]
         if not roots:
             called = sorted({word for path in paths if not (word := path.rpartition(".")[2]).isdecimal()})
+            near = " The reward's head always trains and is saved." if "head" in name else did_you_mean(name, called)
             raise ModelError(
-                f"--lora-modules-to-save {name}: this model has no module of that name.{did_you_mean(name, called)} "
+                f"--lora-modules-to-save {name}: this model has no module of that name.{near} "
                 f"Its modules: {', '.join(called)}."
             )
         inside = {

@@ -47,12 +47,15 @@ def test_the_loss_of_i_j_y_is_the_loss_of_j_i_one_minus_y(d, y, m, eps, beta):
 
 def test_bradley_terry_margin_and_centring_equal_the_formulas_of_trl():
     chosen, rejected, margin = draw()
+    scores = (chosen.requires_grad_(), rejected.requires_grad_())
     ones = torch.ones_like(chosen)
     for given_margin in (torch.zeros_like(margin), margin):
         theirs = -F.logsigmoid(chosen - rejected - given_margin).mean()
         theirs = theirs + 0.01 * torch.mean((chosen + rejected) ** 2)
         ours = (bradley_terry(chosen - rejected, ones, given_margin) + 0.01 * centering(chosen, rejected)).mean()
-        assert float((ours - theirs).abs()) <= 1e-10
+        assert float((ours - theirs).detach().abs()) <= 1e-10
+        for own, other in zip(torch.autograd.grad(ours, scores), torch.autograd.grad(theirs, scores), strict=True):
+            assert float((own - other).abs().max()) <= 1e-10
 
 
 def test_soft_labels_and_smoothing_are_a_cross_entropy():
@@ -68,7 +71,7 @@ def test_the_two_smoothing_conventions_differ_by_a_factor_of_two():
     assert torch.allclose(smooth(label, 0.05), label * 0.9 + 0.1 / 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_extreme_gaps_stay_finite_with_the_right_gradient(dtype):
     gap = torch.tensor([-1e4, -30.0, 0.0, 30.0, 1e4], dtype=dtype, requires_grad=True)
     loss = bradley_terry(gap, torch.ones(5, dtype=dtype))

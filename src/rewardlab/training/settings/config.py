@@ -183,8 +183,8 @@ class RunConfig:
     """Rows of one prompt that are drawn together: a step computes their prompt, and equal replies to it, once. With 1
     each row is drawn by itself."""
     micro_token_budget: int | Literal["auto"] = 8192
-    """Tokens computed at a time; smaller needs less memory and changes no number. `auto` takes the most that fits, by
-    a trial at the start."""
+    """Tokens computed at a time; smaller needs less memory and changes no number: gradients are accumulated over the
+    whole batch. `auto` takes the most that fits, by a trial at the start."""
     seed: int = 0
     """Decides the head, the order of the data and every other draw."""
     log_every: int = 10
@@ -306,8 +306,8 @@ class MonitorConfig:
     profile_steps: int = 3
     """Steps to trace, after two steps that warm up."""
     thresholds: tuple[float, ...] = ()
-    """Scores at which a reply counts as accepted: the report has the rates of wrong and right acceptance there, as
-    `rewardlab eval --thresholds` prints them."""
+    """Scores at which a reply counts as accepted: the report has the rates of wrong and right acceptance there (FPR,
+    FNR, TPR), as `rewardlab eval --thresholds` prints them."""
     batch_timeout_s: float = 60.0
     """Seconds to wait for the data of a step before the run ends with an error."""
 
