@@ -343,7 +343,9 @@ def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigErr
             f"unexpected {brief(argument)}: values follow their flag; a switch such as --lora takes no value."
         )
     switches = [f"--no-{name.replace('_', '-')}" for name, hint in hints.items() if hint is bool]
-    known = [*(_flag(name, hints) for name in hints), *switches, *SHORTHANDS, "--config", "--help"]
+    own = [_flag(name, hints) for name in hints]
+    shorthands = [shorthand for shorthand, (ours, *_) in SHORTHANDS.items() if ours in own]
+    known = [*own, *switches, *shorthands, "--config", "--help"]
     also = {_dashed(theirs): _dashed(ours) for theirs, ours in ALSO_CALLED.items()}
     near = did_you_mean(_dashed(short(flag).removeprefix("--")), known, also=also)
     return ConfigError(f"unknown flag {brief(flag)}.{near} `rewardlab {command} --help` lists the flags.")

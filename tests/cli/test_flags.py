@@ -280,6 +280,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ("--lora-r 4", "unknown flag '--lora-r'. Did you mean '--lora-rank'?"),
         ("--max-sequence-len 8", "unknown flag '--max-sequence-len'. Did you mean '--max-seq-len'?"),
         ("--hf-datset=a", "unknown flag '--hf-datset'. Did you mean '--hf-dataset'?"),
+        ("--trainable-norms", "unknown flag '--trainable-norms'. Did you mean '--lora-modules-to-save'?"),
         ("--no-rlora", "unknown flag '--no-rlora'. Did you mean '--no-rslora'?"),
         ("--conf a.yaml", "unknown flag '--conf'. Did you mean '--config'?"),
         ("--patience 5", "unknown flag '--patience'. Did you mean '--early-stopping-patience'?"),

@@ -98,6 +98,16 @@ def test_labels_are_written_where_and_as_the_script_did(home, capsys) -> None:
     assert "--batch_size: has no effect here; batches are filled by tokens" in capsys.readouterr().out
 
 
+def test_a_flag_that_another_command_has_is_not_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gold", "sample", "--prompts", "p.json", "--output", "s.jsonl"]
+    with pytest.raises(SystemExit):
+        main([*words, "--use-chat-templates"])
+    assert "--use-chat-template'" not in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "--chat-template-kwargs", "x"])
+    assert "Did you mean '--template-arguments'?" in capsys.readouterr().err
+
+
 def test_the_gold_model_of_the_script_is_looked_for_on_the_hub(home, capsys) -> None:
     (home / "datasets/alpacafarm/rm/rm_rewards.json").unlink()
     assert run(LABEL, home) == 2

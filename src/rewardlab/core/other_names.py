@@ -60,6 +60,9 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "margin_lambda": "regularization_lambda",
         "profile_gpu": "profile_memory",
         "rm_eval_thresholds": "thresholds",
+        "chat_template_kwargs": "template_arguments",
+        "enable_thinking": "template_arguments",
+        "trainable_norms": "lora_modules_to_save",
     }
 )
 """Name in TRL, transformers or another trainer -> our setting. The values of some have another meaning
