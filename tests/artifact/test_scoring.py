@@ -24,7 +24,8 @@ def saved(tmp_path_factory):
 REFUSED = """
 import rewardlab, sys
 scorer = rewardlab.load(sys.argv[1])
-turn = {"role": "user", "content": "a"}
+from rewardlab.client.rows import rows_of_conversations, rows_of_groups
+turn, reply = {"role": "user", "content": "a"}, [{"role": "assistant", "content": "a"}]
 for wrong in (
     lambda: scorer.score("text"),
     lambda: scorer.score([turn]),
@@ -36,6 +37,12 @@ for wrong in (
     lambda: scorer.score_replies("How?", "text"),
     lambda: scorer.score_replies("How?", [3]),
     lambda: scorer.score_replies(turn, ["b"]),
+    lambda: scorer.score([None]),
+    lambda: scorer.score_replies(float("nan"), ["b"]),
+    lambda: scorer.score_replies("How?", None),
+    lambda: rows_of_conversations([[*reply], None]),
+    lambda: rows_of_groups([("How?", ["b"]), (None, ["b"])]),
+    lambda: rows_of_groups([("How?", ["b"]), ("How?", None)]),
 ):
     try:
         print("scored", wrong())
@@ -57,6 +64,12 @@ def test_what_is_no_conversation_is_refused_in_words(saved):
         "a message has a role and a content, got 3",
         *["replies are a list of texts"] * 2,
         "a conversation is a list of messages, got {'role'",
+        "a conversation is a list of messages, got None",
+        "a conversation is a list of messages, got nan",
+        "replies are a list of texts",
+        "conversation 1: a conversation is a list of messages, got None",
+        "prompt of group 1: a conversation is a list of messages, got None",
+        "replies of group 1 are a list of texts",
     ]
     assert len(lines) == len(expected)
     for line, beginning in zip(lines, expected, strict=True):

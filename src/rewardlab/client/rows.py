@@ -102,8 +102,9 @@ def rows_of_groups(groups: Iterable[tuple[Any, Any]], *, single: bool = False) -
     counts = []
     for number, (prompt, replies) in enumerate(groups):
         of = "" if single else f" of group {number}"
-        texts = [replies] if isinstance(replies, str) else list(replies)
-        if isinstance(replies, str) or not all(isinstance(reply, str) for reply in texts):
+        is_list = isinstance(replies, Iterable) and not isinstance(replies, str)
+        texts = list(replies) if is_list else []
+        if not is_list or not all(isinstance(reply, str) for reply in texts):
             raise RenderError(f"replies{of} are a list of texts. Put a single one into a list.")
         try:
             turns = prompt if isinstance(prompt, str) else to_messages(prompt)

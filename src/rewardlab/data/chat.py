@@ -7,7 +7,7 @@ The score is read at the last token of that rendering.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -383,7 +383,7 @@ def to_messages(messages: Sequence[object]) -> Conversation:
     Raises RenderError for anything else, and for what would be lost or misread: tool calls or reasoning beside the
     content, unknown roles, content that is not text.
     """
-    if isinstance(messages, str | Mapping | Message):
+    if isinstance(messages, str | Mapping | Message) or not isinstance(messages, Iterable):
         raise RenderError(f"a conversation is a list of messages, got {_shortened(messages)}. Put it into a list.")
     turns = []
     for message in messages:

@@ -31,8 +31,9 @@ def conversations_of(prompt: Any, replies: Iterable[str], *, bare: bool) -> list
     Raises RenderError or UnusableRowError if `prompt` is not a prompt, and RenderError if `replies` is not a list of
     texts.
     """
-    texts = [replies] if isinstance(replies, str) else list(replies)
-    if isinstance(replies, str) or not all(isinstance(reply, str) for reply in texts):
+    is_list = isinstance(replies, Iterable) and not isinstance(replies, str)
+    texts = list(replies) if is_list else []
+    if not is_list or not all(isinstance(reply, str) for reply in texts):
         raise RenderError("replies are a list of texts. Put a single one into a list.")
     turns, is_transcript = prompt_turns(prompt, bare=bare)
     # Parsing a transcript strips its turns, in training data too, so a reply to one is stripped as well.
