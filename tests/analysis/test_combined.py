@@ -64,14 +64,20 @@ def test_a_small_side_of_length_that_is_all_right_by_chance_is_not_known_exactly
 
 
 def test_few_certain_labels_that_are_all_right_by_chance_are_worth_no_more_than_their_weights() -> None:
-    """Weights of 1 and of 0.04 count as (Σw)²/Σw² plain outcomes at most, here 215 and not 1,010."""
+    """Weights of 1 and of 0.04 count as (Σw)²/Σw² plain outcomes at most, here 215 and not 1,010, and as two shares."""
     weight = np.where(np.arange(1010) < 10, 1.0, 0.04)
     outcome = (np.arange(1010) % 10 > 0).astype(float)
     outcome[:10] = 1
     found = weighted_accuracy(outcome, weight, sources_of(1010))
     number = weight.sum() ** 2 / np.square(weight).sum()
     plain = wilson_limits(np.array([found.value]), np.array([number]), level=0.95)
-    assert (found.low, found.high) == pytest.approx((plain.low[0], plain.high[0]), rel=1e-3)
+    few, many = stats.mean_share(outcome[:10]), stats.mean_share(outcome[10:])
+    part = 10 / weight.sum()
+    below = math.hypot(part * (few.value - few.low), (1 - part) * (many.value - many.low))
+    assert found.value - below < plain.low[0]
+    assert found.low == pytest.approx(found.value - below)
+    assert found.high == pytest.approx(plain.high[0], rel=1e-3)
+    assert weighted_accuracy(outcome, np.full(1010, 0.5), sources_of(1010)).method == "score interval, by influence"
 
 
 def test_an_accuracy_of_few_certain_labels_is_held_as_often_as_it_says() -> None:
@@ -80,6 +86,16 @@ def test_an_accuracy_of_few_certain_labels_is_held_as_often_as_it_says() -> None
         weighted_accuracy((generator.random(1010) < 0.9).astype(float), weight, sources_of(1010)) for _ in range(200)
     ]
     assert np.mean([one.low <= 0.9 <= one.high for one in found]) > 0.93
+
+
+def test_an_accuracy_of_few_certain_labels_that_are_ranked_worse_is_held_as_often_too() -> None:
+    generator, weight = np.random.default_rng(0), np.where(np.arange(510) < 10, 1.0, 0.04)
+    chance = np.where(np.arange(510) < 10, 0.8, 0.95)
+    truth = float(np.average(chance, weights=weight))
+    found = [
+        weighted_accuracy((generator.random(510) < chance).astype(float), weight, sources_of(510)) for _ in range(400)
+    ]
+    assert np.mean([one.low <= truth <= one.high for one in found]) > 0.94
 
 
 def test_parts_of_the_same_prompts_are_taken_to_be_wrong_together() -> None:

@@ -231,7 +231,8 @@ def _accuracies(table: ScoreTable, finite: Pairs, decided: Pairs) -> dict[str, E
 def weighted_accuracy(outcome: FloatArray, weight: FloatArray, decided: Pairs) -> Estimate:
     """Return the share of outcomes [N] with weights [N], such as |2y − 1|; at least one weight must be above 0.
 
-    Few outcomes of large weight may be all right by chance, so the effective number is at most that of the weights.
+    Few outcomes of large weight may be all right by chance, so the effective number is at most that of the weights, and
+    the interval at least as wide as those of the outcomes above and below the mean weight combined.
     """
     if not outcome.size:
         return without_interval(math.nan, 0)
@@ -242,7 +243,9 @@ def weighted_accuracy(outcome: FloatArray, weight: FloatArray, decided: Pairs) -
     if totals_3C.shape[1] >= stats.MIN_CLUSTERS:
         columns = (*totals_3C, *sums_by(decided.prompt, share, np.square(share)))
         most = float(weighted_number(*(column[None] for column in columns))[0])
-    return share_by_influence(value, share * (outcome - value), decided.prompt, most=most)
+    found = share_by_influence(value, share * (outcome - value), decided.prompt, most=most)
+    parts = [(float(share[own].sum()) / share.size, own) for own in (share > 1, share <= 1) if own.any()]
+    return widened_to_parts(found, outcome, decided.prompt, parts) if len(parts) > 1 else found
 
 
 def macro_accuracy(outcome: FloatArray, decided: Pairs) -> Estimate:
