@@ -110,8 +110,11 @@ def test_a_metric_that_nobody_logs_is_refused_before_anything_is_loaded(tmp_path
     config = RewardTrainerConfig.of(
         model="nowhere", dataset=("nothing",), output_dir=tmp_path / "run", early_stopping_metric="eval_los"
     )
-    with pytest.raises(ConfigError, match="--early-stopping-metric eval_los: not a column.*eval_loss"):
+    refused = r"--early-stopping-metric eval_los: not a column of metrics.csv\. Did you mean 'eval_loss'\?"
+    with pytest.raises(ConfigError, match=refused):
         selection_of(config)
+    with pytest.raises(ConfigError, match=r"metrics.csv\. Those of evaluations: eval_loss, eval_accuracy, eval_margin"):
+        selection_of(config.replace(early_stopping_metric="zzz"))
     with pytest.raises(ConfigError, match="--early-stopping-metric eval_los"):
         train(config)
 

@@ -16,6 +16,8 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 RISING: Final = ("accuracy", "margin", "auc")
 FALLING: Final = ("loss", "nll", "ece", "rate")
 """Last words of metrics for which it is clear whether higher (RISING) or lower (FALLING) is better."""
+NOT_CHOSEN_BY: Final = ("_low", "_high", "_pairs", "_seconds")
+"""Ends of the names of columns that a message does not offer."""
 OF_TRAINING_ROWS: Final = ("train_eval_", "gap_")
 """Beginnings of the names of metrics that only runs with `--train-eval-limit` measure."""
 
@@ -113,9 +115,10 @@ def selection_of(config: RewardTrainerConfig) -> Selection:
     metric = column_of(config.run.early_stopping_metric)
     logged = [name for name in COLUMNS if name != "step"]
     if metric not in logged:
+        known = [name for name in logged if name.startswith("eval_") and not name.endswith(NOT_CHOSEN_BY)]
+        hint = did_you_mean(metric, logged) or f" Those of evaluations: {', '.join(known)}."
         raise ConfigError(
-            f"--early-stopping-metric {config.run.early_stopping_metric}: not a column of metrics.csv"
-            f"{did_you_mean(metric, logged)}"
+            f"--early-stopping-metric {config.run.early_stopping_metric}: not a column of metrics.csv.{hint}"
         )
     # No evaluation would have a value, so none could be the best, and any patience would end the run.
     if metric.startswith(OF_TRAINING_ROWS) and not config.data.selection.train_eval_limit:

@@ -229,8 +229,8 @@ class RunConfig:
     but takes the memory of all gradients.
     """
     early_stopping_metric: str = "eval_accuracy"
-    """What decides which checkpoint is `best/`, and whether training stops: any column of metrics.csv. Equal
-    accuracies are decided by the loss."""
+    """What decides which checkpoint is `best/`, and whether training stops: any column of metrics.csv, also by
+    names in use elsewhere (`eval_pairwise_accuracy`, `eval_mean_margin`). Equal accuracies are decided by the loss."""
     early_stopping_mode: Literal["auto", "max", "min"] = "auto"
     """Whether higher or lower values of it are better; `auto` knows accuracies, margins, losses and ECE."""
     early_stopping_patience: int | None = None
