@@ -115,3 +115,31 @@ def test_the_attainable_size_is_the_largest_share_of_patterns_whose_p_is_small_e
     small = [reached for reached in np.unique(sums) if np.mean(sums >= reached) <= 0.05]
     wanted = np.mean(sums >= min(small)) if small else 0.0
     assert attainable_size(totals, alpha=0.05) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_many_sizes_of_many_prompts_take_work_in_proportion_to_prompts_and_sums(monkeypatch):
+    done = 0
+
+    def counted(first, second):
+        nonlocal done
+        done += len(first) * len(second)
+        return np.correlate(first, second[::-1], "full")
+
+    monkeypatch.setattr(signflip.np, "convolve", counted)
+    totals = np.round(np.random.default_rng(0).normal(0, 30, 1_000)) / 2
+    found = sign_flip(totals)
+    assert "exact" in found.method
+    # Each prompt moves every sum to two others; sums that are possible have one parity.
+    assert done <= len(totals) * (1.1 * np.abs(2 * totals).sum() + 200 * 200)
+    assert found.p == pytest.approx(_by_steps(totals), rel=1e-12)
+
+
+def _by_steps(totals: np.ndarray) -> float:
+    """The exact p, one prompt after the other."""
+    steps = np.abs(2 * totals).astype(int)
+    whole = int(steps.sum())
+    chances = np.zeros(2 * whole + 1)
+    chances[whole] = 1.0
+    for step in steps.tolist():
+        chances = (np.roll(chances, step) + np.roll(chances, -step)) / 2
+    return float(chances[np.abs(np.arange(-whole, whole + 1)) >= round(abs(2 * totals.sum()))].sum())

@@ -120,20 +120,37 @@ def _half_step_sums(moving: FloatArray) -> tuple[npt.NDArray[np.int64], FloatArr
     n totals of size v add up to v(2B − n) with B binomial(n, ½). The distributions of the V sizes are convolved.
     """
     sizes_V, counts_V = np.unique(np.round(2 * moving).astype(np.int64), return_counts=True)
+    # All sums have one parity, so only every other one is kept here.
     chances, lowest = np.ones(1), 0
     for size, count in zip(sizes_V.tolist(), counts_V.tolist(), strict=True):
-        plus = np.arange(count + 1)
-        own = binom.pmf(plus, count, 0.5)
-        # Chances that float64 cannot hold are 0; leaving them out keeps the convolution short.
-        kept = np.flatnonzero(own)
-        own, plus = own[kept[0] : kept[-1] + 1], plus[kept[0] : kept[-1] + 1]
-        spread = np.zeros(2 * size * (len(own) - 1) + 1)
-        spread[:: 2 * size] = own
-        chances = np.convolve(chances, spread)
-        lowest += size * (2 * int(plus[0]) - count)
-    # Every other sum is impossible (they all have one parity), and has chance 0.
-    sums = lowest + np.arange(len(chances))
-    return sums, chances
+        own, first = _without_zeros(binom.pmf(np.arange(count + 1), count, 0.5))
+        chances, before = _without_zeros(_convolved(chances, own, step=size))
+        lowest += 2 * before + size * (2 * first - count)
+    return lowest + 2 * np.arange(len(chances)), chances
+
+
+def _without_zeros(chances: FloatArray) -> tuple[FloatArray, int]:
+    """Return the chances without zeros at the ends, which float64 could not hold, and how many the first ones were.
+
+    It keeps convolutions short: sums beyond some 38 standard deviations have no chance in float64.
+    """
+    kept = np.flatnonzero(chances)
+    return chances[kept[0] : kept[-1] + 1], int(kept[0])
+
+
+def _convolved(chances: FloatArray, own: FloatArray, *, step: int) -> FloatArray:
+    """Return the convolution of chances with others that lie `step` places apart.
+
+    Places that are no multiple of `step` apart have nothing to do with each other, so each of the `step` classes is
+    convolved by itself: zeros between the others would make it `step` times as much work.
+    """
+    rows = -(-len(chances) // step)
+    padded = np.zeros(rows * step)
+    padded[: len(chances)] = chances
+    whole = np.empty((rows + len(own) - 1, step))
+    for place, column in enumerate(np.ascontiguousarray(padded.reshape(rows, step).T)):
+        whole[:, place] = np.convolve(column, own)
+    return whole.ravel()
 
 
 def _all_sums(moving: FloatArray) -> FloatArray:
