@@ -350,6 +350,16 @@ def test_a_service_that_cannot_be_started_is_an_error_and_those_before_it_are_cl
     assert fakes.told["trackio"][-1][0] == "finish"
 
 
+def test_a_full_disk_is_no_fault_of_the_viewer(tmp_path, fakes, monkeypatch):
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "tensorboard/events")
+
+    monkeypatch.setitem(sinks.OPEN, "tensorboard", full)
+    with pytest.raises(OSError, match="No space left on device: 'tensorboard/events'"):
+        sinks.open_sinks(("trackio", "tensorboard"), tmp_path, {})
+    assert fakes.told["trackio"][-1][0] == "finish"
+
+
 @pytest.mark.parametrize("package", ALL)
 def test_the_fakes_take_what_the_packages_take(package):
     if importlib.util.find_spec(package) is None:

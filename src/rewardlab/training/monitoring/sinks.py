@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import NO_ROOM, ConfigError
 from rewardlab.core.terminal import visible
 from rewardlab.training.monitoring.observers import Observer, Observers
 from rewardlab.training.settings.config import Viewer
@@ -66,7 +66,8 @@ def open_sinks(
     """Return an observer for each viewer.
 
     `settings` is the configuration as JSON; the run is named after its folder. `resumed_at` is the step after which a
-    resumed run goes on. Raises ConfigError if a viewer cannot be started, such as a service without a login.
+    resumed run goes on. Raises ConfigError if a viewer cannot be started, such as a service without a login, and
+    OSError if the disk is full.
     """
     opened: list[Observer] = []
     for viewer in viewers:
@@ -78,6 +79,8 @@ def open_sinks(
         except Exception as error:
             # Closes the viewers that were opened before this one failed.
             with Observers(opened):
+                if isinstance(error, OSError) and error.errno in NO_ROOM:
+                    raise  # told as for everything that a run writes
                 raise _not_started(viewer, error) from error
     return opened
 
