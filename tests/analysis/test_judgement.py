@@ -178,6 +178,11 @@ def test_rates_at_a_threshold_count_a_score_at_it_as_positive() -> None:
     assert judgement["eval_fnr@1"].value == pytest.approx(1 / 3)
     assert judgement["eval_fpr@1"].value == pytest.approx(2 / 3)
     assert judgement["eval_fpr@100.5"].value == 0
+    for spelt in ("eval_tpr@1.0", "tpr@1.", "eval_tpr@1e0", f"eval_tpr@{1.0}"):
+        assert judgement[spelt] is judgement["eval_tpr@1"]
+    for other in ("eval_tpr@2", "eval_tpr@one", "eval_tpr@", "eval_accuracy@1"):
+        with pytest.raises(KeyError):
+            judgement[other]
 
 
 def test_soft_labels_weigh_by_how_decided_they_are() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -92,11 +93,17 @@ MEASURE_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def measure_named(name: str) -> str:
-    """Return our name of a measure, ``eval_fpr@0.5`` included, by any name in use; unknown names come back as given."""
+    """Return our name of a measure, by any name in use; unknown names come back as given.
+
+    A rate at a threshold is found by any spelling of the number: ``fpr@0.50`` is ``eval_fpr@0.5``.
+    """
     stem, at, threshold = name.partition("@")
     own = MEASURE_ALIASES.get(stem, stem)
     if at and f"eval_{own}" in AT_THRESHOLD:
         own = f"eval_{own}"
+    if own in AT_THRESHOLD:
+        with contextlib.suppress(ValueError):
+            return at_threshold(own, float(threshold))
     return f"{own}{at}{threshold}"
 
 
