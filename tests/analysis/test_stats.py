@@ -296,3 +296,14 @@ def test_p_by_an_interval_is_the_level_at_which_it_ends_at_zero() -> None:
     assert stats.p_by_interval(stats.mean_by_level(values + 100)) == stats.LEAST_P
     assert stats.p_by_interval(stats.mean_by_level(np.zeros(30))) == 1
     assert math.isnan(stats.p_by_interval(stats.mean_by_level(values[:9])))
+
+
+@given(st.lists(st.tuples(st.text(max_size=2), st.floats(-9, 9)), min_size=1, max_size=40))
+def test_totals_of_keys_come_in_the_order_of_sorted_keys_however_often_they_repeat(rows):
+    rows = [(key.replace("\0", "0"), value) for key, value in rows]
+    for repeated in (rows, rows * 8):
+        keys, values = [key for key, _ in repeated], np.array([value for _, value in repeated])
+        wanted = [values[[key == one for key in keys]].sum() for one in sorted(set(keys))]
+        found = stats.cluster_totals(np.stack([values, np.ones_like(values)], axis=1), keys)
+        np.testing.assert_allclose(found[:, 0], wanted, atol=1e-9)
+        assert found[:, 1].tolist() == [keys.count(one) for one in sorted(set(keys))]

@@ -43,6 +43,8 @@ skewed means."""
 LEAST_P = 1e-9
 """Smallest p-value that is found by inverting an interval."""
 _HALVINGS = 30
+_FEW_KEYS = 4
+"""From so many comparisons a key on, keys are numbered without sorting them all."""
 
 
 def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
@@ -222,8 +224,19 @@ def by_conversation(estimate: Estimate) -> Estimate:
 def cluster_totals(values_NS: FloatArray, clusters: Sequence[str]) -> FloatArray:
     """Return column sums within each cluster, [C, S], in the order of the sorted keys."""
     assert len(clusters) == len(values_NS), f"{len(clusters)} keys for {len(values_NS)} values"
-    keys, index_N = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
-    return np.stack([np.bincount(index_N, column, minlength=len(keys)) for column in values_NS.T], axis=1)
+    index_N, count = _numbered(clusters)
+    return np.stack([np.bincount(index_N, column, minlength=count) for column in values_NS.T], axis=1)
+
+
+def _numbered(clusters: Sequence[str]) -> tuple[npt.NDArray[np.intp], int]:
+    """Return ([N] the place of each key among the sorted ones, how many there are)."""
+    distinct = set(clusters)
+    if len(distinct) * _FEW_KEYS > len(clusters):
+        keys, index_N = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
+        return index_N, len(keys)
+    # Sorting a key for each comparison takes several times as long.
+    place = {key: number for number, key in enumerate(sorted(distinct))}
+    return np.fromiter(map(place.__getitem__, clusters), dtype=np.intp, count=len(clusters)), len(place)
 
 
 def central_range(draws: FloatArray, *, level: float = 0.95) -> tuple[float, float]:
