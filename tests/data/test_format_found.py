@@ -131,6 +131,33 @@ def test_a_flag_for_another_format_than_any_that_was_found_is_told(
     assert not told(rated, attributes=("clarity=1",))
 
 
+def test_a_margin_or_weight_that_nothing_reads_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sides = {"prompt": "Why?", "rejected": "b"}
+
+    def told(name: str, *rows: dict[str, Any], **flags: Any) -> list[str]:
+        caplog.clear()
+        prepared(
+            write(tmp_path / name, [sides | {"chosen": f"a{n}"} | row for n, row in enumerate(rows)]), tmp_path, **flags
+        )
+        return [record.getMessage() for record in caplog.records if "is not read" in record.getMessage()]
+
+    both = {"weight": 0.5, "margin": 2}
+    margin, weight = told("both.jsonl", both, both)
+    assert margin == (
+        "data: both.jsonl: the column margin is not read; --margin-column margin takes it as a margin in the loss."
+    )
+    assert "the column weight is not read; where the column is called strength, --strength-as weight weights" in weight
+    assert told("both.jsonl", both, both) == [margin, weight], "also from the cache"
+    assert told("both.jsonl", both, both, margin_column="margin") == [weight]
+    assert len(told("both.csv", both, both)) == 2
+    assert not told("plain.jsonl", {"weight": "heavy"}, {"margin": None})
+    comparisons = {"prompt": "Why?", "responses": ["a", "b"], "comparisons": [{"first": 0, "second": 1}], "weight": 2}
+    judged = write(tmp_path / "judged.jsonl", [comparisons, comparisons])
+    caplog.clear()
+    prepared(judged, tmp_path)
+    assert "is not read" not in caplog.text
+
+
 def test_the_first_row_is_the_one_that_reading_kept_whatever_comes_before_its_other_half(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ It is the only way from rows to tokens, for training, evaluation, probes and too
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import cache_folder
+from rewardlab.core.files import cache_folder, to_float
 from rewardlab.core.terminal import plural
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
@@ -32,7 +33,8 @@ from rewardlab.data.groups import Part
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules, seeded_generator
 from rewardlab.data.pipeline import write_store
-from rewardlab.data.readers import fingerprint
+from rewardlab.data.readers import fingerprint, read_source
+from rewardlab.data.rows import UnreadRow
 from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, tell_streamed
 from rewardlab.data.store import TokenStore
 from rewardlab.data.weights import counts_by_share, report_shares, shares_in_words
@@ -47,6 +49,13 @@ FOR_FORMATS: Final[Mapping[str, tuple[str, tuple[Schema, ...]]]] = {
     "attributes": ("rated replies, as of HelpSteer and UltraFeedback", (RATED, ULTRAFEEDBACK)),
 }
 """Flag that has a meaning in some formats alone -> these in words, and these."""
+
+
+UNREAD: Final[Mapping[str, str]] = {
+    "margin": "--margin-column margin takes it as a margin in the loss",
+    "weight": "where the column is called strength, --strength-as weight weights the loss with it",
+}
+"""Column that others weigh or shift the loss by -> how to have that here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +122,11 @@ def read_named(
             preparation += [done.preparation for done in prepared]
     for said in idle_flags(reading, [report.format for several in sources.values() for report in several]):
         logger.warning("data: %s", said)
+    for wanted in named:
+        if wanted.purpose == "train":
+            for source in wanted.sources():
+                for said in unread_columns(source, reading):
+                    logger.warning("data: %s: %s", source.label, said)
     return Read(parts=parts, sources=sources, preparation=preparation, weights=weights)
 
 
@@ -125,6 +139,23 @@ def idle_flags(reading: ReadingConfig, formats: Sequence[str]) -> list[str]:
         for name, (what, schemas) in FOR_FORMATS.items()
         if getattr(reading, name) != getattr(usual, name)
         and not any(one.startswith(f"{schema.name}, ") for one in formats for schema in schemas)
+    ]
+
+
+def unread_columns(source: Source, reading: ReadingConfig) -> list[str]:
+    """Return a line for each number in the first row that other trainers use and this run does not.
+
+    Datasets of the hub are not looked at: to open them once more may take long.
+    """
+    if source.is_on_hub:
+        return []
+    row = next((row for _, row in read_source(source) if not isinstance(row, UnreadRow)), {})
+    # Comparisons that are written out have weights and margins of their own.
+    unread = () if "comparisons" in row else UNREAD.items()
+    return [
+        f"the column {name} is not read; {remedy}."
+        for name, remedy in unread
+        if math.isfinite(to_float(row.get(name))) and reading.margin_column != name
     ]
 
 
