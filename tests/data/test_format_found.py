@@ -136,9 +136,8 @@ def test_a_margin_or_weight_that_nothing_reads_is_told(tmp_path: Path, caplog: p
 
     def told(name: str, *rows: dict[str, Any], **flags: Any) -> list[str]:
         caplog.clear()
-        prepared(
-            write(tmp_path / name, [sides | {"chosen": f"a{n}"} | row for n, row in enumerate(rows)]), tmp_path, **flags
-        )
+        path = write(tmp_path / name, [sides | {"chosen": f"a{n}"} | row for n, row in enumerate(rows)])
+        prepared(path, tmp_path, **flags)
         return [record.getMessage() for record in caplog.records if "is not read" in record.getMessage()]
 
     both = {"weight": 0.5, "margin": 2}
@@ -149,9 +148,9 @@ def test_a_margin_or_weight_that_nothing_reads_is_told(tmp_path: Path, caplog: p
     assert "the column weight is not read; where the column is called strength, --strength-as weight weights" in weight
     assert told("both.jsonl", both, both) == [margin, weight], "also from the cache"
     assert told("both.jsonl", both, both, margin_column="margin") == [weight]
-    assert len(told("both.csv", both, both)) == 2
+    assert told("texts.jsonl", {"margin": "2"}) == [margin.replace("both", "texts")], "as a CSV file has it"
     assert not told("plain.jsonl", {"weight": "heavy"}, {"margin": None})
-    comparisons = {"prompt": "Why?", "responses": ["a", "b"], "comparisons": [{"first": 0, "second": 1}], "weight": 2}
+    comparisons = {"prompt": "Why?", "replies": ["a", "b"], "comparisons": [{"first": 0, "second": 1}], "weight": 2}
     judged = write(tmp_path / "judged.jsonl", [comparisons, comparisons])
     caplog.clear()
     prepared(judged, tmp_path)

@@ -141,7 +141,7 @@ def _without_zeros(chances: FloatArray) -> tuple[FloatArray, int]:
 def _convolved(chances: FloatArray, own: FloatArray, *, step: int) -> FloatArray:
     """Return the convolution of chances with others that lie `step` places apart.
 
-    Places that are no multiple of `step` apart have nothing to do with each other, so each of the `step` classes is
+    Only places that are a multiple of `step` apart have to do with each other, so each of the `step` classes is
     convolved by itself: zeros between the others would make it `step` times as much work.
     """
     rows = -(-len(chances) // step)
