@@ -241,6 +241,8 @@ class Scorer:
         """(scale, shift) of `rewardlab calibrate`, None where none was fitted; `score` never applies it."""
         self.tells_cuts = True
         """Whether a warning is logged where conversations are cut; `rewardlab score` says so of every row instead."""
+        self.rendered: dict[Conversation, Rendered] = {}
+        """Conversations that `renderer` has rendered, which `rewardlab score` looks at before it scores them."""
 
     def score(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> list[float]:
         """Return one reward for each conversation, in order. A conversation must end with an assistant turn.
@@ -327,7 +329,7 @@ class Scorer:
         rendered: dict[int, Rendered] = {}
         for position, number in enumerate(numbers):
             try:
-                rendered[position] = self.renderer.render(messages[number][:-1], messages[number][-1:])
+                rendered[position] = self._render(messages[number])
             except RenderError as error:
                 what_to_do = f" {SHORTEN}" if isinstance(error, Overlong) else ""
                 raise RenderError(f"conversation {number}: {error}{what_to_do}") from error
@@ -339,3 +341,8 @@ class Scorer:
             comparisons=(),
         )
         return lay_out(preference, rendered)
+
+    def _render(self, conversation: Conversation) -> Rendered:
+        """Return a conversation as tokens. Raises RenderError as `Renderer.render` does."""
+        known = self.rendered.get(conversation)
+        return self.renderer.render(conversation[:-1], conversation[-1:]) if known is None else known

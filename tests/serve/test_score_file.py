@@ -19,6 +19,7 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
+from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.rows import MAX_CHARACTERS
 from rewardlab.data.templates import build_renderer
@@ -59,6 +60,23 @@ def model(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("score") / "model"
     save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     return str(folder)
+
+
+def test_each_conversation_is_rendered_once(model, tmp_path, monkeypatch):
+    source, rendered, render = tmp_path / "rows.jsonl", [], Renderer.render
+    source.write_text(
+        "".join(json.dumps({"prompt": f"How {n}?", "responses": ["No.", "So."]}) + "\n" for n in range(3))
+    )
+
+    def counted(self, prompt, reply):
+        rendered.append(prompt[-1].content + reply[-1].content)
+        return render(self, prompt, reply)
+
+    monkeypatch.setattr(Renderer, "render", counted)
+    score_file(model, source, tmp_path / "scored.jsonl")
+    assert sorted(text for text in rendered if text.startswith("How ")) == [
+        f"How {n}?{reply}" for n in range(3) for reply in ("No.", "So.")
+    ]
 
 
 def test_typed_control_tokens_are_told_and_score_as_text(model, tmp_path, caplog):

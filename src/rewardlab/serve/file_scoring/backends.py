@@ -162,6 +162,7 @@ class LocalScorer:
         """Return the scores of rows, computed together."""
         bare = self.scorer.renderer.spec.joins_texts
         conversations = [conversations_of(row.prompt, row.replies, bare=bare) for row in rows]
+        self.scorer.rendered.clear()  # a part that failed may have left some
         looks = [[self._look(turns) for turns in several] for several in conversations]
         num_tokens = [sum(look[2] for look in seen if isinstance(look, tuple)) for seen in looks]
         scorable = [
@@ -171,6 +172,7 @@ class LocalScorer:
             if isinstance(look, tuple)
         ]
         found = iter(self._scored(scorable))
+        self.scorer.rendered.clear()
 
         def made(look: tuple[int, int, int]) -> Entry:
             score, spread = next(found)
@@ -191,7 +193,6 @@ class LocalScorer:
     def _look(self, conversation: Conversation) -> tuple[int, int, int] | str:
         """Return how many tokens are cut from the prompt and from the reply, and how many are scored; or why the reply
         cannot be scored."""
-        # Scoring renders the conversation once more, which takes little time compared with the model.
         try:
             rendered = self.scorer.renderer.render(conversation[:-1], conversation[-1:])
         except Overlong as error:
@@ -200,6 +201,7 @@ class LocalScorer:
             return str(error)
         if self.refuses and rendered.full_length > len(rendered.token_ids):
             return self._refusal(rendered.full_length)
+        self.scorer.rendered[conversation] = rendered
         return rendered.truncated_tokens, rendered.truncated_reply_tokens, len(rendered.token_ids)
 
     def _refusal(self, num_tokens: int | None) -> str:
