@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -241,26 +242,37 @@ class Scorer:
         """(scale, shift) of `rewardlab calibrate`, None where none was fitted; `score` never applies it."""
         self.tells_cuts = True
         """Whether a warning is logged where conversations are cut; `rewardlab score` says so of every row instead."""
-        self.rendered: dict[Conversation, Rendered] = {}
-        """Conversations that `renderer` has rendered, which `rewardlab score` looks at before it scores them."""
 
-    def score(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> list[float]:
+    def score(
+        self,
+        conversations: Iterable[Sequence[Message | Mapping[str, str]]],
+        *,
+        rendered: Mapping[Conversation, Rendered] = MappingProxyType({}),
+    ) -> list[float]:
         """Return one reward for each conversation, in order. A conversation must end with an assistant turn.
 
         Conversations with the same prompt are computed together, with one copy of the prompt for as many as the token
-        budget holds.
+        budget holds. `rendered` are those that `renderer` has rendered already.
 
         Raises RenderError if the argument is not a list of conversations, or naming the conversation that does not end
         with an assistant turn or cannot be rendered.
         """
-        scores = score_groups(self.model, self._groups(conversations), budget=self.token_budget)
+        scores = score_groups(self.model, self._groups(conversations, rendered), budget=self.token_budget)
         return [float(score) for piece in scores for score in piece]
 
-    def final_states(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> FloatArray:
-        """Return [R, W] what the head reads of each conversation, in order, in float32. Raises as `score` does."""
+    def final_states(
+        self,
+        conversations: Iterable[Sequence[Message | Mapping[str, str]]],
+        *,
+        rendered: Mapping[Conversation, Rendered] = MappingProxyType({}),
+    ) -> FloatArray:
+        """Return [R, W] what the head reads of each conversation, in order, in float32. `rendered` is as in `score`.
+
+        Raises as `score` does.
+        """
         states = compute_groups(
             self.model,
-            self._groups(conversations),
+            self._groups(conversations, rendered),
             lambda batch: self.model.final_states(batch).float(),
             budget=self.token_budget,
         )
@@ -287,7 +299,11 @@ class Scorer:
         """
         return self.score(conversations_of(prompt, replies, bare=self.renderer.spec.joins_texts))
 
-    def _groups(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> list[TokenGroup]:
+    def _groups(
+        self,
+        conversations: Iterable[Sequence[Message | Mapping[str, str]]],
+        known: Mapping[Conversation, Rendered],
+    ) -> list[TokenGroup]:
         """Return the conversations as groups, neighbours with one prompt together. Raises as `score` does."""
         # Iterating over a text or a single message would give characters or keys, which fail with an obscure message
         # further down. A single conversation is an equally likely mistake, so all of them get a message of their own.
@@ -308,7 +324,7 @@ class Scorer:
         # Only neighbours are grouped, so that groups, and with them the scores, come in the order of the argument.
         groups: list[TokenGroup] = []
         for _, numbers in groupby(range(len(messages)), key=lambda number: messages[number][:-1]):
-            groups.append(self._group(list(numbers), messages))
+            groups.append(self._group(list(numbers), messages, known))
         num_cut = sum(
             prompt > 0 or reply > 0
             for group in groups
@@ -324,12 +340,15 @@ class Scorer:
             )
         return groups
 
-    def _group(self, numbers: Sequence[int], messages: Sequence[Conversation]) -> TokenGroup:
+    def _group(
+        self, numbers: Sequence[int], messages: Sequence[Conversation], known: Mapping[Conversation, Rendered]
+    ) -> TokenGroup:
         """Render the conversations with these numbers, which have the same prompt, and lay them out as one group."""
         rendered: dict[int, Rendered] = {}
         for position, number in enumerate(numbers):
             try:
-                rendered[position] = self._render(messages[number])
+                whole = messages[number]
+                rendered[position] = known[whole] if whole in known else self.renderer.render(whole[:-1], whole[-1:])
             except RenderError as error:
                 what_to_do = f" {SHORTEN}" if isinstance(error, Overlong) else ""
                 raise RenderError(f"conversation {number}: {error}{what_to_do}") from error
@@ -341,8 +360,3 @@ class Scorer:
             comparisons=(),
         )
         return lay_out(preference, rendered)
-
-    def _render(self, conversation: Conversation) -> Rendered:
-        """Return a conversation as tokens. Raises RenderError as `Renderer.render` does."""
-        known = self.rendered.get(conversation)
-        return self.renderer.render(conversation[:-1], conversation[-1:]) if known is None else known

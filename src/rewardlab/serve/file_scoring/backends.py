@@ -15,6 +15,7 @@ from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.core.types import Conversation
 from rewardlab.data.chat import Overlong
+from rewardlab.data.layout import Rendered
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.token_report import tell_typed
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
@@ -162,8 +163,8 @@ class LocalScorer:
         """Return the scores of rows, computed together."""
         bare = self.scorer.renderer.spec.joins_texts
         conversations = [conversations_of(row.prompt, row.replies, bare=bare) for row in rows]
-        self.scorer.rendered.clear()  # a part that failed may have left some
-        looks = [[self._look(turns) for turns in several] for several in conversations]
+        rendered: dict[Conversation, Rendered] = {}
+        looks = [[self._look(turns, rendered) for turns in several] for several in conversations]
         num_tokens = [sum(look[2] for look in seen if isinstance(look, tuple)) for seen in looks]
         scorable = [
             turns
@@ -171,8 +172,7 @@ class LocalScorer:
             for turns, look in zip(several, seen, strict=True)
             if isinstance(look, tuple)
         ]
-        found = iter(self._scored(scorable))
-        self.scorer.rendered.clear()
+        found = iter(self._scored(scorable, rendered))
 
         def made(look: tuple[int, int, int]) -> Entry:
             score, spread = next(found)
@@ -182,17 +182,19 @@ class LocalScorer:
         num_typed = sum(self.scorer.renderer.num_typed(turns) > 0 for several in conversations for turns in several)
         return Answer(scores, num_typed, num_tokens)
 
-    def _scored(self, conversations: Sequence[Conversation]) -> list[tuple[float, float | None]]:
+    def _scored(
+        self, conversations: Sequence[Conversation], rendered: Mapping[Conversation, Rendered]
+    ) -> list[tuple[float, float | None]]:
         """Return (score, None) of each conversation; of bootstrap heads (combined score, standard deviation)."""
         if self._heads is None or self._combination is None:
-            return [(score, None) for score in self.scorer.score(conversations)]
-        scores_BR = self._heads.scores(self.scorer.final_states(conversations))
+            return [(score, None) for score in self.scorer.score(conversations, rendered=rendered)]
+        scores_BR = self._heads.scores(self.scorer.final_states(conversations, rendered=rendered))
         scores_R = combinations(scores_BR, penalty=self._combination.penalty)[self._combination.how]
         return list(zip(scores_R.tolist(), scores_BR.std(axis=0, ddof=1).tolist(), strict=True))
 
-    def _look(self, conversation: Conversation) -> tuple[int, int, int] | str:
+    def _look(self, conversation: Conversation, kept: dict[Conversation, Rendered]) -> tuple[int, int, int] | str:
         """Return how many tokens are cut from the prompt and from the reply, and how many are scored; or why the reply
-        cannot be scored."""
+        cannot be scored. What was rendered is put into `kept`."""
         try:
             rendered = self.scorer.renderer.render(conversation[:-1], conversation[-1:])
         except Overlong as error:
@@ -201,7 +203,7 @@ class LocalScorer:
             return str(error)
         if self.refuses and rendered.full_length > len(rendered.token_ids):
             return self._refusal(rendered.full_length)
-        self.scorer.rendered[conversation] = rendered
+        kept[conversation] = rendered
         return rendered.truncated_tokens, rendered.truncated_reply_tokens, len(rendered.token_ids)
 
     def _refusal(self, num_tokens: int | None) -> str:
