@@ -157,11 +157,11 @@ def test_what_was_cut_goes_with_a_run_that_goes_on_and_into_every_format(model, 
     whole = [row.get("truncated_tokens") for row in written(tmp_path / "whole.jsonl")]
     score, calls = Scorer.score, []
 
-    def failing(self, conversations):
+    def failing(self, conversations, **named):
         calls.append(conversations)
         if len(calls) == 2:
             raise RuntimeError("the power is out")
-        return score(self, conversations)
+        return score(self, conversations, **named)
 
     monkeypatch.setattr(Scorer, "score", failing)
     with pytest.raises(RuntimeError):
@@ -214,11 +214,11 @@ def test_what_is_scored_is_kept_before_the_rest_is(model, tmp_path, monkeypatch,
     source.write_text("".join(json.dumps({"prompt": "How?", "response": f"{n}"}) + "\n" for n in range(5)))
     score, calls = Scorer.score, []
 
-    def failing(self, conversations):
+    def failing(self, conversations, **named):
         calls.append([turns[-1].content for turns in conversations])
         if len(calls) == 3:
             raise RuntimeError("the power is out")
-        return score(self, conversations)
+        return score(self, conversations, **named)
 
     monkeypatch.setattr(Scorer, "score", failing)
     with pytest.raises(RuntimeError):
@@ -239,7 +239,7 @@ def test_a_score_that_is_no_number_has_its_cause_and_old_ones_go(model, tmp_path
         + json.dumps({"prompt": "How?", "responses": ["So.", "No."]})
         + "\n"
     )
-    monkeypatch.setattr(Scorer, "score", lambda self, conversations: [0.5, math.nan, 0.25])
+    monkeypatch.setattr(Scorer, "score", lambda self, conversations, **_: [0.5, math.nan, 0.25])
     found = score_file(model, source, target)
     assert (found.scored, found.unscored) == (2, 1)
     first, second = written(target)
@@ -252,7 +252,7 @@ def test_a_target_that_comes_to_be_meanwhile_is_not_replaced(model, tmp_path, mo
     source, target = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
     source.write_text(json.dumps({"prompt": "How?", "response": "So."}) + "\n")
 
-    def meanwhile(self, conversations):
+    def meanwhile(self, conversations, **_):
         target.write_text("of another")
         return [0.5]
 
@@ -261,6 +261,6 @@ def test_a_target_that_comes_to_be_meanwhile_is_not_replaced(model, tmp_path, mo
         score_file(model, source, target)
     assert target.read_text() == "of another"
     target.unlink()
-    monkeypatch.setattr(Scorer, "score", lambda *_: pytest.fail("scored twice"))
+    monkeypatch.setattr(Scorer, "score", lambda *_, **__: pytest.fail("scored twice"))
     score_file(model, source, target)
     assert written(target)[0]["score"] == 0.5
