@@ -10,7 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -146,7 +146,10 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         require_fit([data.train], config.run.token_budget, layout=layout)
     baselines = fit_all_baselines(config, data, test)
     # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
-    resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
+    resumes = interrupted is not None
+    resolved = ranks.from_first(
+        _resolve(config, base, num_groups=len(data.train), device=device, layout=layout, resumes=resumes)
+    )
     if ranks.is_first:
         tell_rows_of_prompts(resolved, data.train, layout=layout, num_ranks=ranks.size)
     warmup = warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate)
@@ -301,13 +304,25 @@ def fit_all_baselines(
 
 
 def _resolve(
-    config: RewardTrainerConfig, base: Base, *, num_groups: int, device: torch.device, layout: AttentionLayout
+    config: RewardTrainerConfig,
+    base: Base,
+    *,
+    num_groups: int,
+    device: torch.device,
+    layout: AttentionLayout,
+    resumes: bool,
 ) -> RewardTrainerConfig:
     """Return the configuration with every default decided: what is printed, hashed, saved and used on resuming."""
     steps = config.run.steps
     if steps is None:
         steps = max(1, round(config.run.epochs * steps_per_epoch(num_groups, config.run.batch_size)))
-    computed = decide_computing(base, config.model, config.compute, layout=layout, device=device, train=True)
+    named, compute = config.compute.attention_backend, config.compute
+    # A run on padded rows has no use for the kernel of packed rows that it named when it began, and may go on where
+    # that is refused: runs of GPT-OSS named one before any kernel knew of its sinks.
+    unused = {"attention_backend": named} if resumes and layout == "padded" and named != "auto" else {}
+    if unused:
+        compute = replace(compute, attention_backend="segments")
+    computed = decide_computing(base, config.model, compute, layout=layout, device=device, train=True) | unused
     decided: dict[str, Any] = computed | {
         # These four are about this start; they are not properties of the run, so its hash must not depend on them.
         "dry_run": False,

@@ -204,6 +204,31 @@ def test_a_run_of_a_version_that_kept_no_configuration_of_the_model_goes_on():
         resume._require_same_config({"a": "0", "b": "0", "c": "0"}, {"a": "1", "b": "1", "c": "0"})
 
 
+def test_a_run_on_padded_rows_goes_on_whatever_kernel_of_packed_rows_it_named(
+    base_model, pairs_file, tmp_path, monkeypatch, log
+):
+    """GPT-OSS was padded before kernels knew of its sinks, and those that its runs named are now refused for it."""
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, attention="padded")
+    saved, facts = config.run.output_dir / "config.json", config.run.output_dir / "manifest.json"
+    values, manifest = json.loads(saved.read_text()) | {"attention_backend": "varlen"}, json.loads(facts.read_text())
+    del manifest[SUM]
+    saved.write_text(json.dumps(values))
+    facts.write_text(json.dumps(manifest | {"config_hash": sha256_json(values)[:HASH_DIGITS]}))
+    with pytest.raises(ConfigError, match="--attention-backend varlen: it runs only on CUDA"):
+        train(config.replace(attention="shared"))
+    log.clear()
+    assert train(config).last.name == "step_8"
+    assert not [line for line in log.messages if "attention-backend" in line]
+    assert json.loads(saved.read_text())["attention_backend"] == "varlen"
+
+
+def test_of_a_template_and_tokens_that_differ_the_template_is_named():
+    facts = {"data": {"train": []}, "tokens": {"training": {"kept": 1}}, "template_hash": "now"}
+    began = {"data": {"train": []}, "tokens": {"training": {"kept": 2}}, "template_hash": "then"}
+    with pytest.raises(DataError, match="the chat template is not what the run began with"):
+        resume.require_same_data(facts, began)
+
+
 @pytest.mark.slow
 def test_a_model_of_another_size_does_not_fit(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)

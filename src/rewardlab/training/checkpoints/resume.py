@@ -392,11 +392,12 @@ def _facts(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, An
         },
         "the evaluation data are": [content(data.get("eval", [])), held_out],
         "the test data are": content(data.get("test", [])),
+        # Before the tokens, of which it may be the reason.
+        "the chat template is": manifest["template_hash"],
         "the tokens are": {
             name: {key: report[key] for key in told["tokens"].get(name, report) if key in report and key not in TOLD}
             for name, report in manifest["tokens"].items()
         },
-        "the chat template is": manifest["template_hash"],
     }
 
 
