@@ -31,6 +31,7 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import choose_layout, disk_class_of
 from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.selftest import EXACT, layout_error
+from rewardlab.training.cost.throughput import attended_pairs
 from test_backends import CPU, EVERYWHERE, gradient_of
 from test_backends import _stand_ins as _kernels_of_cuda  # noqa: F401  the fixture acts by being here
 from test_layout import one_by_one
@@ -127,6 +128,20 @@ def test_blocks_leave_out_only_what_no_token_of_them_sees(window, monkeypatch):
         torch.autograd.grad(found, inputs, weights), torch.autograd.grad(exact, inputs, weights), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_compute_hardly_more_than_the_window_shows(monkeypatch):
+    computed = []
+
+    def counted(query, key, value, mask, formula):
+        length, seen = query.shape[2], key.shape[2]
+        computed.append(length * (length + 1) // 2 if mask is None else length * seen)
+        return query
+
+    monkeypatch.setattr(attention_backends, "_attend", counted)
+    row = torch.zeros(1, 1, 4000, 1)
+    attention_backends.segments(row, row, row, PromptLayout([(0, (4000,))]), Formula(window=1024))
+    assert attended_pairs(0, [4000], 1024) <= sum(computed) <= 1.3 * attended_pairs(0, [4000], 1024)
 
 
 def chosen(config, max_length, *, attention="auto"):

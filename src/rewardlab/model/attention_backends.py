@@ -94,14 +94,18 @@ def _attend_after(
         mask = layout.mask(num_seen, length, query.device) if num_seen else None
         return _attend(query, key, value, mask, formula)
     outputs = []
-    step = max(window, LEAST_BLOCK)
-    for start in range(0, length, step):
-        stop = min(start + step, length)
+    # A block also sees the window in front of its first token, so blocks as long as the window would compute nearly
+    # twice the logits that count. The first tokens of a row, which see all in front, are one plain causal call.
+    step = max(window // 4, LEAST_BLOCK)
+    start = 0
+    while start < length:
+        stop = min(start + (step if num_seen + start else max(window, step)), length)
         keys = slice(_reached(num_seen + start, formula), num_seen + stop)
         in_front = num_seen + start - keys.start
         causal = in_front == 0 and stop - start <= window
         mask = None if causal else layout.mask(in_front, stop - start, query.device, window)
         outputs.append(_attend(query[:, :, start:stop], key[:, :, keys], value[:, :, keys], mask, formula))
+        start = stop
     return torch.cat(outputs, 2)
 
 
@@ -207,7 +211,7 @@ SOFT_CAPPED: Final = ("segments", "mask", "flex", "flash")
 SINKING: Final = ("segments", "mask", "flex")
 """Backends that support sinks, which GPT-OSS has."""
 LEAST_BLOCK: Final = 256
-"""Under a shorter window `segments` computes blocks of this many tokens; smaller ones cost more than they save."""
+"""Fewest tokens of the blocks that `segments` computes under a window; smaller ones cost more than they save."""
 
 
 def unavailable(name: str, *, device: torch.device, dtype: torch.dtype, formula: Formula, train: bool) -> str:
