@@ -225,8 +225,11 @@ def test_a_run_on_padded_rows_goes_on_whatever_kernel_of_packed_rows_it_named(
 def test_of_a_template_and_tokens_that_differ_the_template_is_named():
     facts = {"data": {"train": []}, "tokens": {"training": {"kept": 1}}, "template_hash": "now"}
     began = {"data": {"train": []}, "tokens": {"training": {"kept": 2}}, "template_hash": "then"}
-    with pytest.raises(DataError, match="the chat template is not what the run began with"):
+    with pytest.raises(DataError, match=r"the chat template is not what .* another run. Restore what changed"):
         resume.require_same_data(facts, began)
+    earlier = began | {"provenance": {"packages": {"rewardlab": "0.0.1"}}}
+    with pytest.raises(DataError, match=r"It began with rewardlab 0\.0\.1, and this is .*, which may read rows and"):
+        resume.require_same_data(facts, earlier)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch import nn
 from rewardlab.analysis.metrics import column_of
 from rewardlab.core.config import HASH_DIGITS, from_mapping, settings_of, to_mapping
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
-from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json, sha256_text
+from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json, sha256_text, versions_of
 from rewardlab.core.run_folder import CHECKPOINTS, MANIFEST, holds_models, holds_run, run_of, sweep
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, TRUNCATION_OF
 from rewardlab.data.splits import RULES
@@ -280,7 +280,8 @@ def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> 
         if now[what] != then[what]:
             raise DataError(
                 f"--resume: {what} not what the run began with (see manifest.json), so this would be another run. "
-                f"{_renamed(facts, manifest)}Restore what changed, or begin another run in another --output-dir."
+                f"{_renamed(facts, manifest) or _upgraded(manifest)}Restore what changed, or begin another run in "
+                f"another --output-dir."
             )
 
 
@@ -295,6 +296,15 @@ def _renamed(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
                     f"it its old one, by a link or a copy. "
                 )
     return ""
+
+
+def _upgraded(then: Mapping[str, Any]) -> str:
+    """Return a sentence about another version of this package that the run began with; empty if it was this one."""
+    (version,) = versions_of(["rewardlab"]).values()
+    before = then.get("provenance", {}).get("packages", {}).get("rewardlab")
+    if before in (None, version):
+        return ""
+    return f"It began with rewardlab {before}, and this is {version}, which may read rows and templates otherwise. "
 
 
 def frozen_fingerprint(model: nn.Module) -> str:
