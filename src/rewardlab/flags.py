@@ -347,7 +347,9 @@ def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigErr
     shorthands = [shorthand for shorthand, (ours, *_) in SHORTHANDS.items() if ours in own]
     known = [*own, *switches, *shorthands, "--config", "--help"]
     also = {_dashed(theirs): _dashed(ours) for theirs, ours in ALSO_CALLED.items()}
-    near = did_you_mean(_dashed(short(flag).removeprefix("--")), known, also=also)
+    name = _dashed(short(flag).removeprefix("--"))
+    placed = [words for words in own if not words.startswith("-") and _dashed(words.lower()) in (name, f"{name}s")]
+    near = f" {placed[0]} is given without a flag." if placed else did_you_mean(name, known, also=also)
     return ConfigError(f"unknown flag {brief(flag)}.{near} `rewardlab {command} --help` lists the flags.")
 
 

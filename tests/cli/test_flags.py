@@ -287,6 +287,10 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ("--min-delta 0.01", "unknown flag '--min-delta'. Did you mean '--early-stopping-min-delta'?"),
         ("--threshold 0", "unknown flag '--threshold'. Did you mean '--thresholds'?"),
         ("--use-lora", "unknown flag '--use-lora'. Did you mean '--lora'?"),
+        ("--out runs", "unknown flag '--out'. Did you mean '--output-dir'?"),
+        ("--validation-file a", "unknown flag '--validation-file'. Did you mean '--eval-dataset'?"),
+        ("--run-name a", "unknown flag '--run-name'. `rewardlab train --help` lists the flags"),
+        ("--l2 0.1", "unknown flag '--l2'. `rewardlab train --help` lists the flags"),
         ("--lr-scheduler none", "cosine_with_min_lr. Did you mean 'constant'?"),
         ("--lr-scheduler None", "cosine_with_min_lr. Did you mean 'constant'?"),
         (
@@ -339,6 +343,22 @@ def test_a_flag_that_does_not_resolve_is_refused_in_one_plain_line(line, message
     said = refusal(capsys, "train", *shlex.split(line))
     assert said.startswith(message) or message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("serve --model runs/a", "'--model'. MODELS is given without a flag."),
+        ("plan run --study=a", "'--study'. STUDY is given without a flag."),
+        ("eval --data a", "Did you mean '--dataset'?"),
+        ("eval --csv", "'--csv'. `rewardlab eval --help`"),
+        ("gold sample --base-url u", "Did you mean '--url'?"),
+    ],
+)
+def test_a_hint_is_a_setting_that_the_name_could_mean(words, said, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert said in capsys.readouterr().err
 
 
 def test_a_saved_configuration_gives_itself(tmp_path):

@@ -14,6 +14,7 @@ from rewardlab.core.config import from_mapping, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED, SETTLED
 from rewardlab.evaluation.config import EvalConfig
+from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.probing.config import ProbeConfig
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -51,7 +52,7 @@ def test_other_configurations_suggest_only_what_they_have(kind):
 
 
 def test_every_other_name_is_one_of_a_setting_and_not_itself_one():
-    known = set(settings_of(RewardTrainerConfig))
+    known = {*settings_of(RewardTrainerConfig), *settings_of(SampleConfig)}
     assert set(ALSO_CALLED.values()) <= known
     assert not known & set(ALSO_CALLED)
 

@@ -35,6 +35,8 @@ HASH_DIGITS: Final = 12
 """Length of `config_hash`, in hex digits."""
 MISSPELT: Final = 0.85
 """How similar (difflib's ratio) a known name is at least, for a name to be taken for that one and misspelt."""
+SHORTEST: Final = 3
+"""Letters that an abbreviation has at least."""
 HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Lone surrogates, which UTF-8 cannot encode, except those that Python uses for the bytes of a file name that is not
 UTF-8 (PEP 383)."""
@@ -188,19 +190,25 @@ def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = M
     """Return ` Did you mean 'x'?`, or an empty text if no known name is similar.
 
     `also` maps names that other libraries use to known names. Next best to a name that is spelt nearly the same is the
-    only one that has all words of the given one: `--patience` is `--early-stopping-patience`, and not `--ties`. For a
-    name that has no setting here, what holds is said.
+    only one that has all words of the given one: `--patience` is `--early-stopping-patience`, and not `--ties`. An
+    abbreviation is found if one name alone begins so. For a name that has no setting here, what holds is said.
     """
     if settled := SETTLED.get(name.removeprefix("--").replace("-", "_")):
         return f" {settled}"
     names = list(known)
     if also.get(name) in names:
         return f" Did you mean {also[name]!r}?"
-    nearest = difflib.get_close_matches(name, names, n=1)
-    longer = [known for known in names if _words(name) < _words(known)]
-    if len(longer) == 1 and not difflib.get_close_matches(name, nearest, cutoff=MISSPELT):
+    # The dashes of flags do not count: they would make any two short ones similar.
+    own, shown = name.removeprefix("--"), {each.removeprefix("--"): each for each in names}
+    nearest = difflib.get_close_matches(own, shown, n=1)
+    longer = [each for each in shown if _words(own) < _words(each)]
+    is_sure = any(each.startswith(own) for each in nearest) or difflib.get_close_matches(own, nearest, cutoff=MISSPELT)
+    if len(longer) == 1 and not is_sure:
         nearest = longer
-    return f" Did you mean {nearest[0]!r}?" if nearest else ""
+    begun = [each for each in shown if len(own) >= SHORTEST and re.match(f"{re.escape(own)}[^-_]", each)]
+    if len(begun) == 1 and not nearest:
+        nearest = begun
+    return f" Did you mean {shown[nearest[0]]!r}?" if nearest else ""
 
 
 def _words(name: str) -> set[str]:

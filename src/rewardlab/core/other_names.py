@@ -19,6 +19,7 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "max_seq_length": "max_seq_len",
         "dataset_name": "dataset",
         "train_file": "dataset",
+        "validation_file": "eval_dataset",
         "dataset_train_split": "hf_split",
         "dataset_test_split": "eval_split",
         "test_split_size": "eval_fraction",
@@ -62,11 +63,12 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "rm_eval_thresholds": "thresholds",
         "chat_template_kwargs": "template_arguments",
         "enable_thinking": "template_arguments",
+        "base_url": "url",
         "trainable_norms": "lora_modules_to_save",
     }
 )
-"""Name in TRL, transformers or another trainer -> our setting. The values of some have another meaning
-(docs/coming-from-trl.md)."""
+"""Name in TRL, transformers, another trainer or a client of servers -> our setting. The values of some have another
+meaning (docs/coming-from-trl.md)."""
 
 VALUES_ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType({"none": "constant", "None": "constant"})
 """Value elsewhere -> ours, for hints: a rate without a schedule is constant. It is used only where ours is a choice."""
