@@ -80,6 +80,15 @@ def test_few_certain_labels_that_are_all_right_by_chance_are_worth_no_more_than_
     assert weighted_accuracy(outcome, np.full(1010, 0.5), sources_of(1010)).method == "score interval, by influence"
 
 
+def test_a_weighted_accuracy_of_right_outcomes_is_1_within_its_interval() -> None:
+    """Weights divided by their mean add up to their number but for rounding, which no accuracy may go beyond."""
+    for number in range(10, 200):
+        weight = np.resize([0.1, 0.1, 0.1, 1.0], number)
+        found = weighted_accuracy(np.ones(number), weight, sources_of(number))
+        assert found.low < found.value <= found.high <= 1
+        assert found.value == pytest.approx(1, abs=1e-12)
+
+
 def test_an_accuracy_of_few_certain_labels_is_held_as_often_as_it_says() -> None:
     generator, weight = np.random.default_rng(0), np.where(np.arange(1010) < 10, 1.0, 0.04)
     found = [

@@ -237,7 +237,7 @@ def weighted_accuracy(outcome: FloatArray, weight: FloatArray, decided: Pairs) -
     if not outcome.size:
         return without_interval(math.nan, 0)
     share = weight / weight.mean()
-    value = float((share * outcome).mean())
+    value = min(float((share * outcome).mean()), 1.0)  # shares add up to their number but for rounding
     totals_3C, _ = cluster_sums(outcome, decided.prompt)
     most = math.inf
     if totals_3C.shape[1] >= stats.MIN_CLUSTERS:
