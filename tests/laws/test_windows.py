@@ -130,6 +130,19 @@ def test_blocks_leave_out_only_what_no_token_of_them_sees(window, monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+def test_in_half_precision_a_small_change_of_a_sink_is_seen():
+    """Its steps are of the size of the learning rate, far below the half-precision numbers next to it."""
+    draw = torch.Generator().manual_seed(0)
+    row = torch.randn(1, 4, 60, 8, generator=draw).bfloat16()
+    layout = PromptLayout([(20, (30, 10))])
+    before, after = (
+        attention_backends.segments(row, row, row, layout, Formula(sinks=torch.full((4,), sink)))
+        for sink in (2.0, 2.001)
+    )
+    assert (before != after).any()
+    torch.testing.assert_close(before, after, rtol=0.02, atol=0.01)
+
+
 def test_blocks_compute_hardly_more_than_the_window_shows(monkeypatch):
     computed = []
 

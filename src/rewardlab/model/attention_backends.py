@@ -372,7 +372,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form
         logits = torch.tanh(logits / softcap) * softcap
     logits = logits.masked_fill(~mask, float("-inf"))
     if formula.sinks is not None:
-        sinks = formula.sinks.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:3], 1)
+        # Not rounded to the dtype of the logits, which would hide small updates: joined, both take the wider dtype.
+        sinks = formula.sinks[None, :, None, None].expand(*logits.shape[:3], 1)
         logits = torch.cat((logits, sinks), -1)
     at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
     weights = logits.softmax(-1, dtype=at_least_float32)[..., : key.shape[2]]
