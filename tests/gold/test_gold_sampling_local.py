@@ -271,6 +271,11 @@ def test_a_reward_model_does_not_reply(folder, tmp_path) -> None:
     (judge / "reward_spec.json").write_text("{}")
     with pytest.raises(ModelError, match="is a reward model, which cannot reply"):
         draw(judge, asks(1))
+    whole = tmp_path / "tied"  # embeddings that are tied give a reward model all weights that reply
+    shutil.copytree(folder, whole)
+    (whole / "reward_spec.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"is a reward model, which cannot reply\. Name the language model"):
+        draw(whole, asks(1))
 
 
 def test_arguments_of_the_template_reach_it_and_decide_the_reply(folder, tmp_path) -> None:

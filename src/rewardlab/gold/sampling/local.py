@@ -105,14 +105,17 @@ class LocalSampler:
                 )
 
     def _require_whole(self, missing: Collection[str]) -> None:
-        """Raise ModelError if weights are random since the files have none: what is drawn from them is noise."""
-        if not missing:
+        """Raise ModelError for a reward model, and if weights are random since the files have none: that is noise.
+
+        A reward model whose embeddings are tied lacks none, but was not trained to reply.
+        """
+        is_reward_model = (Path(self.name) / SPEC_FILE).is_file()
+        if not missing and not is_reward_model:
             return
-        folder = Path(self.name)
-        is_reward_model = (folder / SPEC_FILE).is_file()
+        lacks = f": its files have no {', '.join(sorted(missing)[:3])}" if missing else ""
         raise ModelError(
-            f"{self.name}: {'is a reward model, which cannot reply' if is_reward_model else 'cannot reply'}: its files "
-            f"have no {', '.join(sorted(missing)[:3])}. Name the language model that replies."
+            f"{self.name}: {'is a reward model, which cannot reply' if is_reward_model else 'cannot reply'}{lacks}. "
+            f"Name the language model that replies."
         )
 
     async def ask(self, items: Sequence[Ask]) -> Sequence[Reply]:
