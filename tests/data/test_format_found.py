@@ -148,6 +148,8 @@ def test_a_margin_or_weight_that_nothing_reads_is_told(tmp_path: Path, caplog: p
     assert "the column weight is not read; where the column is called strength, --strength-as weight weights" in weight
     assert told("both.jsonl", both, both) == [margin, weight], "also from the cache"
     assert told("both.jsonl", both, both, margin_column="margin") == [weight]
+    strong = {"margin": 2, "strength": 1}
+    assert not told("strong.jsonl", strong, strong, strength_as="margin"), "the two flags do not go together"
     assert told("texts.jsonl", {"margin": "2"}) == [margin.replace("both", "texts")], "as a CSV file has it"
     assert not told("plain.jsonl", {"weight": "heavy"}, {"margin": None})
     comparisons = {"prompt": "Why?", "replies": ["a", "b"], "comparisons": [{"first": 0, "second": 1}], "weight": 2}

@@ -155,7 +155,7 @@ def unread_columns(source: Source, reading: ReadingConfig) -> list[str]:
     return [
         f"the column {name} is not read; {remedy}."
         for name, remedy in unread
-        if math.isfinite(to_float(row.get(name))) and reading.margin_column != name
+        if math.isfinite(to_float(row.get(name))) and name not in (reading.margin_column, reading.strength_as)
     ]
 
 
