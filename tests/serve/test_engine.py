@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
+from common import CONFIGS
 from loaded_engines import LONG, NEAR, answer, expected, request_of, save_model, score, token_ids
 from rewardlab.artifact.load import load
 from rewardlab.artifact.seal import seal
@@ -295,13 +296,17 @@ def test_bad_settings_and_folders_are_refused(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_padded_model_is_served_without_a_cache(tmp_path):
-
-    folder = save_model(tmp_path / "model", family="gemma2", max_length=257)  # longer than its window
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_padded_model_is_served_without_a_cache_and_one_with_windows_has_one(padded, tmp_path):
+    config = CONFIGS["llama" if padded else "gemma2"]()
+    if padded:
+        config.attention_chunk_size = 64
+    folder = save_model(tmp_path / "model", config=config, max_length=257)  # longer than the chunk, and the window
     scorer = load(folder, attention="padded")
     engine = LocalEngine.load({"mine": folder})
     try:
-        assert engine.stats().cache_off == {"mine": "prompts are not shared: the layout is padded"}
+        why = {"mine": "prompts are not shared: the layout is padded"} if padded else {}
+        assert engine.stats().cache_off == why
         got = score(engine, **REQUESTS[1])
         np.testing.assert_allclose(got, expected(scorer, request_of(REQUESTS[1])), atol=NEAR)
     finally:
