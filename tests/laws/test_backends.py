@@ -65,11 +65,16 @@ def attend_obviously(query, key, value, ragged: Ragged, formula: Formula):
     return torch.cat(outputs)
 
 
-@pytest.fixture(autouse=True)
-def _stand_ins(monkeypatch):
+def stand_in_for_cuda(monkeypatch):
+    """Give the kernels of CUDA what computes the same here."""
     monkeypatch.setattr(attention_backends, "varlen_kernel", attend_obviously)
     monkeypatch.setattr(attention_backends, "flash_kernel", attend_obviously)
     monkeypatch.setattr(attention_backends, "_compiled_flex", lambda device_type: flex_attention)
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch):
+    stand_in_for_cuda(monkeypatch)
 
 
 def gradient_of(model, batch):

@@ -32,8 +32,7 @@ from rewardlab.model.load import choose_layout, disk_class_of
 from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.selftest import EXACT, layout_error
 from rewardlab.training.cost.throughput import attended_pairs
-from test_backends import CPU, EVERYWHERE, gradient_of
-from test_backends import _stand_ins as _kernels_of_cuda  # noqa: F401  the fixture acts by being here
+from test_backends import CPU, EVERYWHERE, gradient_of, stand_in_for_cuda
 from test_layout import one_by_one
 
 WINDOW = 6
@@ -54,6 +53,11 @@ WINDOWED = {
 UNABLE = {("varlen", "gemma2"), ("varlen", "gpt_oss"), ("flash", "gpt_oss")}
 """Kernels without soft caps or without sinks, as `unavailable` says."""
 CASES = [(k, f) for k in [*EVERYWHERE, "segments in blocks"] for f in WINDOWED if (k, f) not in UNABLE]
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch):
+    stand_in_for_cuda(monkeypatch)
 
 
 def windowed(family, dtype):

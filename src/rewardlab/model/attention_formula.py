@@ -41,7 +41,7 @@ class Formula:
         return width**-0.5 if self.scale is None else self.scale
 
 
-def formulas_of(text_config: Any, *, device: torch.device | str = "cpu", seed: int = 0) -> list[Formula]:
+def formulas_of(text_config: Any, *, device: torch.device | str = "cpu") -> list[Formula]:
     """Return the formulas by which kernels are tried for a model: without a window, and with one if it has windows.
 
     Sinks are random numbers.
@@ -49,7 +49,7 @@ def formulas_of(text_config: Any, *, device: torch.device | str = "cpu", seed: i
     softcap = getattr(text_config, "attn_logit_softcapping", None)
     sinks = None
     if text_config.model_type in WITH_SINKS:
-        draw = torch.Generator().manual_seed(seed)
+        draw = torch.Generator().manual_seed(0)
         sinks = torch.randn(text_config.num_attention_heads, generator=draw).to(device)
     window = getattr(text_config, "sliding_window", None)
     windows = [None] if not window else [None, min(window, TRIAL_WINDOW)]
