@@ -68,7 +68,7 @@ def step_settings(options: argparse.Namespace) -> dict[str, object]:
 def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.device) -> RewardModel:
     """The model as `rewardlab train` loads it. SystemExit if its layout would not be the one asked for."""
     quiet()
-    wanted = "shared" if sharing else "unshared"
+    wanted = "padded" if config.model.attention == "padded" else "shared" if sharing else "unshared"
     said: list[str] = []
     model_config = read_config(config.model.model)
     layout = choose_layout(

@@ -13,7 +13,11 @@ import torch
 
 from rewardlab.model import load
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
 
 
 def config_folder(folder: Path, config: Mapping[str, object]) -> str:
