@@ -282,6 +282,7 @@ def test_the_text_of_what_a_run_would_take(tmp_path):
         evaluations=11,
         eval_seconds=95.0,
         peak_bytes=3 * 2**30,
+        on_cpu=False,
         memory_bytes=8 * 2**30,
         model_bytes=2**30,
         checkpoint_bytes=0,
@@ -294,6 +295,8 @@ def test_the_text_of_what_a_run_would_take(tmp_path):
     assert "evaluation 11 times, the saved model once more: about 1 min 35 s by the pace of one" in said
     assert "memory 3.0 GiB at the peak, of 8.0 GiB that could be had" in said
     assert "at most 3.0 GiB in runs/mine (a model takes 1.0 GiB); 2.0 GiB are free. That is too little" in said
+    said = " ".join(dry_run_report(replace(tried, on_cpu=True)).split())
+    assert "memory 3.0 GiB at the peak of these steps, of 8.0 GiB that could be had. On a CPU it grows: 20" in said
     alone = replace(tried, steps_taken=1, steps_timed=1, evaluations=0, memory_bytes=None, train_seconds=(4.0, 4.0))
     said = " ".join(dry_run_report(alone).split())
     assert "772 steps, about 4.0 s by the pace of one, which prepared the kernels too" in said

@@ -175,6 +175,7 @@ class _Shortened:
         self._whole: Ready | None = None
         self._short: Ready | None = None
         self._memory: int | None = None
+        self._on_cpu = True
         self._by_heart: ByHeart | None = None
 
     def shorten(self, ready: Ready) -> Ready:
@@ -185,6 +186,7 @@ class _Shortened:
         whole = ready.config.replace(**asked | decided)
         self._whole = replace(ready, config=whole)
         require_monitoring(whole)  # of the steps, which are decided now
+        self._on_cpu = ready.device.type == "cpu"
         free = free_memory(ready.device)
         self._memory = None if free is None else free + in_use(ready.device)
         config = ready.config
@@ -248,6 +250,7 @@ class _Shortened:
             eval_seconds=_seconds_of_evaluations(whole, short, judged, evaluations),
             by_heart=self._by_heart,
             peak_bytes=round(max((row.get("peak_memory_gib") or 0.0) for row in rows) * 2**30),
+            on_cpu=self._on_cpu,
             memory_bytes=self._memory,
             model_bytes=model,
             checkpoint_bytes=checkpoint,
