@@ -187,3 +187,20 @@ def test_proxies_are_paired_by_prompt_at_the_largest_n_and_p_values_know_of_each
     assert [one.adjusted for one in found] == holm([one.p for one in found])
     few = contrasts({"in": {"base": curves(first[:9]), "better": curves(second[:9])}})
     assert math.isnan(few[0].p)
+
+
+@pytest.mark.parametrize("change", [0.0, 1.0, -1.0])
+def test_of_picks_that_hardly_ever_differ_nothing_is_said(change: float) -> None:
+    """Of two judges that pick replies of equal gold but on four of fifty prompts, and of a curve that is flat there."""
+    flat, other = np.zeros((50, 3)), np.zeros((50, 3))
+    other[:4, 1:] = change
+    (found,) = contrasts({"in": {"flat": curves(flat), "other": curves(other)}})
+    assert math.isnan(found.difference.low)
+    assert math.isnan(found.p)
+    one = judge(curves(other), proxy="a", prompts="in", scale=1.0, draws=99)
+    assert one.points[2].gold_gain is not None
+    assert math.isnan(one.points[2].gold_gain.low)
+    assert one.points[0].gold_gain is not None
+    assert (one.points[0].gold_gain.low, one.points[0].gold_gain.high) == (0.0, 0.0), "a reply is itself"
+    assert [own.verdict for own in adjusted([one])] == ["undecided"]
+    assert "differ" in one.turn.fall.method

@@ -205,6 +205,35 @@ def test_intervals_of_means_stretch_with_values_of_any_size(function, per_prompt
         assert limits(function(size * values, clusters)) == [size * limit for limit in limits(usual)]
 
 
+def test_of_values_that_hardly_ever_differ_there_is_no_interval() -> None:
+    generator = np.random.default_rng(0)
+    given = held = held_by_mean = 0
+    for _ in range(400):
+        gains = np.where(generator.random(100) < 0.03, generator.exponential(size=100), 0.0)
+        plain, found = stats.mean(gains), stats.mean_with_ties(gains)
+        held_by_mean += plain.low <= 0.03 <= plain.high
+        if math.isnan(found.low):
+            assert stats.num_differing(gains) == np.count_nonzero(gains) < 5
+            assert found.method == stats.too_few_differ(stats.num_differing(gains))
+            continue
+        assert found == plain
+        given += 1
+        held += found.low <= 0.03 <= found.high
+    assert held_by_mean < 0.9 * 400
+    assert held >= 0.95 * given
+
+
+def test_what_differs_is_counted_by_prompt_and_not_by_rounding() -> None:
+    prompts = [f"p{number // 3}" for number in range(36)]
+    values = np.full(36, 0.1)
+    assert stats.num_differing(values, prompts) == 0
+    values[[0, 1]] = [0.3, -0.1]  # one prompt, with the mean of the others
+    assert stats.num_differing(values, prompts) == 0
+    values[[3, 6, 7]] = 0.2
+    assert stats.num_differing(values, prompts) == 2
+    assert stats.num_differing(np.arange(12.0)) == 11
+
+
 def test_no_data_says_so() -> None:
     for estimate in (stats.proportion([]), stats.proportion([], []), stats.mean([]), stats.mean([], [])):
         assert (estimate.n, estimate.method) == (0, "no data")

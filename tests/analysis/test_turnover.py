@@ -119,12 +119,17 @@ def test_a_fall_that_all_prompts_share_to_the_digit_is_certain() -> None:
 
 
 def test_prompts_that_hardly_ever_differ_do_not_look_certain() -> None:
-    """Two of fifty prompts fall: most draws hold one or none of them, so nothing is told."""
-    curves = np.zeros((50, 2))
-    curves[:2, 0] = 1.0
-    found = turn_over(curves, (1, 2))
-    assert found.p > ALPHA
-    assert found.may_be == (1, 2)
+    """Four of fifty prompts fall, or rise: another fifty may hold twice as many, so no fall is ruled out either."""
+    for change in (1.0, -1.0):
+        curves = np.zeros((50, 2))
+        curves[:4, 0] = change
+        found = turn_over(curves, (1, 2))
+        assert math.isnan(found.p)
+        assert math.isnan(found.fall.high)
+        assert found.fall.method == "too few prompts that differ (4)"
+        assert found.may_be == (1, 2)
+        curves[4, 0] = change
+        assert not math.isnan(turn_over(curves, (1, 2)).p)
 
 
 def test_few_prompts_have_no_verdict() -> None:

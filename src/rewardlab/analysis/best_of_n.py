@@ -144,7 +144,8 @@ def best_of_n(candidates_P: Sequence[Candidates], *, most: int | None = None, le
 def points_of(curves: Curves, *, level: float = 0.95) -> tuple[Point, ...]:
     """Return the means of curves over prompts, for n = 1, 2, … as far as the curves go.
 
-    Intervals are of the mean over prompts (`stats.mean`), so there is none below ten prompts.
+    Intervals are of the mean over prompts (`stats.mean_with_ties`), so there is none below ten prompts, nor where fewer
+    than five prompts differ from the others. The gain of a single reply over itself is exactly 0.
     """
     num = curves.proxy_PN.shape[1]
     proxy, proxy_gain = _estimates(curves.proxy_PN, curves.prompts, level)
@@ -167,8 +168,10 @@ def points_of(curves: Curves, *, level: float = 0.95) -> tuple[Point, ...]:
 
 def _estimates(curves_PN: FloatArray, prompts: Sequence[str], level: float) -> tuple[list[Estimate], list[Estimate]]:
     """Return for each n the mean over prompts, and that of the difference from n = 1."""
-    values = [stats.mean(curve_P, prompts, level=level) for curve_P in curves_PN.T]
-    gains = [stats.mean(curve_P - curves_PN[:, 0], prompts, level=level) for curve_P in curves_PN.T]
+    values = [stats.mean_with_ties(curve_P, prompts, level=level) for curve_P in curves_PN.T]
+    first = stats.mean(np.zeros(len(curves_PN)), prompts, level=level)
+    gains = [stats.mean_with_ties(curve_P - curves_PN[:, 0], prompts, level=level) for curve_P in curves_PN.T[1:]]
+    gains = [first, *gains]
     return values, gains
 
 

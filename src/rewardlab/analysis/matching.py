@@ -330,7 +330,7 @@ def regret_of(replies: Replies, scores_R: FloatArray) -> Regret:
     return Regret(
         num_rows=len(keys),
         lost=known_losses(stats.mean_loss(lost_L, keys), lost_L, keys),
-        gained=stats.mean(gained_L, keys),
+        gained=stats.mean_with_ties(gained_L, keys),
         share=_share_gained(gained_L, lost_L, keys),
     )
 

@@ -177,8 +177,8 @@ def contrasts(sets: Mapping[str, Mapping[str, Curves]]) -> list[Contrast]:
         assert other.gold_PN is not None
         assert one.prompts == other.prompts, "a paired difference is of the same prompts"
         change_P = other.gold_PN[:, -1] - one.gold_PN[:, -1]
-        estimate = stats.mean(change_P, one.prompts)
-        # Below ten prompts there is no interval, so no test either.
+        estimate = stats.mean_with_ties(change_P, one.prompts)
+        # Below ten prompts, or five that differ, there is no interval, so no test either.
         p = math.nan if math.isnan(estimate.low) else significance_of_means(change_P, one.prompts).p
         found.append((estimate, p, one.gold_PN.shape[1]))
     return [
@@ -216,7 +216,7 @@ def fit_gain(gold_CN: FloatArray, *, draws: int = DRAWS, seed: int = 0) -> Fit:
     solve_2N = np.linalg.solve(design_N2.T @ (weights_N[:, None] * design_N2), design_N2.T * weights_N)
     own_C2 = gain_CN @ solve_2N.T
     names = [str(place) for place in range(len(own_C2))]
-    alpha, beta = (stats.mean(column, names) for column in own_C2.T)
+    alpha, beta = (stats.mean_with_ties(column, names) for column in own_C2.T)
     residuals_CN = gain_CN - own_C2 @ design_N2.T
     misfit = math.nan
     if len(gold_CN) >= stats.MIN_CLUSTERS:

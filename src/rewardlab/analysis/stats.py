@@ -40,9 +40,17 @@ ByLevel = Callable[[float], Estimate]
 MIN_CLUSTERS = 10
 """Below this many prompts no interval is given: no method covers the truth often enough there for shares near 1 and for
 skewed means."""
+FEWEST_DIFFERING = 5
+"""Prompts that must differ from the others for an interval of a mean of values most of which are equal.
+
+With fewer, how often and how far prompts differ is hardly known. Where three of 200 prompts differ in the mean, mostly
+upwards, 85 % of all intervals hold the truth, where one does 57 %; of those of five or more that differ 93 % or more do
+(6,000 draws, not kept)."""
 LEAST_P = 1e-9
 """Smallest p-value that is found by inverting an interval."""
 _HALVINGS = 30
+_ROUNDING = 1e-12
+"""Relative difference up to which two values are equal."""
 _FEW_KEYS = 4
 """From so many comparisons a key on, keys are numbered without sorting them all."""
 
@@ -103,6 +111,35 @@ def mean_by_level(values: Numbers, clusters: Sequence[str] | None = None) -> ByL
     """Return the estimates of `mean` by level."""
     array = _values(values, clusters)
     return _of_any_size(mean_limits, array, clusters, method="t interval, widened for skewness")
+
+
+def mean_with_ties(values: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
+    """Return `mean` of values most of which may be equal, such as what one choice of a reply gains over another.
+
+    There is no interval where fewer than `FEWEST_DIFFERING` prompts have another mean than the most common one: an
+    interval of the variance seen has no width if none differs, though some of all prompts may.
+    """
+    found = mean(values, clusters, level=level)
+    differing = num_differing(values, clusters)
+    if math.isnan(found.low) or differing >= FEWEST_DIFFERING:
+        return found
+    return replace(found, low=math.nan, high=math.nan, method=too_few_differ(differing))
+
+
+def num_differing(values: Numbers, clusters: Sequence[str] | None = None) -> int:
+    """Return how many prompts have another mean of values [N] than the most common one, but for rounding."""
+    array = _values(values, clusters)
+    if clusters is not None and has_repeats(clusters):
+        sums_C, sizes_C = cluster_totals(np.stack([array, np.ones_like(array)], axis=1), clusters).T
+        array = sums_C / sizes_C
+    ordered = np.sort(array)
+    apart = np.flatnonzero(np.diff(ordered) > _ROUNDING * np.abs(array).max(initial=0.0)) + 1
+    return int(array.size - np.diff([0, *apart.tolist(), array.size]).max(initial=0))
+
+
+def too_few_differ(number: int) -> str:
+    """Return the `method` of an estimate without an interval because hardly any prompt differs from the others."""
+    return f"too few prompts that differ ({number})" if number else "no prompt differs"
 
 
 def mean_loss(
@@ -218,6 +255,7 @@ def too_few(number: int, things: str = "prompts") -> str:
 def by_conversation(estimate: Estimate) -> Estimate:
     """Return an estimate with a method that names its clusters conversations instead of prompts."""
     method = estimate.method.replace("by prompt", "by conversation").replace("few prompts", "few conversations")
+    method = method.replace("no prompt", "no conversation")
     return replace(estimate, method=method)
 
 

@@ -77,15 +77,17 @@ def by_prompt(values_PN: FloatArray, prompts: Sequence[str]) -> FloatArray:
 def turn_over(values_CN: FloatArray, sizes_N: Sequence[int], *, draws: int = DRAWS, seed: int = 0) -> TurnOver:
     """Return where the mean of `values_CN` over prompts is largest among the sizes, and its fall to the last of them.
 
-    Below ten prompts (`stats.MIN_CLUSTERS`) there is no interval and no test.
+    Below ten prompts (`stats.MIN_CLUSTERS`), or five whose values are not the same at all sizes
+    (`stats.FEWEST_DIFFERING`), there is no interval and no test.
     """
     count, num = values_CN.shape
     assert num == len(sizes_N) >= 1
     mean_N = values_CN.mean(0)
     best = int(np.argmax(mean_N))
     fall = float(mean_N[best] - mean_N[-1])
-    if count < stats.MIN_CLUSTERS:
-        few = stats.too_few(count)
+    differing = int((np.ptp(values_CN, axis=1) > _EQUAL * np.abs(values_CN).max()).sum())
+    if count < stats.MIN_CLUSTERS or (num > 1 and differing < stats.FEWEST_DIFFERING):
+        few = stats.too_few(count) if count < stats.MIN_CLUSTERS else stats.too_few_differ(differing)
         return TurnOver(
             peak=_estimate(float(sizes_N[best]), math.nan, math.nan, count, few, 1 - ALPHA),
             may_be=tuple(sizes_N),

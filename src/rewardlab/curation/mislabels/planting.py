@@ -175,4 +175,4 @@ def _less(draws: Sequence[_Draw], name: str, depth: float, clusters_N: np.ndarra
         scale = len(own_N) / max(1, round(depth * len(own_N)))
         values.append(scale * (own_N.astype(float) - all_N.astype(float)))
         clusters += clusters_N.tolist()
-    return by_conversation(stats.mean(np.concatenate(values), clusters))
+    return by_conversation(stats.mean_with_ties(np.concatenate(values), clusters))
