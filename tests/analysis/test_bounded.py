@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 
+from rewardlab.analysis import stats
 from rewardlab.analysis.bounded import Bounded, Moves
 from rewardlab.analysis.intervals import wilson_limits
 
@@ -115,3 +116,18 @@ def test_a_loss_of_the_margin_is_taken_for_a_smaller_one_about_as_often_as_told(
         second_C = np.repeat([0.0, 1.0], [lost, count - lost])
         found += times * (of_changes(np.ones(count), second_C, margin=0.03).p_above(0.0) <= alpha)
     assert found / 2000 <= 1.3 * alpha + 2 * math.sqrt(alpha * (1 - alpha) / 2000)
+
+
+@pytest.mark.parametrize("tail", [0.05, 0.005])
+def test_losses_have_the_p_values_of_the_interval_of_a_loss_too(tail: float) -> None:
+    losses = np.random.default_rng(3).exponential(size=40)
+    moves = Moves(moved_C=(losses - losses.mean()) / 40, down_C=np.zeros(40), up_C=np.full(40, 5 / 40))
+    own = Bounded.of([(moves, 1.0)], float(losses.mean()), is_skewed=True)
+    wanted = stats.mean_loss(losses, level=1 - 2 * tail)
+    low, high = own.skewed_limits(tail)
+    assert (low, high) == pytest.approx((wanted.low, wanted.high))
+    assert own.p_skewed(low)[0] == pytest.approx(tail)
+    assert own.p_skewed(high)[1] == pytest.approx(tail)
+    plain = Bounded.of([(moves, 1.0)], float(losses.mean()))
+    assert plain.p_skewed(high) == (0.0, 0.0)
+    assert plain.skewed_limits(tail) == (math.inf, -math.inf)

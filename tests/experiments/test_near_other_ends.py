@@ -42,6 +42,8 @@ def by_scores(name: str, accuracy: float, sure: float, each: int, generator: np.
     [
         ("brier(a) < 0.03719", 0.95, 1.0, 1),
         ("loss(a) < 0.1273", 0.95, 1.0, 1),
+        ("loss(a) < 0.22372", 0.95, 3.0, 1),
+        ("loss(a) < 0.09711", 0.98, 3.0, 4),
         ("roc_auc(a) > 0.98", 0.98, 1.0, 1),
         ("accuracy(a) > 0.98", 0.98, 1.0, 4),
         ("brier(a) < 0.01698", 0.98, 3.0, 4),
@@ -63,20 +65,36 @@ def test_what_is_near_another_end_keeps_its_level_too(claim: str, accuracy: floa
     assert [low > 0 for low in limits] == [own < 0.05 for own, _ in p], "the interval says what the p-value says"
 
 
-def test_the_end_of_a_loss_is_that_of_comparisons_that_come_out_the_other_way() -> None:
+def test_the_end_of_an_area_is_that_of_comparisons_that_come_out_the_other_way() -> None:
     scores = np.random.default_rng(13).normal(size=(40, 2)) + np.array([0.5, 0.0])
-    found = observed_all(["loss", "brier", "roc_auc"], {0: rows_of(scores)}, beta=2.0)
+    one = observed_all(["roc_auc"], {0: rows_of(scores)}, beta=2.0)["roc_auc"]
     weights = [1 / (1 + math.exp(2 * abs(a - b))) for a, b in scores]
-    lost = [math.log1p(math.exp(2 * abs(a - b))) for a, b in scores]
-    brier = [(1 - weight) ** 2 for weight in weights]
     area = []
     for a, b in scores:
         above = np.mean([other < min(a, b) for _, other in scores]) + 0.5 * np.mean(scores[:, 1] == min(a, b))
         below = np.mean([own > max(a, b) for own, _ in scores]) + 0.5 * np.mean(scores[:, 0] == max(a, b))
         area.append(above + below)
-    for name, values, times in (("loss", lost, 1), ("brier", brier, 1), ("roc_auc", area, 2)):
+    assert one.turned_S == pytest.approx([np.average(area, weights=weights) - 2 * one.mean])
+
+
+def test_a_lost_comparison_costs_what_all_lost_ones_would_at_the_temperature_that_fits() -> None:
+    generator = np.random.default_rng(13)
+    scores = generator.normal(size=(60, 2)) + np.array([1.0, 0.0])
+    found = observed_all(["loss", "brier"], {0: rows_of(scores)}, beta=6.0)
+    logits = 6 * (scores[:, 0] - scores[:, 1])
+    tossed = np.abs(logits).mean()
+
+    def nll(temperature: float) -> float:
+        sides = np.log1p(np.exp(-tossed / temperature)) + np.log1p(np.exp(tossed / temperature))
+        return float(np.log1p(np.exp(-logits / temperature)).sum() + 0.25 * sides / 2)
+
+    temperature = min(np.geomspace(1, 20, 20_001).tolist(), key=nll)
+    assert temperature > 2, "too sure"
+    chance, size = 1 / (1 + np.exp(np.abs(logits) / temperature)), np.abs(logits)
+    for name, lost in (("loss", np.log1p(np.exp(size))), ("brier", 1 / (1 + np.exp(-size)) ** 2)):
         one = found[name]
-        assert one.turned_S == pytest.approx([np.average(values, weights=weights) - times * one.mean])
+        assert one.turned_S is not None
+        assert one.turned_S[0] + one.mean == pytest.approx((chance @ lost**2) / (chance @ lost), rel=1e-4)
 
 
 def test_scores_too_far_apart_for_a_loss_still_have_an_area_with_an_end() -> None:

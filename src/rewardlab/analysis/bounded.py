@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.intervals import FloatArray, loss_limits, p_above_skewed
 
 _ROUNDING: Final = 1e-12
 
@@ -49,9 +49,11 @@ class Bounded:
     """How often each was seen."""
     least: float
     most: float
+    is_skewed: bool = False
+    """Whether the values have a long tail, as losses have, so that tests must allow for its skewness too."""
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[Moves, float]], value: float) -> Bounded:
+    def of(cls, parts: Sequence[tuple[Moves, float]], value: float, *, is_skewed: bool = False) -> Bounded:
         """Return `value`, which moves by Σ factor · influence, as a mean of one value for each prompt."""
         count = parts[0][0].moved_C.size
         moved_C = sum((factor * one.moved_C for one, factor in parts), np.zeros(count))
@@ -67,6 +69,7 @@ class Bounded:
             counts=tuple(counts.tolist()),
             least=min(value - count * _typical(-down_C), float(values[0])),
             most=max(value + count * _typical(up_C), float(values[-1])),
+            is_skewed=is_skewed,
         )
 
     @cached_property
@@ -109,6 +112,22 @@ class Bounded:
     def p_below(self, limit: float) -> float:
         """Return the one-sided p-value of the mean being at least `limit`."""
         return 1 - self.p_above(limit)
+
+    def p_skewed(self, limit: float) -> tuple[float, float]:
+        """Return the one-sided p-values of the mean being at most `limit`, and at least, by Hall's transformation for
+        the skewness of the values; 0 where they have no long tail."""
+        if not self.is_skewed:
+            return 0.0, 0.0
+        above = p_above_skewed(np.repeat(self.values, self.counts), limit)
+        return above, 1 - above
+
+    def skewed_limits(self, tail: float) -> tuple[float, float]:
+        """Return the limits at which these p-values are `tail`; none where the values have no long tail."""
+        if not self.is_skewed:
+            return math.inf, -math.inf
+        each_1C = np.repeat(self.values, self.counts)[None]
+        found = loss_limits(each_1C, np.square(each_1C), np.ones_like(each_1C), level=1 - 2 * tail)
+        return float(found.low[0]), float(found.high[0])
 
     def low(self, tail: float, *, most: float = math.inf) -> float:
         """Return the limit whose `p_above` is `tail`; `most` if that is lower."""

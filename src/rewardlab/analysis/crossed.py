@@ -67,6 +67,8 @@ class Observed:
     turned_S: FloatArray | None = None
     """[S] how far a comparison that comes out the other way is from the value, for loss, Brier score and AUC; None for
     all others."""
+    has_long_tail: bool = False
+    """Whether few prompts may move the value far, as those of a loss do, so that the tests allow for skewness."""
     row_error: float | None = None
     """The standard error of one seed, for a value that is computed from rows but has no influences, as values of curves
     are. NaN if it is not known; None for values that have influences, or do not come from rows."""
@@ -202,11 +204,23 @@ class Crossed:
 
     def p_above(self, limit: float = 0.0) -> float:
         """Return the p-value of the value being at most `limit`; NaN if nothing is known about its noise."""
-        return self.at_limit(limit)._p(self.value - self.too_high - limit)
+        return self._with_skewness(self._p_above(limit), limit, side=0)
 
     def p_below(self, limit: float = 0.0) -> float:
         """Return the p-value of the value being at least `limit`; NaN if nothing is known about its noise."""
+        return self._with_skewness(self._p_below(limit), limit, side=1)
+
+    def _p_above(self, limit: float) -> float:
+        return self.at_limit(limit)._p(self.value - self.too_high - limit)
+
+    def _p_below(self, limit: float) -> float:
         return self.at_limit(limit)._p(limit - self.value - self.too_low)
+
+    def _with_skewness(self, p: float, limit: float, *, side: int) -> float:
+        """Return p, at least the p-value over prompts that allows for the skewness of losses."""
+        if self.bounded is None or self.is_constant or math.isnan(p):
+            return p
+        return max(p, self.bounded.p_skewed(limit)[side])
 
     def interval(self, level: float) -> Estimate:
         """Return the value with its two-sided interval; without limits where nothing is known about its noise."""
@@ -214,8 +228,11 @@ class Crossed:
         half = self.half_width(tail) if self.is_testable else math.nan
         low, high = self.value - self.too_high - half, self.value + self.too_low + half
         if self.bounded is not None and not math.isnan(half):
-            low = self._beyond(low, self.bounded.least, lambda limit: self.p_above(limit) - tail)
-            high = self._beyond(high, self.bounded.most, lambda limit: self.p_below(limit) - tail)
+            low = self._beyond(low, self.bounded.least, lambda limit: self._p_above(limit) - tail)
+            high = self._beyond(high, self.bounded.most, lambda limit: self._p_below(limit) - tail)
+            if not self.is_constant:
+                least, most = self.bounded.skewed_limits(tail)
+                low, high = min(low, least), max(high, most)
         return Estimate(
             value=self.value,
             low=low,

@@ -36,7 +36,8 @@ def shares_over(parts: Sequence[tuple[Observed, float]], value: float) -> Bounde
     if len(names) < MIN_CLUSTERS:
         return None
     place = {name: number for number, name in enumerate(names)}
-    return Bounded.of([(_moves(one, place), weight) for one, weight in of_prompts], value)
+    is_skewed = any(one.has_long_tail for one, _ in of_prompts)
+    return Bounded.of([(_moves(one, place), weight) for one, weight in of_prompts], value, is_skewed=is_skewed)
 
 
 def _has_single_outcomes(one: Observed) -> bool:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri, stdtrit
+from scipy.special import ndtri, stdtr, stdtrit
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -166,6 +166,17 @@ def loss_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, lev
     least = np.minimum(tail * own.error / np.maximum(own.value, _TINY), _largest_skewness(quantile))
     longer = _skewed(own._replace(skewness=np.maximum(own.skewness, least)), own.error, quantile=quantile)
     return Limits(found.value, found.low, np.maximum(found.high, longer.high))
+
+
+def p_above_skewed(values: FloatArray, limit: float) -> float:
+    """Return the one-sided p-value of the mean of values [C], one a prompt, being at most `limit`: the tail at which
+    the lower limit of `loss_limits` is `limit`."""
+    own = _moments(values[None], np.square(values)[None], np.ones((1, values.size)))
+    value, error, skewness = (float(part[0]) for part in (own.value, own.error, own.skewness))
+    if error <= 0:
+        return 0.5 if value == limit else float(value < limit)
+    t = (value - limit) / error
+    return float(stdtr(values.size - 1, -(t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / 6)))
 
 
 def mean_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float) -> Limits:
