@@ -19,6 +19,7 @@ JUDGED: Final = ("test", "eval", "selection", "cross_validated")
 """Names of evaluations by which a run is judged, the most telling first: `test` data chose nothing."""
 BASELINES: Final = ("_length_only", "_bag_of_words")
 """Ends of the names of evaluations with which it is compared pair by pair."""
+METRICS: Final = ".metrics.json"
 MOST_ROWS: Final = 2_000_000
 """Most rows that are read from a file; a file with more is not the record of a run."""
 
@@ -49,6 +50,11 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def scores_of(path: Path) -> Path:
+    """Return the file with the score rows of an evaluation, by that with its metrics."""
+    return path.with_name(f"{path.name.removesuffix(METRICS)}.scores.jsonl")
+
+
 def read_judged(path: Path, problems: list[str]) -> Judged:
     """Return an evaluation from its metrics.json. Scores that cannot be trusted are left out and become `problems`.
 
@@ -58,8 +64,8 @@ def read_judged(path: Path, problems: list[str]) -> Judged:
     parts = {name: part for name, part in values.items() if isinstance(part, dict) and "estimates" in part}
     if "all" not in parts:
         raise DataError("it has no estimates over all rows")
-    name = path.name.removesuffix(".metrics.json")
-    scores: Path | None = path.with_name(f"{name}.scores.jsonl")
+    name = path.name.removesuffix(METRICS)
+    scores: Path | None = scores_of(path)
     assert scores is not None
     is_used = name in JUDGED or name.endswith(BASELINES)
     if not scores.is_file():

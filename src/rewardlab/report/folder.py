@@ -10,19 +10,18 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from rewardlab.analysis.health import WarningSign
-from rewardlab.analysis.metrics import current_columns
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import UTF8, is_number, parse_json, require_no_pipe, to_float
 from rewardlab.core.run_folder import ENDED, EVALUATED, MANIFEST, saved_steps
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
-from rewardlab.report.evaluations import JUDGED, MOST_ROWS, Judged, read_judged, read_object
+from rewardlab.report.evaluations import JUDGED, Judged, read_judged, read_object, scores_of
+from rewardlab.report.rereading import Known
 
 Value = TypeVar("Value")
 Kind = Literal["train", "probe", "eval"]
@@ -111,7 +110,7 @@ class Record:
     @property
     def step(self) -> int:
         """The last step in the record."""
-        return max([int(row["step"]) for row in self.rows] + [*self.steps_saved, 0])
+        return max([int(row["step"]) for row in self.rows[-1:]] + [*self.steps_saved, 0])
 
     @property
     def finished(self) -> bool:
@@ -142,8 +141,9 @@ class Record:
         return self.evaluations[steps[max(steps)]] if steps else None
 
 
-def read_folder(folder: Path) -> Record:
-    """Return everything that was found in a folder.
+def read_folder(folder: Path, known: Known | None = None) -> Record:
+    """Return everything that was found in a folder. Files that have not changed since `known` is about them are not
+    read again.
 
     Raises ConfigError if it is not a folder, or holds nothing that a run, a probe or an evaluation writes.
     """
@@ -151,9 +151,12 @@ def read_folder(folder: Path) -> Record:
         raise ConfigError(
             f"{folder}: {'is not a folder' if folder.exists() else 'not found'}. Name the folder of a run."
         )
+    known = known or Known()
     problems: list[str] = []
 
-    def tried(name: str, read: Callable[[Path], Value], otherwise: Value, *, wanted: bool = False) -> Value:
+    def tried(
+        name: str, read: Callable[[Path], Value], otherwise: Value, *, wanted: bool = False, beside: Sequence[Path] = ()
+    ) -> Value:
         path = folder / name
         if not path.exists():
             if wanted:
@@ -161,7 +164,7 @@ def read_folder(folder: Path) -> Record:
             return otherwise
         try:
             require_no_pipe(path)
-            return read(path)
+            return known.once(read, (path, *beside), problems)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error) as error:
             problems.append(f"{name} cannot be read: {_said(error, folder)}")
             return otherwise
@@ -182,7 +185,15 @@ def read_folder(folder: Path) -> Record:
         judged.name: judged
         for room in rooms.values()
         for path in (sorted(room.glob("*.metrics.json")) if room.is_dir() else ())
-        if (judged := tried(str(path.relative_to(folder)), lambda path: read_judged(path, problems), None)) is not None
+        if (
+            judged := tried(
+                str(path.relative_to(folder)),
+                lambda path: read_judged(path, problems),
+                None,
+                beside=(scores_of(path),),
+            )
+        )
+        is not None
     }
     if not manifest:
         evaluations |= _bare_scores(folder / "evals", problems)
@@ -196,7 +207,9 @@ def read_folder(folder: Path) -> Record:
         )
     training = kind == "train"
     no_rows: list[Mapping[str, float]] = []
-    rows = tried(found[0] if found else "metrics.csv", lambda path: _rows(path, problems), no_rows, wanted=training)
+    rows = tried(
+        found[0] if found else "metrics.csv", lambda path: known.rows.read(path, problems), no_rows, wanted=training
+    )
     if training and not config:
         problems.append("config.json is missing or empty, so the settings are unknown.")
     chosen = _model_folder(folder, config, evaluated=evaluated)
@@ -297,43 +310,6 @@ def _sentence(text: object) -> str:
     said = " ".join(str(text).split())
     said = said if len(said) <= MOST_ENDED else f"{said[: MOST_ENDED - 1]}…"
     return said if said.endswith((".", "!", "?", "…")) else f"{said}."
-
-
-def _rows(path: Path, problems: list[str]) -> list[Mapping[str, float]]:
-    """Return the rows by step. Lines that are incomplete or have no step are counted and left out."""
-    by_step: dict[int, dict[str, float]] = {}
-    lost = 0
-    for cells in _cells(path):
-        values = {
-            str(name): number
-            for name, cell in current_columns(cells).items()
-            if name and math.isfinite(number := to_float(cell))
-        }
-        if "step" not in values or values["step"] < 0:
-            lost += 1
-            continue
-        by_step.setdefault(int(values["step"]), {}).update(values)
-    if lost:
-        problems.append(f"{path.name}: {lost} damaged {'row is' if lost == 1 else 'rows are'} left out.")
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def _cells(path: Path) -> Iterator[Mapping[str, object]]:
-    """Yield the rows of metrics.csv or metrics.jsonl; a row that cannot be read is yielded without cells."""
-    with path.open(encoding=UTF8, errors="replace", newline="") as file:
-        if path.suffix == ".csv":
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or ()
-            for row in islice(reader, MOST_ROWS):
-                # A row that a full disk cut off has fewer cells, and its last number may have lost digits.
-                yield row if None not in row and row.get(columns[-1]) is not None else {}
-            return
-        for line in islice(file, MOST_ROWS):
-            try:
-                value = parse_json(line)
-            except (ValueError, RecursionError):
-                value = None
-            yield value if isinstance(value, dict) else {}
 
 
 def _signs(path: Path) -> list[WarningSign]:

@@ -21,6 +21,7 @@ from rewardlab.report.document import Document, Paragraph, Part, Section
 from rewardlab.report.folder import read_folder
 from rewardlab.report.mistakes import FindTexts
 from rewardlab.report.page import html_page
+from rewardlab.report.rereading import Known
 
 HOST: Final = "127.0.0.1"
 PATHS: Final = ("/", f"/{REPORT_HTML}")
@@ -53,6 +54,7 @@ class LivePage:
     _stamp: Stamp | None = None
     _page: bytes = b""
     _told: Told | None = None
+    _known: Known = field(default_factory=Known)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def bytes(self) -> bytes:
@@ -67,7 +69,7 @@ class LivePage:
     def _made(self) -> str:
         refresh = max(LEAST_REFRESH_S, round(self.every_s))
         try:
-            record = read_folder(self.folder)
+            record = read_folder(self.folder, self._known)
         except (RewardlabError, OSError) as error:
             return html_page(_nothing(str(error)), refresh_s=refresh)
         # A run writes rows more often than it evaluates. Pass the earlier result on, so that an evaluation is judged

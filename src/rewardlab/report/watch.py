@@ -1,6 +1,7 @@
 """A live view of a run in the terminal: progress, the last training row, every evaluation, and warning signs.
 
-It only reads the folder that the run writes. So watching neither slows the run down nor ends it.
+It only reads the folder that the run writes, and of that only what is new. So watching neither slows the run down nor
+ends it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.text import Text
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import plural, visible
 from rewardlab.report.folder import Record, read_folder
+from rewardlab.report.rereading import Known
 from rewardlab.report.sections import duration, status
 
 BARS: Final = "▁▂▃▄▅▆▇█"
@@ -57,9 +59,10 @@ def watch(folder: Path, *, every_s: float, once: bool = False, console: Console 
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder}: not found. Name the folder of a run that goes on, or start one first.")
+    known = Known()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
-            record = _read(folder)
+            record = _read(folder, known)
             shown = _waiting(folder) if record is None else frame(record, age_s=_age_s(folder), width=console.width)
             live.update(shown, refresh=True)
             if record is not None and (record.finished or record.ended):
@@ -83,10 +86,10 @@ def frame(record: Record, *, age_s: float | None = None, width: int = WIDE) -> R
     return Group(*parts)
 
 
-def _read(folder: Path) -> Record | None:
+def _read(folder: Path, known: Known) -> Record | None:
     """Return the record, or None while there is nothing to read yet."""
     try:
-        return read_folder(folder)
+        return read_folder(folder, known)
     except ConfigError:
         return None
 

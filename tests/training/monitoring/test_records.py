@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,15 @@ def test_new_rows_are_appended_and_changed_ones_rewritten(tmp_path: Path, monkey
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 7
     with pytest.raises(KeyError, match="loss_of_hair"):
         records.add(9, {"loss_of_hair": 1.0})
+
+
+def test_a_new_row_does_not_go_through_those_of_before(tmp_path: Path) -> None:
+    class Rows(dict[int, dict[str, float | None]]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("all rows are looked at")
+
+    records = Records(tmp_path)
+    records.rewind([{"step": 2, "train_loss": 0.5}, {"step": 4, "train_loss": 0.25}], 4)
+    records.rows = Rows(records.rows)
+    records.add(6, {"train_loss": 0.125})
+    check(tmp_path, [{"step": step, "train_loss": 1 / step} for step in (2, 4)] + [{"step": 6, "train_loss": 0.125}])

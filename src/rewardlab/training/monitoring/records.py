@@ -110,6 +110,7 @@ class Records:
         self.writes = writes
         self.rows: dict[int, dict[str, float | None]] = {}
         self.distributions: dict[str, object] = {}
+        self._last_step = -1
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Merge values into the row of a step. A row after all others is appended to both metric files.
@@ -122,8 +123,9 @@ class Records:
         # Only a new last row can be appended. The first row replaces files of an earlier run, and a row that changes or
         # is inserted makes both files be written anew.
         files = self.folder / "metrics.csv", self.folder / "metrics.jsonl"
-        is_last = bool(self.rows) and step > max(self.rows) and all(file.is_file() for file in files)
+        is_last = bool(self.rows) and step > self._last_step and all(file.is_file() for file in files)
         row = self.rows.setdefault(step, {"step": step})
+        self._last_step = max(self._last_step, step)
         row.update({name: finite_or_none(value) for name, value in values.items()})
         rows = [row] if is_last else [self.rows[number] for number in sorted(self.rows)]
         self._write(rows, whole=not is_last)
@@ -134,6 +136,7 @@ class Records:
         Reward distributions are restored by the caller, who has the scores (`restore_distributions`).
         """
         self.rows = {int(row["step"] or 0): current_columns(row) for row in rows}
+        self._last_step = max(self.rows, default=-1)
         if not self.writes:
             return
         if self.rows:

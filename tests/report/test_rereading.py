@@ -1,0 +1,113 @@
+"""A view of a run reads what is new, and shows what a reader of the whole folder would see."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rewardlab.core.files import append_text, write_text
+from rewardlab.report import evaluations, rereading, watch
+from rewardlab.report.folder import read_folder
+from rewardlab.report.live import LivePage
+from rewardlab.report.rereading import Known
+from run_folders import score_rows, write_evaluation, write_run
+
+
+def append_rows(path: Path, steps: range) -> None:
+    """Rows as a run appends them."""
+    header = path.read_text().splitlines()[0].split(",")
+    for step in steps:
+        append_text(path, ",".join({"step": str(step), "train_loss": "0.5"}.get(name, "") for name in header) + "\n")
+
+
+def change_last_row(path: Path) -> None:
+    """The record as an evaluation at the step of its last row leaves it: another file, with that row changed."""
+    lines = path.read_text().splitlines()
+    header, last = lines[0].split(","), lines[-1].split(",")
+    last[header.index("train_loss")] = "0.25"
+    write_text(path, "\n".join([*lines[:-1], ",".join(last)]) + "\n")
+
+
+def tear_last_row(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "rows come": lambda path: append_rows(path, range(50, 53)),
+    "its last row changes": change_last_row,
+    "rows come and the last one of before changes": lambda path: (
+        append_rows(path, range(60, 62)),
+        change_last_row(path),
+    ),
+    "its last row is torn": tear_last_row,
+    "the rest of the torn row comes": lambda path: append_text(path, ",,,,,,,,\n"),
+    "a damaged row comes": lambda path: append_text(path, "x,y\n"),
+    "it is begun anew": lambda path: write_text(path, path.read_text().splitlines()[0] + "\n"),
+    "it is empty": lambda path: write_text(path, ""),
+    "it has a header without an end": lambda path: write_text(path, "step,train_loss"),
+    "it has its first rows": lambda path: write_text(path, "step,train_acc\n1,0.5\n2,0.75\n"),
+    "it is gone": Path.unlink,
+}
+
+
+def test_what_is_read_again_is_what_a_new_reader_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rereading, "CHUNK_BYTES", 100)
+    run, known = write_run(tmp_path / "run", reached=40), Known()
+    assert read_folder(run, known) == read_folder(run)
+    for said, change in CHANGES.items():
+        change(run / "metrics.csv")
+        found, wanted = read_folder(run, known), read_folder(run)
+        assert (said, found.rows, found.problems) == (said, wanted.rows, wanted.problems)
+        assert read_folder(run, known) == wanted, said
+
+
+def test_an_evaluation_that_changes_is_read_again(tmp_path: Path) -> None:
+    run, known = write_run(tmp_path / "run", reached=40), Known()
+    read_folder(run, known)
+    write_evaluation(run / "evals", "test", score_rows(12, shift=2.0))
+    assert read_folder(run, known) == read_folder(run)
+    (run / "evals" / "test.scores.jsonl").write_text("{}\n")
+    assert "does not match its checksum" in " ".join(read_folder(run, known).problems)
+    assert read_folder(run, known) == read_folder(run), "also what is wrong is said again"
+
+
+def test_a_frame_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, read, frames = write_run(tmp_path / "run", reached=20), [], []
+
+    def next_frame(seconds: float) -> None:
+        frames.append(len(read))
+        if len(frames) == 3:
+            raise KeyboardInterrupt
+        append_rows(run / "metrics.csv", range(20 + len(frames), 21 + len(frames)))
+
+    of_row = rereading.current_columns
+    monkeypatch.setattr(rereading, "current_columns", lambda row: read.append("row") or of_row(row))
+    of_file = evaluations.sha256_file
+    monkeypatch.setattr(evaluations, "sha256_file", lambda path: read.append("scores") or of_file(path))
+    monkeypatch.setattr(watch, "sleep", next_frame)
+    with pytest.raises(KeyboardInterrupt):
+        watch.watch(run, every_s=1.0, console=Console(file=io.StringIO()))
+    assert frames == [frames[0], frames[0] + 1, frames[0] + 2]
+
+
+def test_a_page_reads_only_the_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, read = write_run(tmp_path / "run", reached=20), []
+    of_row = rereading.current_columns
+    monkeypatch.setattr(rereading, "current_columns", lambda row: read.append(row) or of_row(row))
+    page = LivePage(folder=run, every_s=5, find_texts=None)
+    page.bytes()
+    before = len(read)
+    append_rows(run / "metrics.csv", range(21, 22))
+    page.bytes()
+    assert len(read) == before + 1
+
+
+def test_rows_beyond_those_that_are_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rereading, "MOST_ROWS", 2)
+    record = read_folder(write_run(tmp_path / "run", reached=40))
+    assert len(record.rows) == 2
+    assert "metrics.csv: only its first 2 rows are read." in record.problems
