@@ -6,7 +6,10 @@ import csv
 import io
 import json
 import re
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from rewardlab.analysis.multiple import holm
 from rewardlab.commands.plan import plan
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import read_summed_json, write_summed_json
+from rewardlab.experiments import outcomes
 from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.reporting.files import arms_csv, hypotheses_csv, json_report, seeds_csv
@@ -62,6 +66,27 @@ def test_test_rows_that_were_trained_on_are_told_first(tmp_path: Path, summary: 
         write_summed_json(path, {**values, "data": {"shared": shared}, "tokens": {"test": {"kept": 200}}})
     for form in every_form(summarise(study)):
         assert "with what was trained on (up to 30 of 200 rows, in 2 of 9 runs)." in form
+
+
+def test_however_many_tables_a_run_is_in_its_files_are_read_once(
+    study: Study, summary: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: Counter[str] = Counter()
+
+    def counting(name: str, of: Callable[[Any], str]) -> None:
+        function = getattr(outcomes, name)
+        monkeypatch.setattr(outcomes, name, lambda *given: read.update([f"{name} {of(given[-1])}"]) or function(*given))
+
+    counting("read_folder", str)
+    counting("sha256_file", str)
+    counting("record_of", lambda run: run.name)
+    assert every_form(summarise(study)) == every_form(summary)
+    of_records = [count for name, count in read.items() if name.startswith("record_of")]
+    others = [count for name, count in read.items() if not name.startswith("record_of")]
+    assert (len(others), set(others)) == (2 * len(study.runs), {1})
+    # Whether it is done, which log it saw, which scores it left.
+    assert len(of_records) == len(study.runs)
+    assert max(of_records) <= 3
 
 
 def test_an_arm_is_the_mean_over_seeds_of_the_pairs_that_it_ranks_right(study: Study, summary: Summary) -> None:

@@ -125,18 +125,23 @@ def _resumed_after(record: Record) -> list[int]:
 
 
 class Outcomes:
-    """The outcomes of a study's runs that are done, read when they are asked for."""
+    """The outcomes of a study's runs that are done, each read once, when it is first asked for."""
 
     def __init__(self, study: Study, *, may_read: Kind) -> None:
         self.study = study
         self._may_read = may_read
         self._read: dict[str, Outcome] = {}
+        self._done: dict[str, list[Outcome]] = {}
+        self._recorded: set[str] = set()
+        """Runs whose test scores are those of the record."""
         self._hashes = set(hashes_of(study.entries))
 
     def done(self, arm: str) -> list[Outcome]:
         """Return what the finished runs of an arm left, by seed."""
-        runs = [run for run in self.study.runs if run.arm == arm and record_of(self.study, run).is_over]
-        return [self._outcome(run) for run in sorted(runs, key=lambda run: run.seed)]
+        if arm not in self._done:
+            runs = [run for run in self.study.runs if run.arm == arm and record_of(self.study, run).is_over]
+            self._done[arm] = [self._outcome(run) for run in sorted(runs, key=lambda run: run.seed)]
+        return self._done[arm]
 
     def observe(self, terms: Iterable[Term]) -> tuple[dict[Term, Observed], dict[Term, str]]:
         """Return (the values of terms, why others have no value).
@@ -197,10 +202,13 @@ class Outcomes:
 
     def _require_recorded(self, outcome: Outcome) -> None:
         """Raise DataError unless the test scores are those that the record of the run names."""
+        if outcome.run.name in self._recorded:
+            return
         path = self.study.run_folder(outcome.run) / TEST_SCORES
         reads = record_of(self.study, outcome.run).test_reads
         if not path.is_file() or not reads or reads[-1]["scores"] != sha256_file(path):
             raise DataError(f"{path}: is not what the run left when it ended. Restore it, or do the run again")
+        self._recorded.add(outcome.run.name)
 
 
 def _value(outcome: Outcome, quantity: Quantity, term: Term) -> float:
