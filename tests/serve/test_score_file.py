@@ -264,3 +264,18 @@ def test_a_target_that_comes_to_be_meanwhile_is_not_replaced(model, tmp_path, mo
     monkeypatch.setattr(Scorer, "score", lambda *_, **__: pytest.fail("scored twice"))
     score_file(model, source, target)
     assert written(target)[0]["score"] == 0.5
+
+
+def test_rows_that_are_looked_at_move_a_bar(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def bar(items, *, title: str, unit: str):
+        rows = list(items)
+        seen.append((title, len(rows)))
+        return rows
+
+    monkeypatch.setattr(rows_module, "bar", bar)
+    source = tmp_path / "replies.jsonl"
+    source.write_text((json.dumps({"prompt": OPEN, "response": REPLY}) + "\n") * 3, encoding="utf-8")
+    score_file(model, source, tmp_path / "scored.jsonl")
+    assert seen == [("looking at replies.jsonl", 3)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import to_json
 from rewardlab.core.types import Conversation
@@ -183,7 +184,7 @@ def survey(source: Path, *, bare: bool | None, refuse: bool, looks: Sequence[Loo
     num_rows = num_refused = 0
     columns: dict[str, None] = {}
     has_single = has_several = keeps_responses = False
-    for line, row in read_each_row(source):
+    for line, row in bar(read_each_row(source), title=f"looking at {source.name}", unit=" rows"):
         num_rows += 1
         try:
             row = readable(row, f"{source}:{line}", as_json=as_json)
