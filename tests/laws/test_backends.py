@@ -44,7 +44,9 @@ CPU = torch.device("cpu")
 
 
 def attend_obviously(query, key, value, ragged: Ragged, formula: Formula):
-    """What varlen and flash attention promise: each query sees the keys up to its own, counted from the end."""
+    """What varlen and flash attention promise: each query sees the keys up to its own, counted from the end. Both want
+    heads of one width."""
+    assert query.shape[2] == key.shape[2] == value.shape[2]
     grouped = query.shape[1] // key.shape[1]
     outputs = []
     for n in range(len(ragged.query_starts) - 1):

@@ -168,20 +168,14 @@ def varlen(
 ) -> Float[Tensor, "1 H T _"]:
     """Compute by PyTorch's ragged flash attention; shared keys and values are copied for every later reply."""
     assert formula.is_plain  # `unavailable` rules this backend out for models with a soft cap or sinks
-    ragged = layout.ragged(query.device)
-    q, k, v = _ragged_inputs(query, key, value, ragged)
-    output = varlen_kernel(q, k, v, ragged, formula)
-    return output.transpose(0, 1).unsqueeze(0)
+    return _by_ragged(varlen_kernel, query, key, value, layout, formula)
 
 
 def flash(
     query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
 ) -> Float[Tensor, "1 H T _"]:
     """Compute as `varlen` does, by the flash-attn package, which also supports soft-capped logits."""
-    ragged = layout.ragged(query.device)
-    q, k, v = _ragged_inputs(query, key, value, ragged)
-    output = flash_kernel(q, k, v, ragged, formula)
-    return output.transpose(0, 1).unsqueeze(0)
+    return _by_ragged(flash_kernel, query, key, value, layout, formula)
 
 
 def products(
@@ -203,6 +197,8 @@ BACKENDS: Final[dict[str, Backend]] = {
     "varlen": varlen,
     "flash": flash,
 }
+RaggedKernel = Callable[[Tensor, Tensor, Tensor, Ragged, Formula], Tensor]
+"""(queries, keys, values, the ragged sequences, formula) -> output, as `varlen_kernel` takes and gives them"""
 HALF: Final = (torch.float16, torch.bfloat16)
 
 
@@ -245,10 +241,10 @@ def _not_installed(name: str) -> str:
 def varlen_kernel(
     query_T: Float[Tensor, "T H D"],
     key_U: Float[Tensor, "U _ D"],
-    value_U: Float[Tensor, "U _ E"],
+    value_U: Float[Tensor, "U _ D"],
     ragged: Ragged,
     formula: Formula,
-) -> Float[Tensor, "T H E"]:
+) -> Float[Tensor, "T H D"]:
     """Call PyTorch's ragged attention.
 
     The kernel aligns the last query of a sequence with its last key, as flash attention does since version 2.1. So the
@@ -276,10 +272,10 @@ def varlen_kernel(
 def flash_kernel(
     query_T: Float[Tensor, "T H D"],
     key_U: Float[Tensor, "U _ D"],
-    value_U: Float[Tensor, "U _ E"],
+    value_U: Float[Tensor, "U _ D"],
     ragged: Ragged,
     formula: Formula,
-) -> Float[Tensor, "T H E"]:
+) -> Float[Tensor, "T H D"]:
     """Call flash-attn; queries are aligned with the end of their keys, as in `varlen_kernel`."""
     attend: Any = importlib.import_module("flash_attn").flash_attn_varlen_func
     output: Tensor = attend(
@@ -322,6 +318,21 @@ class _Gather(torch.autograd.Function):
         wide = _at_least_float32(gradient)
         total = wide.new_zeros((ctx.num_rows, *gradient.shape[1:]))
         return total.index_add_(0, index, wide).to(gradient.dtype), None
+
+
+def _by_ragged(
+    kernel: RaggedKernel, query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
+) -> Float[Tensor, "1 H T _"]:
+    """Compute by a ragged kernel. It takes heads of one width, so narrower values, as those of latent attention
+    (DeepSeek) are, get columns of zeros, which come out as zeros and are cut off.
+    """
+    ragged = layout.ragged(query.device)
+    q, k, v = _ragged_inputs(query, key, value, ragged)
+    width = v.shape[-1]
+    if width != q.shape[-1]:
+        v = F.pad(v, (0, q.shape[-1] - width))
+    output = kernel(q, k, v, ragged, formula)[..., :width]
+    return output.transpose(0, 1).unsqueeze(0)
 
 
 def _ragged_inputs(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor, Tensor]:

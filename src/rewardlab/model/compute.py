@@ -45,6 +45,10 @@ SPEED_GROUPS: Final = (((50, (12, 14)),) * 4, ((114, (43, 50)),) * 2, ((480, (10
 """Rows with which kernels are timed, as (shared tokens, tokens of each reply): short, of middle length, and long."""
 
 
+Heads = tuple[int, int, int, int]
+"""(query heads, key heads, width of a query's and key's head, width of a value's)"""
+
+
 def choose_compute(
     config: ComputeConfig,
     text_config: Any,
@@ -103,7 +107,7 @@ def _choose_attention(
             name, text_config, device=device, dtype=dtype, train=train
         )
         if not reason and name == "products":
-            ratio = attention_speed(name, *_heads_of(text_config), dtype, train=train)
+            ratio = attention_speed(name, heads_of(text_config), dtype, train=train)
             if ratio >= WORTH_IT:
                 return name, f" ({ratio:.1f} times as fast as segments)"
             reason = f"{ratio:.1f} times as fast as segments"
@@ -121,7 +125,7 @@ def trial(name: str, text_config: Any, *, device: torch.device, dtype: torch.dty
     """
     if name == "segments":
         return ""
-    shape = _heads_of(text_config)
+    shape = heads_of(text_config)
     for formula in formulas_of(text_config, device=device):
         exact = _attend_once("segments", shape, formula, device, torch.float32, train=train)
         plain = _attend_once("segments", shape, formula, device, dtype, train=train)
@@ -135,22 +139,22 @@ def trial(name: str, text_config: Any, *, device: torch.device, dtype: torch.dty
 
 
 def _attend_once(
-    name: str, shape: tuple[int, int, int], formula: Formula, device: torch.device, dtype: torch.dtype, *, train: bool
+    name: str, shape: Heads, formula: Formula, device: torch.device, dtype: torch.dtype, *, train: bool
 ) -> list[Tensor]:
     """Return the output for a small random row in this shape of heads, and if `train` also the gradients of query, key,
     value and, where there are any, sinks.
     """
     leave_out_cudnn(device)
-    heads, grouped, width = shape
+    heads, grouped, width, of_values = shape
     layout = PromptLayout(TRIAL_GROUPS, name)
     draw = torch.Generator().manual_seed(0)
     query, key, value = (
         # Rounded to bfloat16 first, so that every precision starts from the same numbers.
-        torch.randn(1, count, layout.num_tokens, width, generator=draw)
+        torch.randn(1, count, layout.num_tokens, size, generator=draw)
         .bfloat16()
         .to(device, dtype)
         .requires_grad_(train)
-        for count in (heads, grouped, grouped)
+        for count, size in ((heads, width), (grouped, width), (grouped, of_values))
     )
     leaves = [query, key, value]
     if formula.sinks is not None:
@@ -163,28 +167,32 @@ def _attend_once(
     return [output.detach(), *torch.autograd.grad(output, leaves, weights)]
 
 
-def _heads_of(text_config: Any) -> tuple[int, int, int]:
-    """Return (query heads, key heads, width of a head)."""
+def heads_of(text_config: Any) -> Heads:
+    """Return the shape of the heads that layers hand to attention.
+
+    In latent attention (DeepSeek) the two widths differ, and `head_dim` is that of the rotated part alone.
+    """
     heads = text_config.num_attention_heads
     grouped = getattr(text_config, "num_key_value_heads", None) or heads
-    return heads, grouped, getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+    of_heads = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+    width = getattr(text_config, "qk_head_dim", None) or of_heads
+    return heads, grouped, width, getattr(text_config, "v_head_dim", None) or width
 
 
 @cache  # a process that loads many models measures each shape once
-def attention_speed(
-    name: str, heads: int, grouped: int, width: int, dtype: torch.dtype, *, train: bool, repeats: int = 5
-) -> float:
+def attention_speed(name: str, shape: Heads, dtype: torch.dtype, *, train: bool, repeats: int = 5) -> float:
     """Measure how many times as fast as `segments` a backend is on the CPU, with its backward pass if `train`.
 
     Returns the `overall_speed` of SPEED_GROUPS.
     """
+    heads, grouped, width, of_values = shape
     draw = torch.Generator().manual_seed(0)
     ratios = []
     for groups in SPEED_GROUPS:
         num_tokens = PromptLayout(groups).num_tokens
         query, key, value = (
-            torch.randn(1, num_tokens, count, width, generator=draw).to(dtype).transpose(1, 2).requires_grad_(train)
-            for count in (heads, grouped, grouped)
+            torch.randn(1, num_tokens, count, size, generator=draw).to(dtype).transpose(1, 2).requires_grad_(train)
+            for count, size in ((heads, width), (grouped, width), (grouped, of_values))
         )
         best = dict.fromkeys(("segments", name), float("inf"))
         # The two take turns, so that other load on the machine slows both alike. The shortest time is the one with the
