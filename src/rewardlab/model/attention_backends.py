@@ -367,15 +367,17 @@ def _compiled_flex(device_type: str) -> Callable[..., Tensor]:
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, formula: Formula) -> Tensor:
     """Compute attention under a boolean mask, or causal attention if `mask` is None; windows are in the mask."""
     grouped = query.shape[1] != key.shape[1]
+    # On CUDA only flash attention takes fewer key heads than query heads, and neither a mask nor float32. For anything
+    # else PyTorch would write out all logits; with each key head repeated, it has a kernel that does not.
+    if grouped and (query.is_cuda or not formula.is_plain):
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        grouped = False
     if formula.is_plain:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=formula.scale, enable_gqa=grouped
         )
-    # SDPA has neither a soft cap nor sinks, so these logits are written out, with each key head repeated for its query
-    # heads.
-    if grouped:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    # SDPA has neither a soft cap nor sinks, so these logits are written out.
     if mask is None:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     logits = query @ key.transpose(2, 3) * formula.scale_for(query.shape[-1])
