@@ -116,8 +116,10 @@ def _keep_matmuls() -> Any:
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     ]
-    if hasattr(torch.ops.torch_attn, "_varlen_attn"):
-        kept.append(torch.ops.torch_attn._varlen_attn.default)
+    # Those of modules that may not be imported, or packages that may not be installed.
+    for room, name in (("torch_attn", "_varlen_attn"), ("flash_attn", "_flash_attn_varlen_forward")):
+        if hasattr(namespace := getattr(torch.ops, room), name):
+            kept.append(getattr(namespace, name).default)
     make: Any = torch.utils.checkpoint.create_selective_checkpoint_contexts
     return make(kept)
 

@@ -98,6 +98,8 @@ def _choose_attention(
     formula = formulas_of(text_config)[0]
     if wanted != "auto":
         reason = unavailable(wanted, device=device, dtype=dtype, formula=formula, train=train)
+        if not reason and device.type == "cuda" and wanted != "segments":
+            reason = _failure(wanted, text_config, device=device, dtype=dtype, train=train)
         if reason:
             raise ConfigError(f"--attention-backend {wanted}: {reason}. Use auto, or segments, which always works.")
         return wanted, ""
@@ -135,6 +137,18 @@ def trial(name: str, text_config: Any, *, device: torch.device, dtype: torch.dty
             return failed(error)
         if reason := beyond_rounding(("output", "dq", "dk", "dv", "dsinks"), exact, plain, tried):
             return reason if formula.window is None else f"{reason} with a sliding window"
+    return ""
+
+
+def _failure(name: str, text_config: Any, *, device: torch.device, dtype: torch.dtype, train: bool) -> str:
+    """Return the error of a backend that cannot compute in the model's shape, or "". On a GPU kernels refuse some
+    widths of heads, and older devices.
+    """
+    try:
+        for formula in formulas_of(text_config, device=device):
+            _attend_once(name, heads_of(text_config), formula, device, dtype, train=train)
+    except Exception as error:  # of any class: see `failed`
+        return failed(error)
     return ""
 
 

@@ -278,21 +278,44 @@ class HalfWeights:
 
 
 def line_about_others(module: nn.Module) -> str:
-    """Return a line for the log about matrices outside linear layers and embeddings, such as those of fused experts, or
-    "" if there are none. Autocast rounds these to the nearest, whatever rounding the linear layers have.
+    """Return a line for the log about matrices outside linear layers and embeddings, or "" if there are none: joined
+    experts that are multiplied in float32, and what autocast rounds to the nearest, whatever rounding linear layers
+    have.
     """
     known = (*COPYING, *COPYING.values())
-    kept = [layer for layer in module.modules() if type(layer) in known or isinstance(layer, nn.Embedding)]
-    covered = {id(parameter) for layer in kept for parameter in layer.parameters(recurse=False)}
-    matrices = [p for p in module.parameters() if p.ndim >= 2 and p.dtype is torch.float32]
-    others = sum(p.numel() for p in matrices if id(p) not in covered)
-    if not others:
-        return ""
-    share = others / sum(parameter.numel() for parameter in module.parameters())
-    return (
-        f"half precision: {share:.0%} of the weights are in layers of other kinds than nn.Linear. Where they are "
-        f"computed, they are rounded to the nearest, so small updates of them are not seen; --precision fp32 sees them"
-    )
+    total = sum(parameter.numel() for parameter in module.parameters())
+    in_float32 = nearest = 0
+    for layer in module.modules():
+        if type(layer) in known or isinstance(layer, nn.Embedding):
+            continue
+        others = [p for p in layer.parameters(recurse=False) if p.ndim >= 2 and p.dtype is torch.float32]
+        joined = sum(p.numel() for p in others if p.ndim > 2 and _multiplies_as_held(layer))
+        in_float32, nearest = in_float32 + joined, nearest + sum(p.numel() for p in others) - joined
+    said = []
+    if in_float32:
+        said.append(
+            f"{in_float32 / total:.0%} of the weights are joined experts, which transformers multiplies in float32 all "
+            f"the same: exact, but as slow and large as with --precision fp32"
+        )
+    if nearest:
+        said.append(
+            f"{_share(nearest / total)} of the weights are in layers of other kinds than nn.Linear. Where they are "
+            f"computed, they are rounded to the nearest, so small updates of them are not seen; --precision fp32 sees "
+            f"them"
+        )
+    return f"half precision: {'; '.join(said)}" if said else ""
+
+
+def _multiplies_as_held(layer: nn.Module) -> bool:
+    """Return whether a layer of joined experts multiplies all of them at once, which transformers does in the dtype of
+    the weights: autocast does not know that product.
+    """
+    known: Any = getattr(layer, "config", None)
+    return hasattr(layer, "is_transposed") and getattr(known, "_experts_implementation", None) == "grouped_mm"
+
+
+def _share(value: float) -> str:
+    return "less than 1%" if value < 0.01 else f"{value:.0%}"
 
 
 def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
