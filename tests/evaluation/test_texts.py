@@ -91,6 +91,17 @@ def test_the_ceiling_is_the_mean_of_the_better_side_of_the_true_probabilities(da
     assert found.ceiling.n == 20
 
 
+def test_the_ceiling_of_sure_probabilities_stays_a_share(data: Path) -> None:
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["true_probability"] = 0.5 if number == 0 else 1.0
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = find_texts({"test_dataset": [str(data)]}, "test", [], rows_of(data, 20)).ceiling
+    assert found is not None
+    assert (found.value, found.high) == (0.975, 1.0)
+    assert 0.5 <= found.low < 0.975
+
+
 def test_there_is_no_ceiling_where_one_probability_is_missing(data: Path) -> None:
     lines = data.read_text().splitlines()
     lines[4] = json.dumps({name: value for name, value in json.loads(lines[4]).items() if name != "true_probability"})

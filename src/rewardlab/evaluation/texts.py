@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -160,4 +160,7 @@ def _ceiling(prompts: Mapping[Key, str], truths: Mapping[Key, float]) -> Estimat
         return None
     truth_G = np.array([truths[key] for key in prompts])
     best = stats.mean(np.maximum(truth_G, 1 - truth_G), list(prompts.values()))
-    return None if math.isnan(best.value) else best
+    if math.isnan(best.value):
+        return None
+    # Without an interval the limits stay NaN, for these comparisons are then false.
+    return replace(best, low=0.5 if best.low < 0.5 else best.low, high=1.0 if best.high > 1 else best.high)
