@@ -76,7 +76,7 @@ class PackedBatch:
         This is the reference layout, and the one for models that cannot compute packed rows.
         """
         ids_RL = self.padded_rows(self.token_ids_T, pad_token_id)
-        last_R = self.last_when_padded().to(ids_RL.device)
+        last_R = send(self.last_when_padded(), ids_RL.device)
         real_RL = torch.arange(ids_RL.shape[1], device=ids_RL.device) <= last_R[:, None]
         return ids_RL, real_RL, last_R
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common import make_groups, make_model
+from common import make_groups, make_model, set_layout
 from fake_cuda import DEVICE, fake_cuda, run_backward
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
@@ -91,3 +91,13 @@ def test_selective_checkpointing_keeps_what_flash_attn_computed(monkeypatch):
         assert torch.ops.flash_attn._flash_attn_varlen_forward.default in kept
     finally:
         library._destroy()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_rows_make_the_host_wait_for_nothing(dtype):
+    with fake_cuda() as device:
+        model = model_with("segments", dtype)
+        set_layout(model, "padded")
+        device.put(model)
+        run_backward(model(pack(GROUPS).to(DEVICE)).sum())
+        assert device.waits == []

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rewardlab.batch import PackedBatch
+from rewardlab.batch import PackedBatch, send
 from rewardlab.core.errors import ModelError
 from rewardlab.model.attention import LAYOUT_ARGUMENT, leave_out_cudnn
 from rewardlab.model.dropout import Draws
@@ -136,7 +136,7 @@ class RewardModel(nn.Module):
         """Select from hidden states ([1, T, W] packed, [R, L, W] padded) those at the last token of each reply."""
         if self.layout != "padded":
             return hidden[0, batch.read_at_R]
-        last_R = batch.last_when_padded().to(hidden.device)
+        last_R = send(batch.last_when_padded(), hidden.device)
         return hidden[torch.arange(len(last_R), device=hidden.device), last_R]
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
