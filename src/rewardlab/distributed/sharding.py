@@ -59,10 +59,21 @@ process group, and by then the `Parts` that made them may be gone.
 
 
 def device_of_rank() -> torch.device:
-    """Return this process's device: the GPU of its local rank, or the CPU."""
+    """Return this process's device: the GPU of its local rank, or the CPU.
+
+    Raises ConfigError if there are more processes on the machine than GPUs.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+    number, seen = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())), torch.cuda.device_count()
+    # A scheduler may show each process a GPU of its own (Slurm with --gpus-per-task), which is number 0 for all of
+    # them. torchrun shows every process all GPUs.
+    if number >= seen and (seen > 1 or "TORCHELASTIC_RUN_ID" in os.environ):
+        raise ConfigError(
+            f"LOCAL_RANK is {number}, and this process sees {seen} GPU{'s' * (seen > 1)}: start at most as many "
+            f"processes on a machine as it has GPUs."
+        )
+    return torch.device("cuda", number if number < seen else 0)
 
 
 @contextmanager
