@@ -155,6 +155,15 @@ def test_every_script_can_be_run() -> None:
         assert path.read_text(encoding="utf-8").startswith("#!"), path
 
 
+@pytest.mark.parametrize("room", ["gpu", "slurm"])
+def test_the_tests_of_a_machine_have_the_mark_by_which_contributing_runs_them(room: str) -> None:
+    """`-m gpu` would else choose none of them, and end as if there were nothing to test."""
+    files = sorted((ROOT / "tests" / room).glob("test_*.py"))
+    assert files
+    assert f"-m {room}`" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert [path.name for path in files if f"pytest.mark.{room}" not in path.read_text(encoding="utf-8")] == []
+
+
 def test_long_forms_of_tests_have_one_mark_and_no_switch_of_their_own() -> None:
     options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
     marks = [mark.partition(":")[0] for mark in options["markers"]]

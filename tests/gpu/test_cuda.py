@@ -31,7 +31,10 @@ from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 CUDA = torch.device("cuda")
 KERNELS = ["segments", "mask", "varlen", "flash", "flex"]
 

@@ -16,7 +16,10 @@ from rewardlab.model.compute import choose_compute, trial
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.prompt_layout import PromptLayout
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 CUDA = torch.device("cuda")
 SHAPES = {
     "mistral": lambda: MistralConfig(num_attention_heads=32, num_key_value_heads=8, sliding_window=4096),

@@ -22,7 +22,10 @@ from rewardlab.training.monitoring.profiler import StepProfiler
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import RewardTrainerConfig
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 CADENCE = Cadence(num_steps=4, every=2)
 
 
