@@ -143,6 +143,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--profile --profile-steps 5", {"profile": True, "profile_steps": 5}),
     ("--thresholds 0 1.5", {"thresholds": (0.0, 1.5)}),
     ("--batch-timeout-s 7.5", {"batch_timeout_s": 7.5}),
+    ("--rank-timeout-s 90", {"rank_timeout_s": 90.0}),
     ("--resume auto", {"resume": "auto"}),
     ("--resume auto --steps 9 --reschedule", {"resume": "auto", "steps": 9, "reschedule": True}),
     ("--no-checkpoints", {"checkpoints": False}),

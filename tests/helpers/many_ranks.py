@@ -6,6 +6,7 @@ each line of stdin is [function, ranks, folder, how] as JSON, and each line of s
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 import math
 import os
@@ -29,8 +30,7 @@ from rewardlab.core.errors import RewardlabError, RunInterrupted
 from rewardlab.core.pending import Pending
 from rewardlab.core.signals import StopRequests, ending_with_status
 from rewardlab.data.groups import Datasets
-from rewardlab.distributed import meeting
-from rewardlab.distributed import sharding as parallel
+from rewardlab.distributed import meeting, others
 from rewardlab.distributed.ranks import Parallel, Ranks
 from rewardlab.distributed.sharding import joined_ranks, parts_of, share
 from rewardlab.model import lora
@@ -242,7 +242,7 @@ def rehearsal(folder: Path, how: Mapping[str, Any]) -> None:
 
 def crash(folder: Path, how: Mapping[str, Any]) -> None:
     """The last rank fails in the second step, by an error or by dying where it stands."""
-    parallel.GRACE_S = 2.0
+    others.GRACE_S = 2.0
     with joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
         forward = trainer.steps.forward
@@ -262,7 +262,7 @@ def crash(folder: Path, how: Mapping[str, Any]) -> None:
 
 def runs_out_of_memory(folder: Path, how: Mapping[str, Any]) -> None:
     """One rank runs out of memory in its first micro-batch, once."""
-    parallel.GRACE_S = 2.0
+    others.GRACE_S = 2.0
     with joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
         forward, calls = trainer.steps.forward, [0]
@@ -282,7 +282,7 @@ def runs_out_of_memory(folder: Path, how: Mapping[str, Any]) -> None:
 
 def runs_out_of_memory_while_clipping(folder: Path, how: Mapping[str, Any]) -> None:
     """One rank runs out of memory among collectives."""
-    parallel.GRACE_S = 2.0
+    others.GRACE_S = 2.0
     with joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
         if ranks.rank == 1:
@@ -296,12 +296,29 @@ def fail_for_memory(_parameters: Any) -> None:
 
 def stopped_at_once(folder: Path, how: Mapping[str, Any]) -> None:
     """One rank is told to stop outside of training, while the others wait for it."""
-    parallel.GRACE_S = 2.0
+    others.GRACE_S = 2.0
     with ending_with_status(), joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
         if ranks.rank == how["rank"]:
             signal.raise_signal(signal.SIGUSR1)
         trainer.train_step(trainer._planned(0))
+
+
+def hangs(folder: Path, how: Mapping[str, Any]) -> None:
+    """One rank is stopped by a signal, held up in a library, or works until the others have said that they wait."""
+    others.GRACE_S, others.LOOK_EVERY_S, others.SIGN_EVERY, others.TELL_AFTER_S = 0.2, 0.05, 2, 1.0
+    with joined_ranks(timeout_s=2.0) as ranks:
+        ranks.signs.step = 7
+        ranks.wait()
+        if ranks.rank == how["rank"]:
+            if how["by"] == "a signal":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif how["by"] == "a library":
+                ctypes.PyDLL(None).sleep(20)  # keeps all threads of Python from running
+            else:
+                while "has waited for" not in (folder / "said").read_text():
+                    threading.Event().wait(0.05)
+        ranks.wait()
 
 
 def leaves_one_out(folder: Path, how: Mapping[str, Any]) -> None:
@@ -349,6 +366,7 @@ FUNCTIONS = {
         runs_out_of_memory,
         runs_out_of_memory_while_clipping,
         stopped_at_once,
+        hangs,
         leaves_one_out,
         not_finite,
         threads_after,
@@ -391,6 +409,8 @@ def run(name: str, size: int, folder: Path, how: Mapping[str, Any]) -> list[tupl
     ends = []
     while children:
         child, status = os.wait()
+        for other in children.keys() - {child}:
+            os.kill(other, signal.SIGCONT)  # one that `hangs` stopped
         ends.append((children.pop(child), os.waitstatus_to_exitcode(status), time.monotonic() - started))
     return ends
 

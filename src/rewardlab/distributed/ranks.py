@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,28 @@ import torch.distributed as dist
 from torch import nn
 
 Thing = TypeVar("Thing")
+
+
+@dataclass(kw_only=True)
+class Signs:
+    """Where this process is in the run, for the others that may have to wait for it."""
+
+    step: int = 0
+    """The steps done."""
+    calls: int = 0
+    """The collectives begun; all ranks begin the same ones in the same order."""
+    waits: bool = False
+    """Whether the last of them has not ended."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say that a collective begins, and when it has ended."""
+        self.calls += 1
+        self.waits = True
+        try:
+            yield
+        finally:
+            self.waits = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +45,8 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    signs: Signs = field(default_factory=Signs, compare=False)
+    """Where this process is."""
 
     @property
     def is_first(self) -> bool:
@@ -34,7 +59,8 @@ class Ranks:
             return list(numbers)
         # On the CPU, and so through gloo: the numbers are on the host anyway, and float64 keeps counts of tokens exact.
         sums = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(sums)
+        with self.signs.waiting():
+            dist.all_reduce(sums)
         return [float(number) for number in sums]
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
@@ -47,7 +73,8 @@ class Ranks:
         if self.size == 1:
             return [thing]
         things: list[Any] = [None] * self.size
-        dist.all_gather_object(things, thing)
+        with self.signs.waiting():
+            dist.all_gather_object(things, thing)
         return things
 
     def from_first(self, thing: Thing) -> Thing:
@@ -55,7 +82,8 @@ class Ranks:
         if self.size == 1:
             return thing
         things = [thing]
-        dist.broadcast_object_list(things, src=0)
+        with self.signs.waiting():
+            dist.broadcast_object_list(things, src=0)
         return things[0]
 
     def by_first(self, do: Callable[[], Thing]) -> Thing:

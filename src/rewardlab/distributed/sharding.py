@@ -10,11 +10,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import compress
 from typing import Any, Final, Literal
@@ -25,10 +23,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from rewardlab.core.errors import ConfigError, LostRankError, RankError, RunInterrupted
+from rewardlab.core.errors import ConfigError, RunInterrupted
 from rewardlab.core.pending import let_finish
-from rewardlab.core.terminal import visible_message
-from rewardlab.distributed.meeting import lost, meet
+from rewardlab.distributed.meeting import meet
+from rewardlab.distributed.others import Others
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
 from rewardlab.model.half import HalfWeights, RoundedParts
 from rewardlab.model.layers import decoder_layers
@@ -37,12 +35,8 @@ from rewardlab.model.sharded_weights import drop_gathered
 
 logger = logging.getLogger("rewardlab")
 Sharding = Literal["full", "hybrid", "none"]
-FAILED: Final = "rewardlab/failed"
-"""Key in the TCPStore under which the first rank that fails says why."""
-# How often, in seconds, a rank looks whether another one has failed.
-LOOK_EVERY_S: Final = 1.0
-GRACE_S: Final = 10.0
-"""Seconds that a rank has to end by itself once another one has failed; after that its process is ended."""
+TIMEOUT_S: Final = 600.0
+"""Seconds that a rank may give no sign of life."""
 MAX_WAIT: Final = timedelta(hours=1)
 """How long a collective may wait for the slowest rank. Long, because the first rank saves while the others wait."""
 BUCKET_BYTES: Final = 256 << 20
@@ -77,11 +71,14 @@ def device_of_rank() -> torch.device:
 
 
 @contextmanager
-def joined_ranks() -> Iterator[Ranks]:
+def joined_ranks(*, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
     """Join the processes that torchrun started, for the length of a `with` block.
 
+    After `timeout_s` seconds without a sign of life of one, as when it is stopped or its machine hangs, all end.
+
     A process without torchrun's environment variables is alone. An error on one rank ends all of them: the rank that
-    fails tells the others, and those that wait for it in a collective, and so cannot hear it, are ended after GRACE_S.
+    fails tells the others, and those that wait for it in a collective, and so cannot hear it, are ended some seconds
+    later.
     Raises RankError on the ranks that end because of another one, and LostRankError if that one did not say why.
 
     Ranks that end together leave no thread of a process group behind (see `_leave`), as long as nobody outside the
@@ -99,30 +96,26 @@ def joined_ranks() -> Iterator[Ranks]:
     if not ranks.is_first:
         # All ranks log the same lines, so those of the first one are enough; errors of the others are still shown.
         logger.setLevel(logging.ERROR)
-    ended, together = threading.Event(), False
-    # Connected before anything can fail: afterwards the first rank, which serves the store, may be gone.
-    store = _store()
-    watch = threading.Thread(target=_end_with_others, args=(ranks.rank, ended), daemon=True)
-    watch.start()
+    together = False
+    others = Others(ranks, timeout_s=timeout_s)
     try:
         yield ranks
         ranks.wait()
         together = True
     # A request to stop is agreed on between the ranks, so all of them raise it at the same step and leave together.
     except RunInterrupted as stopped:
-        ended.set()
+        others.end()
         ranks.wait()
         together = True
         # The frames of the traceback hold sharded models, which hold process groups that `_leave` has to end.
         traceback.clear_frames(stopped.__traceback__)
         raise
     except BaseException as error:
-        if (instead := _other_cause(store, ranks.rank, error)) is not None:
+        if (instead := others.cause(error)) is not None:
             raise instead from error
         raise
     finally:
-        ended.set()
-        watch.join()
+        others.end()
         logger.setLevel(level)
         # If a rank failed, destroying the process groups could hang: it waits for ranks that may be gone.
         if together:
@@ -144,63 +137,6 @@ def _leave() -> None:
         # PyTorch has no public way to drop the process groups that a mesh keeps.
         getattr(_meshes.pop(), "_pg_registry", {}).clear()
     gc.collect()
-
-
-def _store() -> Any:
-    """Return a new connection to the TCPStore by which the ranks met.
-
-    A connection of its own is needed because a connection serves one call at a time: a call that waits would hold up
-    all others.
-    """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # Typed as Any because torch.distributed does not declare that it exports TCPStore.
-    namespace: Any = dist
-    return namespace.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
-
-
-def _other_cause(store: Any, rank: int, error: BaseException) -> RankError | LostRankError | None:
-    """Tell the other ranks of an error; return the error that says more, because another rank is the cause of this one.
-
-    The first rank to fail keeps its own error, which says most; the others name it as their reason.
-    """
-    gone = lost(error)
-    told = _tell(store, f"rank {rank} failed: {gone or str(error) or type(error).__name__}")
-    if told is not None and not told.startswith(f"rank {rank} "):
-        return RankError(f"this process ended, because {told}")
-    return gone
-
-
-def _tell(store: Any, text: str) -> str | None:
-    """Record `text` as the reason for the failure unless another rank was first; return the reason that stands, or None
-    if the first rank is gone, which serves the store.
-    """
-    with suppress(dist.DistError):
-        # compare_set is atomic, so of several ranks that fail at the same time exactly one is recorded.
-        return str(store.compare_set(FAILED, "", text).decode())
-    return None
-
-
-def _end_with_others(rank: int, ended: threading.Event) -> None:
-    """End this process soon after another rank has failed, whatever it is waiting for.
-
-    Runs in a thread of its own until `ended` is set.
-    """
-    try:
-        store = _store()
-        while not ended.wait(LOOK_EVERY_S):
-            if store.check([FAILED]):
-                text = store.get(FAILED).decode()
-                break
-        else:
-            return
-    except dist.DistError:
-        text = "the first rank is gone"
-    if not ended.wait(GRACE_S):
-        sys.stderr.write(f"error: rank {rank} ended, because {visible_message(text)}\n")
-        sys.stderr.flush()
-        # The main thread may be stuck in a collective that never returns, so neither an exception nor sys.exit would
-        # end it.
-        os._exit(1)
 
 
 class Parts:

@@ -185,7 +185,8 @@ def carry_out(
     """
     stops = StopRequests(max_hours=config.run.max_hours)
     run = config.run.output_dir
-    with KeptEnd(run) as end, told_when_full(run), joined_ranks() as ranks, ExitStack() as held:
+    joined = joined_ranks(timeout_s=config.monitor.rank_timeout_s)
+    with KeptEnd(run) as end, told_when_full(run), joined as ranks, ExitStack() as held:
         result = _train(config, ranks, stops, held, end, given, trial or _Whole(), publish if ranks.is_first else None)
         end.finish()
         if publish is not None and ranks.is_first:

@@ -81,6 +81,7 @@ FREE: Final = (
     "profile_steps",
     "thresholds",
     "batch_timeout_s",
+    "rank_timeout_s",
     "publish_to",
     "publish_every",
     "publish_as",

@@ -100,6 +100,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
 
     def _finish_step(self) -> bool:
         """Do all that is due after a step, in an order that resuming can repeat; return whether training is over."""
+        self.ranks.signs.step = self.step
         last = self.step == self.num_steps
         evaluates = last or self.step % self.eval_every == 0
         if self.log.progress.window and (evaluates or self.step % self.config.log_every == 0):

@@ -310,6 +310,9 @@ class MonitorConfig:
     FNR, TPR), as `rewardlab eval --thresholds` prints them."""
     batch_timeout_s: float = 60.0
     """Seconds to wait for the data of a step before the run ends with an error."""
+    rank_timeout_s: float = 600.0
+    """With several processes, seconds after which one that gives no sign of life (it is stopped, or its machine hangs)
+    ends the run; one that is alive may take longer."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of its range, and for viewers that cannot be combined."""
@@ -325,7 +328,11 @@ class MonitorConfig:
         )
         require(self.batch_timeout_s > 0, f"--batch-timeout-s {self.batch_timeout_s}: must be above 0.")
         require_between(
-            self, gpu_sample_interval_ms=(1, 3_600_000), profile_steps=(1, 10_000), batch_timeout_s=(0, 1_000_000_000)
+            self,
+            gpu_sample_interval_ms=(1, 3_600_000),
+            profile_steps=(1, 10_000),
+            batch_timeout_s=(0, 1_000_000_000),
+            rank_timeout_s=(30, 1_000_000_000),
         )
 
 
