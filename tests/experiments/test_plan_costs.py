@@ -109,3 +109,29 @@ def test_adapters_of_a_large_model_at_the_rate_of_a_small_one_are_told(
 ) -> None:
     _, report = checked(tmp_path, **settings)
     assert ("warning: a: 7 billion weights, and adapters with --lr 5e-05" in report) == told
+
+
+def test_rows_of_a_prompt_that_come_together_are_forecast_with_one_prompt(tmp_path: Path) -> None:
+    prompt, replies = "p" * 400, ["a" * 100, "b" * 100, "c" * 100]
+    rows = [
+        {"prompt": f"{number}{prompt}", "chosen": f"{number}{one}", "rejected": f"{number}{other}"}
+        for one, other in (replies[:2], replies[1:], replies[::2])
+        for number in range(8)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = {"dataset": [str(tmp_path / "pairs.jsonl")], "max_seq_len": 10_000}
+    tokens = {most: checked(tmp_path, rows_per_prompt=most, **data)[0].tokens for most in (1, 2, 3, 16)}
+    alone = tokens[1]
+    assert alone == pytest.approx(10 * 16 * 609 / 4)
+    # Of three rows with 600 characters each, two have three of the replies and one prompt; the third has one more.
+    assert tokens[2] == pytest.approx(alone * (700 + 600) / 1800, rel=0.01)
+    assert tokens[3] == tokens[16] == pytest.approx(alone * 700 / 1800, rel=0.01)
+
+
+def test_steps_of_an_epoch_are_those_of_the_rows_that_are_not_held_out(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{number}", "chosen": "a", "rejected": "b"} for number in range(100)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = {"dataset": [str(tmp_path / "pairs.jsonl")], "steps": None, "batch_size": 16}
+    assert checked(tmp_path, eval_fraction=0.2, epochs=2, **data)[0].steps == 10
+    other = {"eval_dataset": [str(tmp_path / "pairs.jsonl")], "eval_fraction": 0.2, "epochs": 1}
+    assert checked(tmp_path, **other, **data)[0].steps == 7

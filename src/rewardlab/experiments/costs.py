@@ -21,6 +21,7 @@ from rewardlab.data.config import SelectionConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import all_named
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import is_absent
+from rewardlab.data.step_order import steps_per_epoch
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.model.hub import at_revision
 from rewardlab.training.cost.activations import bytes_a_token
@@ -29,6 +30,8 @@ CHARACTERS_A_TOKEN: Final = 4.0
 """Characters of a token of English text, about."""
 SAMPLE: Final = 200
 """Rows whose lengths are looked at."""
+MOST_ROWS: Final = 1_000_000
+"""Rows that are counted."""
 DEFAULT_PAIR: Final = 2 * 300
 """Tokens of a comparison where no data can be looked at."""
 SIZE: Final = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", re.IGNORECASE)
@@ -50,7 +53,7 @@ class Cost:
 
     steps: int | None
     tokens: float | None
-    """Tokens computed in training, each prompt once."""
+    """Tokens computed in training; what rows of a prompt share is computed once for those that come together."""
     weights: float | None
     """Weights of the model."""
     flops: float | None
@@ -72,7 +75,8 @@ def cost_of(run: Run, *, tflops: float | None = None) -> Cost:
     rows, pair, note = _looked_at(settings)
     steps = settings.get("steps")
     if steps is None and rows is not None:
-        steps = max(1, round(rows * float(settings["epochs"]) / int(settings["batch_size"])))
+        trained = rows - round(rows * _held_out(settings))
+        steps = max(1, round(float(settings["epochs"]) * steps_per_epoch(trained, int(settings["batch_size"]))))
     tokens = None if steps is None else steps * float(settings["batch_size"]) * pair
     weights = weights_of(str(settings["model"]))
     if settings.get("cache_states"):
@@ -169,13 +173,15 @@ def _has_test(run: Run) -> bool:
 
 
 def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
-    """Return (rows of the training data, tokens of a comparison, what could not be looked at)."""
+    """Return (rows of the training data, tokens computed for a comparison, what could not be looked at)."""
+    together = _Together(int(settings.get("rows_per_prompt") or 1))
     try:
         lengths, count = [], 0
-        for row in islice(_rows(settings, "train"), 1_000_000):
+        for row in islice(_rows(settings, "train"), MOST_ROWS):
             count += 1
             if count <= SAMPLE:
                 lengths.append(_characters(row))
+            together.add(row)
     except (RewardlabError, OSError) as error:
         limit = settings.get("limit")
         return limit and int(limit), float(DEFAULT_PAIR), f"its data cannot be looked at here ({str(error)[:80]})"
@@ -183,7 +189,39 @@ def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
         count = min(count, int(settings["limit"]))
     most = 2.0 * float(settings["max_seq_len"]) if isinstance(settings.get("max_seq_len"), int) else float("inf")
     mean = sum(min(length / CHARACTERS_A_TOKEN, most) for length in lengths) / max(len(lengths), 1)
-    return count, mean, ""
+    return count, mean * together.share(), ""
+
+
+class _Together:
+    """Which part of its text is computed where up to `most` rows of a prompt come together in a step."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: dict[int, tuple[int, set[int]]] = {}
+        """Prompt -> (rows of its last bundle, their values); hashes, since there may be a million."""
+        self._all = self._computed = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        if self._most == 1:
+            return
+        texts = {hash(text): len(text) for text in (json.dumps(value, default=str) for value in row.values())}
+        prompt = hash(json.dumps(row.get("prompt"), default=str))
+        size, seen = self._open.get(prompt, (0, set()))
+        if is_absent(row.get("prompt")) or size == self._most:
+            size, seen = 0, set()
+        self._open[prompt] = (size + 1, seen | texts.keys())
+        self._all += sum(texts.values())
+        self._computed += sum(length for text, length in texts.items() if text not in seen)
+
+    def share(self) -> float:
+        """Return the part; 1 where each row is drawn by itself."""
+        return self._computed / self._all if self._all else 1.0
+
+
+def _held_out(settings: Mapping[str, Any]) -> float:
+    """Return the share of the training data that chooses the checkpoint instead, where no other data do."""
+    named = settings.get("eval_dataset") or settings.get("eval_split")
+    return 0.0 if named else float(settings.get("eval_fraction") or 0.0)
 
 
 def prompts_of(settings: Mapping[str, Any], purpose: str) -> Iterator[str]:
