@@ -23,12 +23,17 @@ seeds: [0, 1]
 
 
 def done(
-    folder: Path, arms: str, *, signs: dict[str, str] | None = None, gaps: dict[str, float] | None = None
+    folder: Path,
+    arms: str,
+    *,
+    signs: dict[str, str] | None = None,
+    gaps: dict[str, float] | None = None,
+    ends: dict[str, int] | None = None,
 ) -> Summary:
     study = frozen_study(folder, f"{HEAD}arms: {arms}\n")
     for run in study.runs:
         sign, gap = (signs or {}).get(run.arm, ""), (gaps or {}).get(run.arm, 0.02)
-        do(study, run, train_by_hand(run.arm, 0.7, sign=sign, gap=gap))
+        do(study, run, train_by_hand(run.arm, 0.7, sign=sign, gap=gap, last_step=(ends or {}).get(run.arm, 400)))
     return summarise(open_study(study.folder))
 
 
@@ -45,7 +50,7 @@ def test_a_control_is_neither_advised_nor_a_setting_that_matters(tmp_path: Path)
 
 def test_what_another_arm_showed_is_told_in_place_of_an_advice(tmp_path: Path) -> None:
     arms = "{plain: {}, stops: {early_stopping_patience: 3}}"
-    found = done(tmp_path, arms, gaps={"plain": 0.3})
+    found = done(tmp_path, arms, gaps={"plain": 0.3}, ends={"stops": 300})
     (gap,) = [one.do for one in found.advice if one.because.startswith("gap above")]
     assert gap.startswith("Arms of this study have tried what mends a large gap; go on from them: stops (")
     assert "early_stopping_patience 3): gap 0.0" in gap
@@ -59,6 +64,28 @@ def test_what_was_tried_in_vain_is_named_with_the_advice(tmp_path: Path) -> None
     assert "Try fewer --epochs" in said.do
     assert said.do.endswith("Tried in this study, and not enough: slow (lr 1e-07).")
     assert said.because == "warning sign overfitting: plain (2 of 2 runs), slow (2 of 2 runs)"
+
+
+def test_early_stopping_that_stopped_no_run_has_shown_nothing(tmp_path: Path) -> None:
+    arms = "{plain: {}, patient: {early_stopping_patience: 30}}"
+    found = done(tmp_path / "other", arms, gaps={"plain": 0.3})
+    (gap,) = [one.do for one in found.advice if one.because.startswith("gap above")]
+    assert gap.startswith("Less of everything")
+    assert "patient" not in gap
+
+    found = done(tmp_path / "own", arms, gaps={"plain": 0.02, "patient": 0.3})
+    (gap,) = [one.do for one in found.advice if one.because.startswith("gap above")]
+    assert gap.endswith("when it overfits). --early-stopping-patience stopped no run of patient (30).")
+
+
+def test_what_all_arms_have_is_not_advised_as_new(tmp_path: Path) -> None:
+    """The arm from which the others depart has tried what is turned on in it."""
+    arms = "{plain: {early_stopping_patience: 2, score_regularization_lambda: 0.1}}"
+    found = done(tmp_path, arms, gaps={"plain": 0.3}, ends={"plain": 300})
+    (gap,) = [one.do for one in found.advice if one.because.startswith("gap above")]
+    assert gap.endswith(
+        "Tried in this study, and not enough: plain (early_stopping_patience 2, score_regularization_lambda 0.1)."
+    )
 
 
 def test_a_last_checkpoint_that_did_not_beat_the_untrained_model_is_not_called_the_best(tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ class Outcome:
         model = self.record.model
         return None if model is None else _step_of(self.record)
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run ended before the last step of its settings."""
+        planned = self.record.num_steps
+        return planned is not None and self.record.step < planned
+
     def rows(self, on: str) -> list[ScoreRow]:
         """Return score rows. Raises DataError if there are none, or they do not match their checksum."""
         judged = self.record.evaluations.get(EVALUATION[on])

@@ -20,7 +20,7 @@ from rewardlab.experiments.reporting.history import Progress, by_arm
 from rewardlab.experiments.reporting.hypotheses import Judged
 from rewardlab.experiments.reporting.numbers import Cell, interval
 from rewardlab.experiments.reporting.sensitivity import Sensitivity
-from rewardlab.experiments.reporting.tried import Settings, advised, controls, named
+from rewardlab.experiments.reporting.tried import PATIENCE, Settings, advised, controls, idle_patience, named
 
 LARGE_GAP: Final = 0.10
 """Accuracy on training minus validation rows from which on a model learns by heart."""
@@ -53,7 +53,9 @@ def advice_of(
     """
     spoilt = controls(settings)
     healthy = replace(arms, rows=tuple(row for row in arms.rows if row.arm not in spoilt))
-    found = _Study(arms=healthy, settings=settings, base=base)
+    idle = idle_patience(settings, {row.arm: row.stopped for row in healthy.rows if row.seeds})
+    settings = {arm: {**own, PATIENCE: None} if arm in idle else own for arm, own in settings.items()}
+    found = _Study(arms=healthy, settings=settings, base=base, idle=idle)
     return (
         *_unfinished(progress),
         *_gates(gates),
@@ -87,9 +89,14 @@ class _Study:
     arms: Arms
     settings: Settings
     base: str
+    idle: Mapping[str, int]
+    """Arms whose early stopping stopped no run -> their patience; their settings are here without it."""
 
     def advised(self, do: str, concerned: Sequence[str], others: Mapping[str, str], shown: str) -> str:
-        return advised(do, self.settings, base=self.base, concerned=concerned, others=others, shown=shown)
+        told = advised(do, self.settings, base=self.base, concerned=concerned, others=others, shown=shown)
+        flag = f"--{PATIENCE.replace('_', '-')}"
+        vain = [f"{arm} ({self.idle[arm]})" for arm in concerned if arm in self.idle] if flag in told else []
+        return f"{told} {flag} stopped no run of {named(vain)}." if vain else told
 
 
 def _unfinished(progress: Progress) -> Iterator[Advice]:

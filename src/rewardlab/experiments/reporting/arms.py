@@ -57,6 +57,8 @@ class ArmRow:
     """Those of `last` that have validation data, on which no checkpoint beat the untrained model."""
     data: str
     """Data by which it was judged: comparisons and prompts, or why that is not known."""
+    stopped: int = 0
+    """Runs that ended before the last step of their settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,7 @@ def _row(study: Study, reader: Reader, arm: str, columns: tuple[Column, ...], co
         last=len(last),
         unbeaten=sum("selection" in record.evaluations for record in last),
         data="; ".join(dict.fromkeys(_data(reader, arm))) or "no run is done",
+        stopped=sum(outcome.stopped_early for outcome in done),
     )
 
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)")
+TURNED_ON: Final = re.compile(r"--([a-z][a-z0-9-]*) [0-9]")
+"""A flag with a value that is not its default: an arm that has any has tried it."""
+PATIENCE: Final = "early_stopping_patience"
 MOST_NAMED: Final = 4
 """Most arms that a rule names; of the others it says how many there are."""
 Settings = Mapping[str, Mapping[str, Any]]
@@ -31,7 +34,7 @@ def advised(
     `others` are arms that the advice does not concern -> what they showed. `base` is the arm from which the others
     depart, and `shown` names what is wrong with those concerned.
     """
-    flags = [flag.replace("-", "_") for flag in FLAG.findall(do)]
+    flags, on = ([flag.replace("-", "_") for flag in form.findall(do)] for form in (FLAG, TURNED_ON))
     there = [
         f"{arm} ({said}): {showed}"
         for arm, showed in others.items()
@@ -42,7 +45,7 @@ def advised(
     vain = [
         f"{arm} ({said})"
         for arm in concerned
-        if (said := _apart(flags, settings.get(arm, {}), [settings.get(base, {})]))
+        if (said := _apart(flags, own := settings.get(arm, {}), [_without(on, settings.get(base, {}), own)]))
     ]
     return f"{do} Tried in this study, and not enough: {named(vain)}." if vain else do
 
@@ -50,6 +53,20 @@ def advised(
 def controls(settings: Settings) -> frozenset[str]:
     """Return the arms that are trained on data which were spoilt on purpose: what is wrong with them is their point."""
     return frozenset(arm for arm, own in settings.items() if (own.get("diagnostic_mode") or "none") != "none")
+
+
+def idle_patience(settings: Settings, stopped: Mapping[str, int]) -> dict[str, int]:
+    """Return arms with early stopping that stopped none of their runs -> their patience: it changed nothing there.
+
+    `stopped` maps arms with finished runs to how many of these ended before their last step.
+    """
+    own = {arm: settings.get(arm, {}).get(PATIENCE) for arm, number in stopped.items() if not number}
+    return {arm: int(patience) for arm, patience in own.items() if patience is not None}
+
+
+def _without(names: Sequence[str], base: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of the base with all off that an arm has turned on."""
+    return {**base, **{name: None for name in names if own.get(name)}}
 
 
 def _apart(flags: Sequence[str], own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
