@@ -284,6 +284,23 @@ def test_a_fall_that_could_not_be_seen_is_undecided() -> None:
     )
 
 
+def test_a_band_that_the_picture_cuts_is_said_to_go_on(tmp_path: Path) -> None:
+    """An axis makes room for limits only as far as the line stays readable."""
+    told, noise = set(), np.random.default_rng(5).normal(size=(30, 16)).tolist()
+    planted(tmp_path, bend=0.3, prompts=30)
+    for sees_gold in (True, False):
+        if not sees_gold:
+            for proxy in ("good", "bad"):
+                (tmp_path / f"in-{proxy}.json").write_text(json.dumps(noise), encoding="utf-8")
+        result = curve(config_of(tmp_path))
+        for chart in charts_of(result, result.sets[0]):
+            heights = [y for area in chart.bands for _, y in area.outline]
+            is_cut = min(heights) < chart.y.low - 1e-9 or max(heights) > chart.y.high + 1e-9
+            assert ("reaches the upper or lower edge goes on beyond it" in chart.words) == is_cut
+            told.add(is_cut)
+    assert told == {True, False}
+
+
 # --- sizes -----------------------------------------------------------------------------------------------------
 
 

@@ -238,6 +238,14 @@ def band(series: int, limits: Iterable[tuple[float, float, float]], *, null: boo
     return Band(series=series % NUM_SERIES, outline=tuple(outline), null=null)
 
 
+def cut_bands(heights: Axis, bands: Iterable[Band | None]) -> str:
+    """Return the sentence that a chart owes where its axis ends before a band does; empty if every band is whole."""
+    ends = [y for area in bands if area is not None for _, y in area.outline]
+    slack = 1e-9 * (heights.high - heights.low)
+    whole = all(heights.low - slack <= end <= heights.high + slack for end in ends)
+    return "" if whole else " A band that reaches the upper or lower edge goes on beyond it."
+
+
 def _thinned(points: Sequence[Point]) -> list[Point]:
     """Return at most about MOST_POINTS points: the lowest and the highest of each stretch, in order."""
     if len(points) <= MOST_POINTS:

@@ -11,7 +11,7 @@ from rewardlab.analysis.overoptimisation import KL_LABEL, Overoptimisation
 from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.run import PromptSet, Result
 from rewardlab.gold.curving.words import interval, number, sizes
-from rewardlab.report.charts import NUM_SERIES, Axis, Chart, Dot, Rule, axis, band, line
+from rewardlab.report.charts import NUM_SERIES, Axis, Chart, Dot, Rule, axis, band, cut_bands, line
 
 MOST_BANDS: Final = 3
 """Most lines of a chart that get bands; more would hide each other."""
@@ -83,7 +83,9 @@ def _chart(
     dots = [_peak(series, one, estimates[series], xs) for series, one in enumerate(curves) if gain is gold_of]
     rules = _doubt(curves[0], enough, place)
     shown = len(curves) <= MOST_BANDS
-    said = "Bands are 95% intervals, by prompt." if shown else "Intervals are in the table."
+    heights = axis(label, _heights(estimates, with_limits=shown), include=(0.0,))
+    cut = cut_bands(heights, bands)
+    said = f"Bands are 95% intervals, by prompt.{cut}" if shown else "Intervals are in the table."
     return Chart(
         title=title,
         words=" ".join(_words(name, row, most) for name, row in zip(names, estimates, strict=True))
@@ -92,7 +94,7 @@ def _chart(
         + " The horizontal dotted line marks no gain."
         + (DOUBT.format(enough=enough) if rules else ""),
         x=_sizes(most) if by_size else axis(KL_LABEL, xs, include=(0.0,)),
-        y=axis(label, _heights(estimates, with_limits=shown), include=(0.0,)),
+        y=heights,
         lines=tuple(
             line(series, [(x, own.value) for x, own in zip(xs, row, strict=True)])
             for series, row in enumerate(estimates)

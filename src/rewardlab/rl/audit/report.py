@@ -14,7 +14,7 @@ from rewardlab.core.files import provenance
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.report import document
-from rewardlab.report.charts import Axis, Chart, Rule, axis, band, line
+from rewardlab.report.charts import Axis, Chart, Rule, axis, band, cut_bands, line
 from rewardlab.report.document import Block, Charts, Document, Facts, Paragraph, Section
 from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 from rewardlab.rl.audit.changes import Pair
@@ -238,15 +238,16 @@ def _judged_chart(audit: Audit, place: int) -> Chart | None:
             Rule(axis="x", at=float(judged.starts[pair.later]), label="to"),
         ]
     title = "Reward and evidence" + (f", reward model {place + 1}" if len(audit.parts) > 1 else "")
+    heights = axis("standard deviations", _heights(part.curves), include=(0.0,))
+    bands = [band(number, _limits(curve)) for number, curve in enumerate(part.curves)]
+    said = f"Bands are 95% intervals.{cut_bands(heights, bands)} {UNIT}"
     return Chart(
         title=title,
-        words=" ".join(_words(curve) for curve in part.curves) + f" Bands are 95% intervals. {UNIT}",
+        words=f"{' '.join(_words(curve) for curve in part.curves)} {said}",
         x=_steps(part),
-        y=axis("standard deviations", _heights(part.curves), include=(0.0,)),
+        y=heights,
         lines=tuple(line(number, _points(curve)) for number, curve in enumerate(part.curves)),
-        bands=tuple(
-            area for number, curve in enumerate(part.curves) if (area := band(number, _limits(curve))) is not None
-        ),
+        bands=tuple(area for area in bands if area is not None),
         rules=(Rule(axis="y", at=0.0), *rules),
         legend=tuple((number, curve.name) for number, curve in enumerate(part.curves)),
     )
@@ -254,13 +255,13 @@ def _judged_chart(audit: Audit, place: int) -> Chart | None:
 
 def _shown_charts(part: Part, several: bool) -> Iterator[Chart]:
     for curve in part.shown:
-        area = band(0, _limits(curve))
+        area, heights = band(0, _limits(curve)), axis(curve.name, _heights([curve]))
         own = f" (reward model {part.digest or 'without a name'})" if several else ""
         yield Chart(
             title=f"{curve.name[0].upper()}{curve.name[1:]}{own}",
-            words=_words(curve),
+            words=f"{_words(curve)}{cut_bands(heights, [area])}",
             x=_steps(part),
-            y=axis(curve.name, _heights([curve])),
+            y=heights,
             lines=(line(0, _points(curve)),),
             bands=() if area is None else (area,),
         )
