@@ -63,6 +63,24 @@ def test_nobody_is_told_to_start_a_run_that_slurm_has_queued_again(tmp_path: Pat
     assert "again" not in told
 
 
+def test_a_job_that_ended_before_its_run_began_is_told(tmp_path: Path) -> None:
+    """The environment of a job may fail before the run writes a record, so that it would wait for ever."""
+    study = frozen_study(tmp_path)
+    first, second, third = study.runs[:3]
+    do_all(study, [third])
+    ended = {
+        first.name: JobState(job="7_0", state="FAILED", detail="1:0", is_queued=False),
+        second.name: JobState(job="7_1", state="PENDING", is_queued=True),
+        third.name: JobState(job="7_2", state="COMPLETED", detail="0:0", is_queued=False),
+    }
+    found = status_of(study, Queue(runs=ended, others={}))
+    assert (found.exit_status, found.runs[0].state) == (2, "waiting")
+    *_, told, where = text_report(found).splitlines()
+    assert told == f"{first.name}: waiting: it did not begin. Slurm says of job 7_0: FAILED: 1:0"
+    assert where.startswith(f"What jobs printed is in {study.folder}/slurm/logs; `rewardlab plan submit ")
+    assert text_report(found).count("did not begin") == 1
+
+
 def test_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:
     study = replace(frozen_study(tmp_path), folder=Path("studies/half done"))
     assert study.word == "'studies/half done'"

@@ -39,6 +39,8 @@ class RunStatus:
     """Seconds from begin to end, of a run that was done in one go."""
     signs: tuple[str, ...] = ()
     """Names of warning signs."""
+    job_ended: bool = False
+    """Whether it has not begun, and its job in Slurm has ended, so that nothing will begin it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,10 @@ def _status(study: Study, run: Run, queued: JobState | None) -> RunStatus:
     if record.state in ("waiting", "interrupted") and queued is not None and queued.is_queued:
         # Nobody has to start it again: what the record advises does not hold.
         state, message = f"{state} ({queued.words})", message if state == "waiting" else ""
+    if record.state == "waiting" and not record.values and queued is not None and not queued.is_queued:
+        # The shell of the job, its environment or a node failed before the run could say anything.
+        message = f"it did not begin. Slurm says of job {queued.job}: {queued.words}"
+        return RunStatus(run=run, state=state, message=message, job_ended=True)
     if record.state == "waiting":
         return RunStatus(run=run, state=state, message=message)
     try:
@@ -149,7 +155,7 @@ def _seconds(record: RunRecord) -> float | None:
 def text_report(status: Status) -> str:
     """Return the state of a study for a terminal."""
     counts = Counter(one.state.partition(" ")[0] for one in status.runs)
-    told = ", ".join(f"{format_count(counts[state])} {state}" for state in ORDER if counts[state])
+    states_told = ", ".join(f"{format_count(counts[state])} {state}" for state in ORDER if counts[state])
     left = status.seconds_left
     ending = "" if not left else f"; about {_duration(left)} left" if math.isfinite(left) else ""
     rows = []
@@ -171,10 +177,12 @@ def text_report(status: Status) -> str:
         )
     lines = [
         "",
-        f"{status.study.plan.title}: {told} of {number_of(len(status.runs), 'run')}{ending}",
+        f"{status.study.plan.title}: {states_told} of {number_of(len(status.runs), 'run')}{ending}",
         text_table(("phase", "arm", "done", "others", "steps", "warning signs"), rows),
     ]
     failed = [one for one in status.runs if one.state in {"interrupted", *TO_MEND} and one.message]
+    # Behind a gate that is closed, Slurm has taken the jobs out of the queue.
+    unbegun = [] if status.closed else [one for one in status.runs if one.job_ended]
     if study_left := status.study.not_drawn:
         lines += ["", f"{study_left} trials of a search by Optuna are not drawn yet, and have no runs so far."]
     lines += [
@@ -183,7 +191,13 @@ def text_report(status: Status) -> str:
         for gate in status.closed
     ]
     lines += [f"Slurm: {problem}" for problem in status.problems]
-    lines += ["", *(f"{one.run.name}: {one.state}: {one.message}" for one in failed)] if failed else []
+    told = [*failed, *unbegun]
+    lines += ["", *(f"{one.run.name}: {one.state}: {one.message}" for one in told)] if told else []
+    if unbegun:
+        where = status.study.plan.slurm.get("log_folder") or f"{status.study.folder}/slurm/logs"
+        lines.append(
+            f"What jobs printed is in {where}; `rewardlab plan submit {status.study.word}` submits them again."
+        )
     # `rewardlab train` speaks of its own flag, which a study does not have.
     if any("--resume" in one.message for one in failed):
         word = status.study.word
