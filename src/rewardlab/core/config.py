@@ -26,7 +26,7 @@ from rewardlab.core.config_file import read_config_file
 from rewardlab.core.earlier_names import renamed
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_json
-from rewardlab.core.other_names import ALSO_CALLED, SETTLED, VALUES_ALSO_CALLED
+from rewardlab.core.other_names import ALSO_CALLED, REMARKS, SETTLED, VALUES_ALSO_CALLED
 from rewardlab.core.terminal import brief, short
 
 Config = TypeVar("Config")
@@ -197,7 +197,8 @@ def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = M
         return f" {settled}"
     names = list(known)
     if also.get(name) in names:
-        return f" Did you mean {also[name]!r}?"
+        remark = REMARKS.get(name.removeprefix("--").replace("-", "_"))
+        return f" Did you mean {also[name]!r}?{f' {remark}' if remark else ''}"
     # The dashes of flags do not count: they would make any two short ones similar.
     own, shown = name.removeprefix("--"), {each.removeprefix("--"): each for each in names}
     nearest = difflib.get_close_matches(own, shown, n=1)

@@ -16,6 +16,7 @@ from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.template_files import WORDS, shown
 from rewardlab.training.settings.config import FULL_LR, HEAD_LR, LORA_LR, RewardTrainerConfig
+from rewardlab.training.settings.other_files import require_no_other_trainer
 from rewardlab.training.settings.presets import fill, preset_of
 from rewardlab.training.settings.trl_file import flag, is_trl_file, num_ranks, show, translate
 from rewardlab.training.settings.trl_keys import KEYS
@@ -78,9 +79,11 @@ class Conventions:
         """Return the values of a file by our names.
 
         A file is TRL's if it has a key that only TRL has, which then implies `compat: trl`. Raises ConfigError for what
-        cannot be translated, and for a file that mixes TRL's names with ours and does not say `compat: trl`.
+        cannot be translated, for a file of another trainer, and for one that mixes TRL's names with ours and does not
+        say `compat: trl`.
         """
         self.preset_in_file = values.get("preset")
+        require_no_other_trainer(values, OURS, where)
         if not is_trl_file(values, OURS):
             return dict(values)
         own = [key for key in values if key in OURS and key not in KEYS]
