@@ -11,6 +11,7 @@ import pytest
 
 from command_line import refusal, short_run, write_rows
 from rewardlab.cli import main
+from rewardlab.curation.files import reading, writing
 
 
 @pytest.fixture
@@ -95,3 +96,20 @@ def test_a_run_writes_down_the_shares_it_trained_on(base_model: Path, capsys: py
     data = json.loads(Path("run/manifest.json").read_text())["data"]
     assert [one["rows"] for one in data["weights"]["train"]["datasets"]] == [20, 20]
     assert json.loads(Path("run/config.json").read_text())["dataset"] == ["a.jsonl:0.5", "b.jsonl:0.5"]
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("words", ["convert a.jsonl --output", "mix a.jsonl --output", "split a.jsonl --output-dir"])
+def test_a_place_where_nothing_can_be_written_is_told_before_data_are_read(words, monkeypatch, capsys) -> None:
+    Path("closed").mkdir()
+    monkeypatch.setattr(writing.os, "access", lambda folder, _: folder != Path("closed").absolute())
+    monkeypatch.setattr(reading, "open_units", lambda *_: pytest.fail("read"))
+    tool, name, flag = words.split()
+    output = "closed/new/sides" if tool == "split" else "closed/new/out.jsonl"
+    more = ("--fractions", "train=0.5", "test=0.5") if tool == "split" else ()
+    said = refusal(capsys, "data", tool, name, flag, output, *more)
+    assert said.startswith(
+        f"cannot write to {Path('closed').absolute()} (Permission denied). Choose another place with"
+    )
+    assert f"with {flag}, or make" in said
+    assert not list(Path("closed").iterdir())

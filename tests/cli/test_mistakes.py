@@ -167,7 +167,10 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(flags, pairs_file, tm
             FileNotFoundError(errno.ENOENT, "No such file or directory", "run/.metrics.csv.tmp-7"),
             "run/.metrics.csv.tmp-7: No such file or directory. If run was there before, it has been moved or deleted.",
         ),
-        (PermissionError(errno.EACCES, "Permission denied", "a\nb"), r"a\nb: Permission denied. What was saved before"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "a\nb"),
+            r"a\nb: Permission denied. Let this user read and",
+        ),
         (OSError("torn"), "torn. What was saved before is still there."),
     ],
 )

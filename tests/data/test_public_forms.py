@@ -72,6 +72,10 @@ class TestScoresOfBothSides:
             (turned,) = preference({**scored, rejected: 9, "label": 0}, strength_as="margin").comparisons
             assert (turned.label, turned.margin) == (0.0, 1.0)
             assert cause({**scored, "label": 0}, strength_as="margin") == "bad_strength"
+            # A tie prefers no side, so that both orders of its scores mean the same.
+            for worse in (3, 13):
+                (tie,) = preference({**scored, rejected: worse, "label": 0.5}, strength_as="weight").comparisons
+                assert (tie.label, tie.weight) == (0.5, 5.0)
             # More than any strength may be is none, and no reason to lose the pair.
             assert preference({**scored, chosen: 1e16}).comparisons[0].strength is None
             assert cause({**scored, chosen: 1e16}, strength_as="margin") == "bad_strength"

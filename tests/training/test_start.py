@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from transformers import AutoConfig
 
 from common import make_groups
 from rewardlab.core.errors import ModelError
 from rewardlab.data.groups import Datasets
+from rewardlab.model import hub
 from rewardlab.model.config import looks_local
 from rewardlab.model.load import read_config
 from rewardlab.training.notices import idle_notices, unjudged_notices
@@ -113,6 +116,20 @@ def test_names_of_a_hub_are_sought_there(tmp_path, monkeypatch):
     (tmp_path / "Qwen").mkdir()
     for name in ("gpt2", "Qwen/Qwen2.5-0.5B", "owner/name"):
         assert not looks_local(name)
+
+
+def test_it_is_said_once_that_a_model_is_looked_for_on_the_hub(log, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hub.say_sought.cache_clear()
+    monkeypatch.setattr(AutoConfig, "from_pretrained", Mock(side_effect=OSError("no network")))
+    for _ in range(2):
+        with pytest.raises(ModelError, match="no model at 'owner/name': no network Give a hub name"):
+            read_config("owner/name")
+    (tmp_path / "here").mkdir()
+    with pytest.raises(ModelError, match="no model at 'here'"):
+        read_config("here")
+    (line,) = [line for line in log.messages if "hub" in line]
+    assert line.startswith("model owner/name: there is no such folder here, so it is looked for on the Hugging Face hub")
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from typing import Final
 from rewardlab.core.terminal import visible
 
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class RewardlabError(ValueError):
@@ -127,5 +128,7 @@ def words_of(error: OSError) -> str:
     said = f"{'' if name is None else f'{visible(name)}: '}{error.strerror or error}"
     if error.errno == errno.ENOENT and name is not None:
         return f"{said}. If {visible(str(Path(name).parent))} was there before, it has been moved or deleted."
+    if error.errno in NOT_ALLOWED and name is not None:
+        return f"{said}. Let this user read and write there, or name another place."
     remedy = " Make room there, or write to another disk." if error.errno in NO_ROOM else ""
     return f"{said}.{remedy} What was saved before is still there."

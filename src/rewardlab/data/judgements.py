@@ -111,7 +111,7 @@ def make_pair(
             f"(words with --map-label), and rename it if it is not",
         )
     label = read_number(row, "label", "bad_label", high=1.0)
-    row = _with_difference(row, rules.reading, sign=-1 if label is not None and label < 0.5 else 1)
+    row = _with_difference(row, rules.reading, label=1.0 if label is None else label)
     comparison = make_comparison(0, 1, 1.0 if label is None else label, row, rules.reading)
     if isinstance(who := row.get("annotator"), (str, int)) and not is_absent(who):
         comparison = replace(comparison, annotator=read_name(who))
@@ -122,17 +122,21 @@ def make_pair(
     return ParsedRow(preference=preference, label=label)
 
 
-def _with_difference(row: Row, reading: ReadingConfig, *, sign: int) -> Row:
+def _with_difference(row: Row, reading: ReadingConfig, *, label: float) -> Row:
     """Return a row without a strength, but with a score of each side, with their difference as the strength.
 
-    It is taken towards the preferred side: `sign` is -1 where the label prefers `rejected`. Scores that contradict the
-    choice give no strength, and are an error of the row only where a strength is asked for.
+    It is taken towards the side that the label prefers; of a tie, which prefers none, its size is taken. Scores that
+    contradict the choice give no strength, and are an error of the row only where a strength is asked for.
     """
     names = next((pair for pair in SCORES if not any(is_absent(row.get(name)) for name in pair)), None)
     if names is None or not is_absent(row.get("strength")):
         return row
     chosen, rejected = (row[name] for name in names)
-    difference = sign * (to_float(chosen) - to_float(rejected))
+    difference = to_float(chosen) - to_float(rejected)
+    if label == 0.5:
+        difference = abs(difference)
+    elif label < 0.5:
+        difference = -difference
     fits = 0 <= difference <= LARGEST
     if not fits and reading.strength_as != "none":
         raise UnusableRowError(

@@ -6,13 +6,16 @@ without a revision is left to transformers, which takes the newest state of the 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ModelError
 
+logger = logging.getLogger("rewardlab")
 NAME: Final = r"[\w-][\w.-]*"
 REVISION: Final = r"@(?P<revision>[\w./-]+)"
 AT_REVISION: Final = re.compile(rf"(?P<repository>{NAME}(?:/{NAME})?){REVISION}")
@@ -22,6 +25,15 @@ CODE: Final = "*.py"
 """Code that comes with a model, which runs with --trust-remote-code alone."""
 NESTED: Final = ("*/*.safetensors", "*/*.bin")
 """Files that are never fetched: weights in the subfolders of a model are other copies of it."""
+
+
+@cache
+def say_sought(name: str) -> None:
+    """Say, once, that a model is looked for on the hub if it is no folder: without a network that takes a minute."""
+    if not Path(name).exists():
+        logger.info(
+            "model %s: there is no such folder here, so it is looked for on the Hugging Face hub, or in its cache", name
+        )
 
 
 def at_revision(name: str) -> tuple[str, str] | None:

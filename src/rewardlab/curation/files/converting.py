@@ -34,6 +34,7 @@ from rewardlab.curation.files.writing import (
     own_columns,
     pair_columns,
     require_output,
+    require_place,
     writing,
 )
 from rewardlab.curation.rows import ReadRow
@@ -72,6 +73,7 @@ def convert(config: ConvertConfig) -> Converted:
     config.require_named("convert")
     readings = open_all(config, config.dataset, config.seed)
     require_output(config.output, [path for one in readings for path in one.files], overwrite=config.overwrite)
+    require_place(config.output, "--output")
     pairs = _pairs_of(config)
     counts = PairCounts()
     joined = JoinCounts()

@@ -15,7 +15,15 @@ from rewardlab.core.files import write_json
 from rewardlab.curation.files.config import MixConfig
 from rewardlab.curation.files.converting import lines_again
 from rewardlab.curation.files.reading import Numbers, Reading, as_mask, count_rows, crew_of, manifest, nothing, open_all
-from rewardlab.curation.files.writing import RowFile, facts_of, manifest_beside, own_columns, require_output, writing
+from rewardlab.curation.files.writing import (
+    RowFile,
+    facts_of,
+    manifest_beside,
+    own_columns,
+    require_output,
+    require_place,
+    writing,
+)
 from rewardlab.data.judgements import seeded_generator
 from rewardlab.data.weights import Weighted, counts_by_share, report_shares, shares_in_words, split_weights
 from rewardlab.data.workers import Crew
@@ -45,6 +53,7 @@ def mix(config: MixConfig) -> Mixed:
     weighted = split_weights(config.dataset, "DATASET")
     readings = open_all(config, config.dataset if weighted is None else weighted.names, config.seed)
     require_output(config.output, [path for one in readings for path in one.files], overwrite=config.overwrite)
+    require_place(config.output, "--output")
     with crew_of(config) as crew:
         for reading in readings:
             count_rows(reading, nothing, crew)

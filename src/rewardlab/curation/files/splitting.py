@@ -33,6 +33,7 @@ from rewardlab.curation.files.writing import (
     own_columns,
     require_output,
     require_output_folder,
+    require_place,
     writing,
 )
 from rewardlab.data.splits import count_shared
@@ -83,6 +84,7 @@ def _require_folder(config: SplitConfig, inputs: Sequence[Path]) -> None:
     """Raise ConfigError for a folder that holds files that this tool did not write, or that it reads."""
     require_output(config.output_dir / f"train.{config.ending}", (), overwrite=True)
     require_output_folder(config.output_dir, inputs, tool=TOOL, what="splits", overwrite=config.overwrite)
+    require_place(config.output_dir, "--output-dir")
 
 
 # --- files ---------------------------------------------------------------------------------------------------

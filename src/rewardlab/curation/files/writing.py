@@ -115,6 +115,18 @@ def require_output_folder(folder: Path, inputs: Iterable[Path], *, tool: str, wh
         )
 
 
+def require_place(path: Path, flag: str) -> None:
+    """Raise ConfigError, naming `flag`, if the folder in which `path` would be made lets nothing be written.
+
+    Called before any data are read. It makes no folder, so that none is left where the data cannot be read.
+    """
+    above = next((folder for folder in path.absolute().parents if folder.exists()), path.absolute())
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"cannot write to {above} (Permission denied). Choose another place with {flag}, or make this one writable."
+        )
+
+
 def _own_files(folder: Path, tool: str) -> set[str]:
     """Return the names of the files that an earlier call of a tool wrote into a folder, by its manifest."""
     told = _told_by(folder / MANIFEST)
