@@ -244,15 +244,24 @@ class TestOutputs:
         assert not (tmp_path / "out.jsonl").exists()
         assert manifest.is_dir() or manifest.is_symlink() or manifest.read_text() == there
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+    @pytest.mark.parametrize(
+        ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)], ids=str
+    )
     def test_a_signal_leaves_nothing_behind(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        number: signal.Signals,
+        status: int,
     ) -> None:
         path = write(tmp_path / "in.jsonl", [pair(0)])
         monkeypatch.setattr(RowFile, "write", lambda *_: signal.raise_signal(number))
         with pytest.raises(SystemExit) as ended:
             main(["data", "convert", str(path), "--output", str(tmp_path / "out.jsonl")])
-        assert ended.value.code == 130
+        assert ended.value.code == status
+        begins = "interrupted" if status == 130 else f"stopped by {number.name}. The same command begins anew."
+        assert capsys.readouterr().err.strip() == begins
         assert [one.name for one in tmp_path.iterdir()] == ["in.jsonl"]
 
     def test_a_file_that_changes_while_it_is_read_is_an_error(

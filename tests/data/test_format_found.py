@@ -159,6 +159,37 @@ def test_a_margin_or_weight_that_nothing_reads_is_told(tmp_path: Path, caplog: p
     assert "is not read" not in caplog.text
 
 
+def test_counts_name_what_makes_one_preference(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="rewardlab")
+    rated = [{"prompt": "Why?", "response": f"a{n}", "clarity": n} for n in range(3)]
+    long = [{"pair_id": 1, "role": role, "prompt": "Why?", "text": role} for role in ("chosen", "rejected")]
+    for name, rows, flags, counted in (
+        ("rated", rated, {"attributes": ("clarity=1",)}, "1 prompt"),
+        ("long", long, {}, "1 pair"),
+        ("posts", JUDGED, {"shp": "kwise"}, "1 post"),
+        ("each", JUDGED, {}, "4 rows"),
+    ):
+        prepared(write(tmp_path / f"{name}.jsonl", rows), tmp_path, **flags)
+        assert f"prepared: {name}[all rows]: {counted} in" in caplog.text
+
+
+def test_a_column_that_changes_what_is_before_the_reply_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = {"prompt": "Why?", "chosen": "a", "rejected": "b"}
+
+    def told(**more: Any) -> list[str]:
+        caplog.clear()
+        prepared(write(tmp_path / "rows.jsonl", [row | more]), tmp_path)
+        return [record.getMessage() for record in caplog.records if "is not read" in record.getMessage()]
+
+    (line,) = told(chat_template_kwargs={"enable_thinking": False})
+    assert "the column chat_template_kwargs is not read; --template-arguments NAME=VALUE gives" in line
+    (line,) = told(system_prompt="Be brief.")
+    assert "the column system_prompt is not read; where it is called system, it becomes the first turn." in line
+    assert not told(chat_template_kwargs={}, system_prompt=" ", system_message=None, system="Be brief.")
+
+
 def test_the_first_row_is_the_one_that_reading_kept_whatever_comes_before_its_other_half(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from rewardlab.data.reading import log_source
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.data.templates import build_renderer
 from rewardlab.training.settings.config import RewardTrainerConfig
+
+PAIR = {"prompt": "Why?", "chosen": "a", "rejected": "b"}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,19 @@ def test_a_format_of_which_only_the_prompt_is_there_is_no_nearer_than_pairs(colu
     assert re.match("pairs lacks|whole conversations or HH transcripts lacks", said)
     assert "Nectar" not in said
     assert nearest(["prompt", "answers_"], ["answers"]).startswith("Nectar, answers with ranks lacks 'answers'; ")
+
+
+@pytest.mark.parametrize("wrapped", [{"data": [PAIR] * 2}, {"version": "1", "data": [PAIR]}, {"data": PAIR, "id": "3"}])
+def test_columns_inside_another_are_told(wrapped: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(wrapped), encoding="utf-8")
+    with pytest.raises(DataError, match=r"The columns of pairs are inside 'data': make what is in it the rows\."):
+        load(tmp_path / "a.json")
+
+
+def test_an_ending_in_capitals_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [PAIR]).rename(tmp_path / "A.JSONL")
+    with pytest.raises(DataError, match=r"unknown extension.* written in small letters: rename it\."):
+        load(tmp_path / "A.JSONL")
 
 
 def test_columns_that_look_like_nothing_get_no_hint(tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ def evaluate(arguments: Sequence[str]) -> None:
     from rewardlab.report.judged import judged_blocks
 
     judged = judge_folders(config)
+    from rewardlab.data.formats import unit_of
+
     reports = dict.fromkeys(
-        f"{report.name}[{report.split}]: {report.rows_read} {plural(report.rows_read, 'row')} read, "
+        f"{report.name}[{report.split}]: {report.rows_read} {plural(report.rows_read, unit_of(report.format))} read, "
         f"{report.kept} kept, "
         f"dropped {dict(report.dropped) or 'none'}"
         for one in judged.models.values()

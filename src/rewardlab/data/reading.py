@@ -26,7 +26,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.config import Control, ReadingConfig
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.finding import Source
-from rewardlab.data.formats import Schema
+from rewardlab.data.formats import Schema, unit_of
 from rewardlab.data.formats.kwise import RATED, ULTRAFEEDBACK
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST
 from rewardlab.data.groups import Part
@@ -56,6 +56,13 @@ UNREAD: Final[Mapping[str, str]] = {
     "weight": "where the column is called strength, --strength-as weight weights the loss with it",
 }
 """Column that others weigh or shift the loss by -> how to have that here."""
+_AS_SYSTEM: Final = "where it is called system, it becomes the first turn"
+UNREAD_TEXTS: Final[Mapping[str, str]] = {
+    "chat_template_kwargs": "--template-arguments NAME=VALUE gives the chat template the same ones for all rows",
+    "system_prompt": _AS_SYSTEM,
+    "system_message": _AS_SYSTEM,
+}
+"""Column by which others change what is before the reply -> how to have that here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +150,7 @@ def idle_flags(reading: ReadingConfig, formats: Sequence[str]) -> list[str]:
 
 
 def unread_columns(source: Source, reading: ReadingConfig) -> list[str]:
-    """Return a line for each number in the first row that other trainers use and this run does not.
+    """Return a line for each column of the first row that other trainers use and this run does not.
 
     Datasets of the hub are not looked at: to open them once more may take long.
     """
@@ -152,11 +159,20 @@ def unread_columns(source: Source, reading: ReadingConfig) -> list[str]:
     row = next((row for _, row in read_source(source) if not isinstance(row, UnreadRow)), {})
     # Comparisons that are written out have weights and margins of their own.
     unread = () if "comparisons" in row else UNREAD.items()
-    return [
-        f"the column {name} is not read; {remedy}."
+    said = [
+        (name, remedy)
         for name, remedy in unread
         if math.isfinite(to_float(row.get(name))) and name not in (reading.margin_column, reading.strength_as)
     ]
+    named = reading.own_columns.values()
+    said += [
+        (name, remedy)
+        for name, remedy in UNREAD_TEXTS.items()
+        if isinstance(value := row.get(name), (str, Mapping))
+        and (value if isinstance(value, Mapping) else value.strip())
+        and name not in named
+    ]
+    return [f"the column {name} is not read; {remedy}." for name, remedy in said]
 
 
 def log_source(report: SourceReport) -> None:
@@ -167,7 +183,7 @@ def log_source(report: SourceReport) -> None:
         report.name,
         report.split,
         report.rows_read,
-        plural(report.rows_read, "row"),
+        plural(report.rows_read, unit_of(report.format)),
         report.kept,
         dropped,
     )
@@ -251,7 +267,8 @@ def _prepare(
         _log_first_row(source, tally.first)
     if source.is_on_hub:
         report = replace(report, hub=_hub_facts(source, rules.reading, limit))
-    _log_preparation(source, made, report.rows_read, len(chosen), seconds)
+    counted = f"{report.rows_read} {plural(report.rows_read, unit_of(report.format))}"
+    _log_preparation(source, made, counted, len(chosen), seconds)
     report.require_usable(source.label, rules.reading.max_drop_fraction)
     preparation = {"name": source.name, "from_cache": not made, "seconds": round(seconds, 3)}
     return _Done(store=store, numbers=numbers, report=report, preparation=preparation)
@@ -301,11 +318,10 @@ def _cache_folder(setting: str) -> Path | None:
     return cache_folder(os.environ) / "tokens" if setting == "auto" else Path(setting).expanduser().absolute()
 
 
-def _log_preparation(source: Source, made: bool, num_rows: int, num_used: int, seconds: float) -> None:
+def _log_preparation(source: Source, made: bool, counted: str, num_used: int, seconds: float) -> None:
     name = f"{source.name}[{source.split}]"
     if made:
         rate = num_used / max(seconds, 1e-9)
-        rows = plural(num_rows, "row")
-        logger.info("prepared: %s: %d %s in %.1f s, %.0f preferences/s", name, num_rows, rows, seconds, rate)
+        logger.info("prepared: %s: %s in %.1f s, %.0f preferences/s", name, counted, seconds, rate)
     else:
         logger.info("prepared: %s: read from cache in %.1f s", name, seconds)

@@ -44,6 +44,8 @@ def how_to_read(path: Path) -> str:
     """Return what to do with a file that has no ending of those that are read, as a sentence."""
     if is_saved(path.parent):
         return f"It is a part of a dataset that was saved: name its folder, {path.parent}."
+    if extension_of(path.with_name(path.name.lower())):
+        return "Endings are written in small letters: rename it."
     packed = next((ending for ending in PACKED if path.name.endswith(ending)), None)
     if packed is None:
         return "Convert it to one of these."

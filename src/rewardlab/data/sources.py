@@ -24,7 +24,7 @@ from rewardlab.core.terminal import plural
 from rewardlab.core.types import Preference
 from rewardlab.data.cells import has_json_text
 from rewardlab.data.finding import Source, find_sources
-from rewardlab.data.formats import Schema, read_rows, recognise_rows
+from rewardlab.data.formats import Schema, read_rows, recognise_rows, unit_of
 from rewardlab.data.formats.mapping import mapped
 from rewardlab.data.formats.shown import described_in_brief
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST, draw_of_post, passes_filter
@@ -49,7 +49,7 @@ class SourceReport:
     name: str
     split: str
     rows_read: int
-    """Number of rows; in long-form data, of pairs (groups of rows with one `pair_id`)."""
+    """Number of rows; where several rows make one preference, of their pairs, prompts or posts."""
     kept: int
     """Rows that became preferences, before the limit."""
     dropped: Mapping[str, int]
@@ -113,15 +113,15 @@ class SourceReport:
             f"  {cause}: {count} ({CAUSES[cause]}), for example " + "; ".join(self.examples[cause])
             for cause, count in self.dropped.items()
         )
+        unit = unit_of(self.format)
         if not self.kept:
-            none = plural(self.rows_read, "the only row cannot", f"none of the {self.rows_read} rows can")
+            none = plural(self.rows_read, f"the only {unit} cannot", f"none of the {self.rows_read} {unit}s can")
             raise DataError(f"{label}: {none} be used:\n{causes}\nFix the data, or the flags that the causes name.")
         wanted = self.rows_read - sum(self.dropped.get(cause, 0) for cause in FILTERS)
         dropped = wanted - self.kept
-        share = dropped / wanted
-        if share > max_drop_fraction:
+        if (share := dropped / wanted) > max_drop_fraction:
             raise DataError(
-                f"{label}: {dropped} of {wanted} {plural(wanted, 'row')} cannot be used, a share of {share:.3f}, "
+                f"{label}: {dropped} of {wanted} {plural(wanted, unit)} cannot be used, a share of {share:.3f}, "
                 f"and at most {max_drop_fraction:g} is allowed:\n{causes}\n"
                 f"Fix the data, or allow it with --max-drop-fraction {math.ceil(share * 100) / 100:g}."
             )

@@ -29,7 +29,7 @@ NESTED: Final = ("*/*.safetensors", "*/*.bin")
 
 @cache
 def say_sought(name: str) -> None:
-    """Say, once, that a model is looked for on the hub if it is no folder: without a network that takes a minute."""
+    """Say, once, that a model which is in no folder is looked for on the hub: without a network that takes a minute."""
     if not Path(name).exists():
         logger.info(
             "model %s: there is no such folder here, so it is looked for on the Hugging Face hub, or in its cache", name

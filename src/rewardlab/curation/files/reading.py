@@ -22,6 +22,7 @@ from rewardlab.curation.config import RowsConfig
 from rewardlab.curation.rewriting import files_of
 from rewardlab.curation.rows import ReadRow, map_rows
 from rewardlab.data.finding import Source, find_sources
+from rewardlab.data.formats import unit_of
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import fingerprint
@@ -83,7 +84,7 @@ class Reading:
         report.require_usable(self.source.label, self.rules.reading.max_drop_fraction)
         dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
         logger.info("data: %s: format: %s", self.source.label, report.format)
-        rows = plural(report.rows_read, "row")
+        rows = plural(report.rows_read, unit_of(report.format))
         told = (self.source.label, report.rows_read, rows, report.kept, dropped)
         logger.info("data: %s: %d %s read, %d kept, dropped: %s", *told)
 

@@ -6,7 +6,15 @@ first. The other modules hold the readers, one a family.
 
 from __future__ import annotations
 
-from rewardlab.data.formats.known import SCHEMAS, meant_column, nearest, recognise, recognise_rows, schema_named
+from rewardlab.data.formats.known import (
+    SCHEMAS,
+    meant_column,
+    nearest,
+    recognise,
+    recognise_rows,
+    schema_named,
+    unit_of,
+)
 from rewardlab.data.formats.plain import LONG_FORM
 from rewardlab.data.formats.reading import read_rows
 from rewardlab.data.formats.schema import Schema
@@ -23,4 +31,5 @@ __all__ = [
     "recognise",
     "recognise_rows",
     "schema_named",
+    "unit_of",
 ]

@@ -94,6 +94,8 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
     near = {name: meant for name, meant in near.items() if list(near.values()).count(meant) == 1}
     hint = f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant." if near else ""
     found = ", ".join(map(repr, names)) or "(none)"
+    if inside := _inside(columns):
+        hint = f" The columns of {inside[1]} are inside {inside[0]!r}: make what is in it the rows."
     if rated := _rating(columns, reading.attribute_weights):
         named = "" if "response" in columns else " --response-column completion"
         # A rank is better the smaller it is.
@@ -106,6 +108,16 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
         f"--rejected-column, --response-column, or --responses-column and --scores-column. docs/formats.md has all "
         f"formats."
     )
+
+
+def _inside(row: Iterable[str] | Row) -> tuple[str, str] | None:
+    """Return (a column that holds the columns of a format, the format), as where a file wraps its rows into an object;
+    None if there is none."""
+    for name, value in row.items() if isinstance(row, Mapping) else ():
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        if isinstance(first, Mapping) and (fitting := next((one for one in SCHEMAS if one.fits(first)), None)):
+            return name, fitting.name
+    return None
 
 
 def _rating(row: Iterable[str] | Row, asked: Collection[str]) -> str | None:
@@ -140,6 +152,12 @@ def recognise_rows(row: Row, place: str, reading: ReadingConfig) -> Schema:
 def schema_named(name: str, reading: ReadingConfig) -> Schema:
     """Return the schema of this name, as the flags have it read."""
     return next(known for schema in SCHEMAS if (known := _as_read(schema, reading)).name == name)
+
+
+def unit_of(label: str) -> str:
+    """Return what is counted of data in a format, by its name or `label`: rows, or what several rows make together."""
+    known = (SHP_BY_POST, *SCHEMAS)  # the longer name first
+    return next((one.unit for one in known if label == one.name or label.startswith(f"{one.name}, ")), "row")
 
 
 def _as_read(schema: Schema, reading: ReadingConfig) -> Schema:

@@ -201,4 +201,5 @@ RATED = Schema(
     read=_read_rated,
     group_by=("prompt",),
     join=_join_rated,
+    unit="prompt",
 )

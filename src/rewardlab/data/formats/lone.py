@@ -114,6 +114,7 @@ UNPAIRED = Schema(
     read=_read,
     key=_key,
     join=_join,
+    unit="prompt",
 )
 UNPAIRED_CONVERSATIONS = Schema(
     name="unpaired conversations, good or bad",
@@ -122,6 +123,7 @@ UNPAIRED_CONVERSATIONS = Schema(
     read=_read,
     key=_key,
     join=_join,
+    unit="prompt",
 )
 
 

@@ -196,6 +196,7 @@ LONG_FORM = Schema(
     read=_read_long_form,
     group_by=("pair_id",),
     join=_join_pair,
+    unit="pair",
 )
 PAIRS = Schema(name="pairs", needed=COLUMNS, nullable=("prompt",), read=_read_pair)
 WHOLE = Schema(name="whole conversations or HH transcripts", needed=("chosen", "rejected"), read=read_implicit)

@@ -149,4 +149,5 @@ SHP_BY_POST = Schema(
     read=_read_post,
     group_by=("post_id", "history"),
     join=_join_post,
+    unit="post",
 )
