@@ -168,7 +168,8 @@ def test_a_file_that_cannot_be_used_is_named_with_key_and_value(tmp_path, name, 
 def test_a_file_that_is_not_there_is_named(tmp_path, name, capsys):
     path = tmp_path / name
     said = refusal(capsys, "train", *BASE, "--config", path)
-    assert said == f"--config {path}: no such file. Give a YAML or TOML file with the names of the flags.\n"
+    what = "is a folder" if name == "." else "no such file"
+    assert said == f"--config {path}: {what}. Give a YAML or TOML file with the names of the flags.\n"
 
 
 def test_other_commands_read_files_too(tmp_path, capsys):

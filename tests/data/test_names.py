@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from pathlib import Path
@@ -93,6 +94,16 @@ class TestNames:
             write(tmp_path / f"part{k}.jsonl", [pair(0)])
         with pytest.raises(DataError, match=r"train\.\*.*part0\.jsonl.*and 2 more"):
             load(tmp_path)
+
+    @pytest.mark.parametrize("behind", ["#100", ":train", "[:10]", ":nan"])
+    def test_what_stands_behind_a_file_that_is_there_is_told(self, tmp_path: Path, behind: str) -> None:
+        path = write(tmp_path / "pairs.jsonl", [pair(0)])
+        with pytest.raises(
+            DataError, match=rf"is there, and '{re.escape(behind)}' is no part of its name\. Name .*alone"
+        ):
+            load(f"{path}{behind}")
+        with pytest.raises(DataError, match="no such file"):
+            load(f"{tmp_path}/other.jsonl{behind}")
 
     def test_an_unknown_extension_is_an_error_with_the_known_ones(self, tmp_path: Path) -> None:
         (tmp_path / "pairs.txt").write_text("a")

@@ -22,7 +22,8 @@ def read_config_file(path: Path, *, given_by: str = "--config") -> dict[str, obj
     appears twice.
     """
     if not path.is_file():
-        raise ConfigError(f"{given_by} {path}: no such file. Give a YAML or TOML file with the names of the flags.")
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise ConfigError(f"{given_by} {path}: {what}. Give a YAML or TOML file with the names of the flags.")
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ConfigError(
             f"{given_by} {path}: has {size:,} bytes; a file of settings has at most {MOST_BYTES:,}. Is it the right "

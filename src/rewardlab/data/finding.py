@@ -163,6 +163,11 @@ def _find_local(name: str, split: str) -> _Found | None:
             f"dataset {name!r}: {weight} is a weight. Weights are for several training datasets (--dataset of train "
             f"and probe) and for data mix; here, name {base} alone."
         )
+    if (cut := re.search(r"[:#[].*", name)) and cut.start() and _is_local(base := name[: cut.start()], split):
+        raise DataError(
+            f"dataset {name!r}: {base} is there, and {cut[0]!r} is no part of its name. Name {base} alone: --limit "
+            f"takes some of its rows, and a split of a folder is named by --hf-split."
+        )
     near = _near_files(path)
     if _is_path_like(name, path) or near or _unread_file(path, split):
         raise _missing(name, path, split, near)

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from rewardlab.core.errors import DataError
@@ -56,6 +57,7 @@ def load_hub(name: str, split: str, *, streaming: bool = False) -> Any:
     datasets = import_optional(
         "datasets", f"dataset {name!r} is not a local file or folder, and reading it from the hub"
     )
+    _say_sought(name)
     options: dict[str, object] = {"revision": hub_name.revision} if hub_name.revision else {}
     options |= {"streaming": True} if streaming else {}
     wanted = (hub_name.repository, hub_name.configuration)
@@ -69,6 +71,14 @@ def load_hub(name: str, split: str, *, streaming: bool = False) -> Any:
             f"dataset {name!r}, split {split!r}: no local file or folder, and the hub did not give it "
             f"({type(error).__name__}: {one_line(error)}). Check name, split and network, or give a local path."
         ) from error
+
+
+@cache
+def _say_sought(name: str) -> None:
+    """Say, once, that a dataset is looked for on the hub: without a network that takes most of a minute."""
+    logger.info(
+        "dataset %s: there is no such file here, so it is looked for on the Hugging Face hub, or in its cache", name
+    )
 
 
 def _converted(datasets: Any, name: str, wanted: tuple[str, str | None], script: Exception, **options: object) -> Any:

@@ -27,8 +27,8 @@ from rewardlab.core.errors import ModelError
 from rewardlab.core.files import cache_folder, read_json, sha256_file, write_json
 from rewardlab.core.folders import replacing_folder
 from rewardlab.core.types import Log
-from rewardlab.model.config import BUILTIN_NAMES, SMOLLM2, misspelt_builtin
-from rewardlab.model.hub import at_revision, fetch
+from rewardlab.model.config import BUILTIN_NAMES, SMOLLM2, looks_local, misspelt_builtin
+from rewardlab.model.hub import at_revision, fetch, say_sought
 
 # The version goes up when the conversion changes, so that a folder of an earlier conversion is not taken for this one.
 FOLDER_NAME: Final = f"{SMOLLM2}-v1"
@@ -57,6 +57,8 @@ def resolve_model_name(name: str, log: Log) -> str:
         raise ModelError(said)
     if name.lower() not in BUILTIN_NAMES:
         asked = at_revision(name)
+        if not looks_local(name):
+            say_sought(name)
         return name if asked is None else str(_fetched(name, *asked))
     target = cache_folder(os.environ) / "models" / FOLDER_NAME
     if is_complete(target):

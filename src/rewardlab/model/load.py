@@ -36,7 +36,6 @@ from rewardlab.model.config import (
 )
 from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_counts, told
 from rewardlab.model.half import line_about_others
-from rewardlab.model.hub import say_sought
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
 from rewardlab.model.quantization import loading_options, prepare_quantized
@@ -81,7 +80,6 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
         raise ModelError(_adapters_alone(Path(name)))
     if (own := Path(name) / CONFIG).is_file():
         require_counts(read_object(own, DAMAGED_BASE), where=str(own))
-    say_sought(name)
     with told(name, f"its {CONFIG} cannot be read"):
         try:
             return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
