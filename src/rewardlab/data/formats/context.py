@@ -51,7 +51,7 @@ def read_asked(row: Row, rules: Rules) -> Asked:
     if rules.reading.joins_input:
         value = with_input(value, row.get("input"))
     own = read_prompt(value, bare=rules.bare)
-    return Asked(prompt=with_system(with_history(own, row), row), own=own, after=rules.before_reply(value))
+    return Asked(prompt=with_context(own, row), own=own, after=rules.before_reply(value))
 
 
 def prompt_of_conversation(prompt: object, replies: Sequence[object]) -> object:
@@ -99,6 +99,14 @@ def with_input(instruction: object, given: object) -> object:
     if not isinstance(instruction, str) or not isinstance(given, str):
         raise UnusableRowError("bad_roles", f"instruction and input are {show([instruction, given])}, wanted texts")
     return f"{instruction}\n{given}" if instruction else given
+
+
+def with_context(prompt: Conversation, row: Row) -> Conversation:
+    """Return the prompt after the turns of the row's `system` and `history`, unless it has them already.
+
+    Raises UnusableRowError for columns that do not fit it.
+    """
+    return with_system(with_history(prompt, row), row)
 
 
 def with_system(prompt: Conversation, row: Row) -> Conversation:

@@ -12,6 +12,8 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import to_json
 from rewardlab.core.types import Conversation
 from rewardlab.data.chat import to_messages
+from rewardlab.data.formats.context import COLUMNS as CONTEXT
+from rewardlab.data.formats.context import with_context
 from rewardlab.data.prompts import prompt_turns, reply_text
 from rewardlab.data.readers import holds_lines, read_each_row
 from rewardlab.data.rows import UnusableRowError, has_tools, is_absent, media_of, show
@@ -103,17 +105,29 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
             turns = to_messages(row["messages"])
             if not turns or turns[-1].role != "assistant":
                 raise DataError(f"{where}: a conversation must end with an assistant turn, the reply to be scored.")
-            return Asked(turns[:-1], (turns[-1].content,))
+            return Asked(with_context(turns[:-1], row), (turns[-1].content,))
         replies = row["responses"] if given[0] == "responses" else [row["response"]]
         if not isinstance(replies, list):
             raise TypeError(f"responses is of type {type(replies).__name__}, not a list")
         if not replies:
             raise TypeError("responses is an empty list")
-        return Asked(_prompt(row["prompt"], bare=bare), tuple(map(reply_text, replies)))
+        return _after_context(Asked(_prompt(row["prompt"], bare=bare), tuple(map(reply_text, replies))), row, bare=bare)
     except UnusableRowError as error:
         raise DataError(f"{where}: cannot be scored ({error.detail}). {WANTED}") from error
     except (RenderError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: cannot be scored ({error}). {WANTED}") from error
+
+
+def _after_context(asked: Asked, row: Mapping[str, Any], *, bare: bool | None) -> Asked:
+    """Return what is asked with the turns of the row's `system` and `history` before its prompt, as in training.
+
+    Raises UnusableRowError if these do not fit the prompt.
+    """
+    if all(is_absent(row.get(name)) for name in CONTEXT):
+        return asked
+    turns, parsed = prompt_turns(asked.prompt, bare=bool(bare))
+    replies = tuple(reply.strip() for reply in asked.replies) if parsed else asked.replies
+    return Asked(with_context(turns, row), replies)
 
 
 def _require_text_alone(row: Mapping[str, Any], where: str) -> None:
