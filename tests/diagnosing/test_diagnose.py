@@ -155,12 +155,13 @@ def test_rows_of_several_replies_and_test_data_are_diagnosed_too(tmp_path, base_
 
 
 def test_trained_controls_of_a_replaced_base_model_are_not_taken_for_its_own(tmp_path, base_model):
-    from rewardlab.diagnosing.run import BEGUN, _claim
+    from rewardlab.diagnosing.run import BEGUN, RUNS, _claim
 
     model = Path(shutil.copytree(base_model, tmp_path / "model"))
     pairs, folder = write_long(tmp_path / "long.jsonl"), tmp_path / "found"
     config = DiagnoseConfig.of(train=True, model=str(model), dataset=(str(pairs),), output_dir=folder)
     _claim(config)
+    (folder / RUNS).mkdir()
     (model / "README.md").write_text("words about the model")
     _claim(config)
     assert (folder / BEGUN).is_file()
@@ -252,4 +253,26 @@ def test_controls_of_another_template_under_the_same_name_are_not_taken_for_its_
         template.write_text(text, encoding="utf-8")
         with pytest.raises((DataError, ConfigError), match=said):
             diagnose(config)
+        (tmp_path / "found" / run.FOUND).write_text("{}", encoding="utf-8")
     assert seen == ["{{ messages }}"]
+
+
+def test_a_command_that_failed_at_its_start_may_be_corrected_in_the_same_folder(tmp_path, base_model, monkeypatch):
+    from rewardlab.diagnosing import run
+
+    tried = []
+
+    def told(config):
+        tried.append(config.data.rendering.max_seq_len)
+        raise ConfigError("--max-seq-len is above the positions of this model")
+
+    monkeypatch.setattr(run, "compute_states", told)
+    pairs = write_long(tmp_path / "long.jsonl")
+    for limit in (1024, 128):
+        with pytest.raises(ConfigError, match="above the positions"):
+            diagnose(
+                DiagnoseConfig.of(
+                    model=str(base_model), dataset=(str(pairs),), output_dir=tmp_path / "found", max_seq_len=limit
+                )
+            )
+    assert tried == [1024, 128]

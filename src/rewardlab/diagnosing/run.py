@@ -93,7 +93,10 @@ def _diagnosis(
 
 
 def _claim(config: DiagnoseConfig, given: Collection[str] = ()) -> None:
-    """Make the output folder ready. Raises ConfigError if it holds anything but the results of this configuration."""
+    """Make the output folder ready. Raises ConfigError if it holds anything but the results of this configuration.
+
+    A call that failed before it found anything leaves its configuration alone, which nothing depends on.
+    """
     folder = config.run.output_dir
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--output-dir {folder}: is a file. Name a folder.")
@@ -101,15 +104,15 @@ def _claim(config: DiagnoseConfig, given: Collection[str] = ()) -> None:
     if inside and BEGUN not in inside:
         raise ConfigError(f"--output-dir {folder}: holds files that diagnose did not write. Name another folder.")
     wanted = _identity(config, given)
-    if inside and _begun(folder / BEGUN) != wanted:
+    kept = [name for name in (FOUND, PAGE, RUNS) if name in inside]
+    if kept and _begun(folder / BEGUN) != wanted:
         if not config.run.overwrite:
             raise ConfigError(
                 f"--output-dir {folder}: holds the controls of another configuration, or of other data or model "
                 f"files. Name another folder, or replace them with --overwrite."
             )
-        for name in (FOUND, PAGE, RUNS):
-            if (folder / name).exists():
-                remove(folder / name)
+        for name in kept:
+            remove(folder / name)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / BEGUN, {"config": to_mapping(config), "identity": wanted})
 

@@ -118,7 +118,9 @@ def _above_baselines(record: Record, against: AgainstBaselines | None) -> Check:
     }
     if not rivals:
         return Check(
-            question=question, answer="not known", numbers="No baselines beside this evaluation (--baselines)."
+            question=question,
+            answer="not known",
+            numbers="No baselines beside this evaluation; rewardlab train and probe fit them (--baselines).",
         )
     said = ", ".join(f"{name} {shown(estimate)}" for name, estimate in rivals.items())
     if against is not None and against.pairs.keys() == rivals.keys():
