@@ -128,3 +128,26 @@ def test_the_log_in_the_readme_is_from_the_log_of_the_quickstart() -> None:
 
 def test_the_picture_of_speed_is_drawn_from_the_records() -> None:
     assert module_at(DOCS / "pictures" / "speed.py").draw() == read("pictures/speed.svg")
+
+
+def pages_that(page: str) -> set[str]:
+    """The pages of docs/ to which a page of docs/ links."""
+    here = DOCS / page
+    targets = (target.partition("#")[0] for target, _ in LINK.findall(prose(here.read_text(encoding="utf-8"))))
+    found = ((here.parent / target).resolve() for target in targets if target.endswith(".md") and ":" not in target)
+    return {path.relative_to(DOCS).as_posix() for path in found if path.is_relative_to(DOCS)}
+
+
+def test_every_page_is_at_most_two_links_from_the_index_and_those_for_users_one() -> None:
+    ours = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {"index.md"}
+    first = pages_that("index.md")
+    assert sorted(ours - first - set().union(*map(pages_that, first))) == []
+    assert sorted(page for page in ours - first if not page.startswith("design/")) == []
+
+
+ITEM_IN_A_LINE = re.compile(r"^(?!\|).*[.:)] [2-9]\. (?:\*\*|[A-Z`\[])", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", READ)
+def test_each_item_of_a_list_has_a_line_of_its_own(page: str) -> None:
+    assert ITEM_IN_A_LINE.findall(prose((ROOT / page).read_text(encoding="utf-8"))) == []

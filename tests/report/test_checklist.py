@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rewardlab.analysis.aligned import ScoreSet, align
 from rewardlab.analysis.judgement import Judgement, judge_rows
 from rewardlab.analysis.paired import compare_pair
-from rewardlab.core.types import Estimate, ScoreRow
+from rewardlab.core.types import Comparison, Estimate, ScoreRow
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.document import Checklist, Paragraph, Table, shown
 from rewardlab.report.evaluations import read_scores
 from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.paired import against_baselines, runs_section
 from run_folders import score_rows, write_evaluation, write_run
+from score_rows import score_row
 
 
 @pytest.fixture(scope="module")
@@ -230,3 +232,29 @@ def test_that_all_preferred_replies_are_longer_is_not_called_too_few_of_unequal_
     assert found.answer == "not known"
     assert "unequal" not in found.numbers
     assert "5 prompts prefer the longer reply and 5 the shorter" in found.numbers
+
+
+@pytest.mark.parametrize(("liking", "wanted"), [(0.0, "yes"), (0.08, "look")])
+def test_scores_that_overrate_length_ask_for_a_look_though_the_labels_do_not_follow_it(
+    record: Record, liking: float, wanted: str
+) -> None:
+    draw = np.random.default_rng(0)
+    quality, tokens = draw.normal(size=(400, 2)), draw.integers(5, 60, (400, 2))
+    better = draw.random(400) < 1 / (1 + np.exp(-2 * (quality[:, 0] - quality[:, 1])))
+    rows = [
+        score_row(
+            n,
+            reply,
+            float(2 * quality[n, k] + liking * tokens[n, k]),
+            (Comparison(first=0, second=1),) if reply == 0 else (),
+            num_tokens=10 + int(tokens[n, k]),
+        )
+        for n in range(400)
+        for reply, k in enumerate((0, 1) if better[n] else (1, 0))
+    ]
+    judged = judge_rows(rows, beta=1.0, draws=20)
+    (block,) = checklist_section(record, judged).blocks
+    assert isinstance(block, Checklist)
+    (found,) = [check for check in block.checks if "where length does not tell" in check.question]
+    assert found.answer == wanted
+    assert ("overrate longer replies" in found.numbers) == (wanted == "look")

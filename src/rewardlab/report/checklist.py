@@ -34,6 +34,7 @@ LENGTH_TELLS: Final = (
     f"Too few comparisons to tell: length is taken away where {FEWEST_A_SIDE} prompts prefer the longer reply and "
     f"{FEWEST_A_SIDE} the shorter one, at differences of about the same size."
 )
+OVERRATES: Final = " The scores overrate longer replies: log odds to add for a standard deviation more length"
 NEAR_PEAK: Final = 0.03
 """An accuracy at most this far below the highest one of the run still counts as equal to it."""
 WANTED: Final = frozenset({"label_shuffle", "prompt_only", "random_negatives", "length_matched"})
@@ -252,12 +253,15 @@ def _length(judgement: Judgement | None) -> Check:
     if own is None or plain is None or not math.isfinite(own.value):
         return Check(question=question, answer="not known", numbers=LENGTH_TELLS)
     correlation = judgement.estimates.get("eval_score_length_spearman")
+    # Of data whose labels do not follow length, the two accuracies are equal for a model that goes by length too.
+    left = judgement.estimates.get("eval_length_coefficient")
+    overrates = left is not None and left.high < 0
     answer = _decided(own, above=0.5)
     return Check(
         question=question,
-        answer="look" if answer == "yes" and own.high < plain.value else answer,
+        answer="look" if answer == "yes" and (own.high < plain.value or overrates) else answer,
         numbers=f"Accuracy {shown(own)} with length taken away, {shown(plain)} with it; rank correlation of reward and "
-        f"length {shown(correlation)}.",
+        f"length {shown(correlation)}." + (f"{OVERRATES} {shown(left)}." if overrates else ""),
     )
 
 

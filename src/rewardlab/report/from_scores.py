@@ -205,7 +205,7 @@ def length_section(judgement: Judgement) -> Section:
         "accuracy with length taken away": "eval_accuracy_length_controlled",
         "reward and length, rank correlation": "eval_score_length_spearman",
         "margin and length difference, rank correlation": "eval_margin_length_spearman",
-        "what length adds to the model's logit (0 if nothing)": "eval_length_coefficient",
+        "log odds that length adds to what the scores say (below 0: they overrate it)": "eval_length_coefficient",
     }
     blocks: list[Block] = []
     for name in ("length_difference", "reply_tokens"):
