@@ -45,14 +45,16 @@ def model_with(backend: str, dtype: torch.dtype) -> RewardModel:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", ["segments", "mask"])
 def test_on_cuda_key_heads_are_repeated_so_that_no_kernel_writes_out_all_logits(backend, dtype, asked):
-    """The one that takes masks and float32 without that wants as many key heads as query heads."""
+    """The one that takes masks and float32 without that wants as many key heads as query heads. Flash attention, which
+    takes neither, does not."""
     with fake_cuda() as device:
         model = model_with(backend, dtype)
         device.put(model)
         run_backward(model(pack(GROUPS).to(DEVICE)).sum())
         gradient = model.backbone.layers[0].self_attn.k_proj.weight.grad
         assert device.waits == []
-    assert asked == {(4, 4, 4, False)}
+    by_flash = {(4, 2, 2, True)} if (backend, dtype) == ("segments", torch.bfloat16) else set()
+    assert asked == {(4, 4, 4, False)} | by_flash
     assert gradient.device == DEVICE
 
 

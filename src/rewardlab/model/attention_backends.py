@@ -367,9 +367,10 @@ def _compiled_flex(device_type: str) -> Callable[..., Tensor]:
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, formula: Formula) -> Tensor:
     """Compute attention under a boolean mask, or causal attention if `mask` is None; windows are in the mask."""
     grouped = query.shape[1] != key.shape[1]
-    # On CUDA only flash attention takes fewer key heads than query heads, and neither a mask nor float32. For anything
-    # else PyTorch would write out all logits; with each key head repeated, it has a kernel that does not.
-    if grouped and (query.is_cuda or not formula.is_plain):
+    # On CUDA only flash attention takes fewer key heads than query heads, and it takes neither a mask nor float32. There
+    # PyTorch would write out all logits; with each key head repeated, it has a kernel that does not.
+    by_flash = mask is None and query.dtype in HALF
+    if grouped and not (formula.is_plain and (by_flash or not query.is_cuda)):
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         grouped = False
