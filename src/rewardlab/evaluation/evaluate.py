@@ -203,6 +203,8 @@ def evaluate_folder(
 ) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     """Run `rewardlab eval` for one model: score a dataset with a saved reward model and write scores and metrics.
 
+    Returns the evaluation, a report of rows read, kept and dropped for each dataset, and one on tokens.
+
     `members` are those of an ensemble to which the model belongs; they may share a backbone.
 
     Raises DataError for unusable data, ArtifactError for a damaged model, and ConfigError for a folder that holds a
