@@ -369,7 +369,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form
     grouped = query.shape[1] != key.shape[1]
     # On CUDA only flash attention takes fewer key heads than query heads, and it takes neither a mask nor float32. There
     # PyTorch would write out all logits; with each key head repeated, it has a kernel that does not.
-    by_flash = mask is None and query.dtype in HALF
+    by_flash = mask is None and value.dtype in HALF  # rotated queries may be float32, which autocast rounds
     if grouped and not (formula.is_plain and (by_flash or not query.is_cuda)):
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
