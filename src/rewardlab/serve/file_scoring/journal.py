@@ -23,8 +23,8 @@ from rewardlab.core.lock import LOCK
 logger = logging.getLogger("rewardlab")
 STATE: Final = "state.json"
 SCORES: Final = "scores.jsonl"
-FORMAT: Final = 1
-"""Version of both files, and of the rule by which rows are divided into parts."""
+FORMAT: Final = 2
+"""Version of both files, of the rule by which rows are divided into parts, and of what is read from a row."""
 
 FINISHED: Final = "finished.json"
 """Identifies the finished output. It is written just before the output is moved into place; once the file there is this
