@@ -24,6 +24,7 @@ from rewardlab.core.types import ScoreRow, TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.model.load import PRECISION
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.sharded_weights import drop_gathered
 from rewardlab.score import ALONE, FloatArray, Scorer, Together, score_groups, score_rows
 
 MOST: Final = 200
@@ -119,7 +120,11 @@ def card_of(
 
 def require_range(model: RewardModel, renderer: Renderer) -> None:
     """Raise ModelError if a model that should train in float16 gives some canary a score that is not finite in it."""
-    if model.compute_dtype is torch.float16 and not all(map(math.isfinite, live_scores(model, renderer))):
+    if model.compute_dtype is not torch.float16:
+        return
+    scores = live_scores(model, renderer)
+    drop_gathered(model)
+    if not all(map(math.isfinite, scores)):
         raise ModelError(
             f"{type(model.backbone).__name__} has no finite scores in float16, whose range ends at 65,504. "
             f"Use --precision bf16 or fp32."

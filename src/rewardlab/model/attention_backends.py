@@ -367,8 +367,8 @@ def _compiled_flex(device_type: str) -> Callable[..., Tensor]:
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, formula: Formula) -> Tensor:
     """Compute attention under a boolean mask, or causal attention if `mask` is None; windows are in the mask."""
     grouped = query.shape[1] != key.shape[1]
-    # On CUDA only flash attention takes fewer key heads than query heads, and it takes neither a mask nor float32. There
-    # PyTorch would write out all logits; with each key head repeated, it has a kernel that does not.
+    # On CUDA only flash attention takes fewer key heads than query heads, and it takes neither a mask nor float32. With
+    # these PyTorch would write out all logits; where each key head is repeated, it has a kernel that does not.
     by_flash = mask is None and value.dtype in HALF  # rotated queries may be float32, which autocast rounds
     if grouped and not (formula.is_plain and (by_flash or not query.is_cuda)):
         repeats = query.shape[1] // key.shape[1]

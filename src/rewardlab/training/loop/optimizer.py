@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rewardlab.core.errors import ModelError
 from rewardlab.model.quantization import require_bitsandbytes
+from rewardlab.model.sharded_weights import drop_gathered
 from rewardlab.training.settings.config import OptimizerConfig
 
 BETAS: Final = (0.9, 0.999)
@@ -40,6 +41,9 @@ def build_optimizer(
     ConfigError if the optimiser cannot run here.
     """
     require_optimizer(config.optimizer)
+    # After a forward pass FSDP keeps the weights that it gathered last. An optimiser over those would update copies
+    # that are thrown away, and the rank's own part of these weights would never change.
+    drop_gathered(model)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     narrow = [name for name, parameter in trainable if parameter.dtype.itemsize < 4]
     if narrow:
