@@ -291,6 +291,9 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         # Checked before the sum over the ranks, which fills in gradients that this rank failed to compute.
         if not self._gradients_checked:
             self.steps.require_gradients()
+            # An optimiser over other tensors, such as copies that FSDP gathered, would leave weights as they are.
+            held = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+            assert held == set(self._trainable()), "the optimiser holds all weights that train, and no others"
             self._gradients_checked = True
         trainable = self._trainable()
         self.parallel.finish_gradients(trainable)
