@@ -67,6 +67,7 @@ COMMANDS: dict[str, type] = {
     "serve": arguments.ServeArguments,
     "verify": arguments.VerifyArguments,
     "export": arguments.ExportArguments,
+    "average": arguments.AverageArguments,
     "import": arguments.ImportArguments,
     "card": arguments.CardArguments,
     "push": arguments.PushArguments,

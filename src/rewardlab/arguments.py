@@ -102,6 +102,20 @@ class ExportArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AverageArguments:
+    """Settings of `rewardlab average`."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Reward-model folders, such as `runs/…/best`, that began from one model, its head included."""
+    weights: tuple[float, ...] = ()
+    """A positive number for each folder, in their order; by default all count alike."""
+    output_dir: Path
+    """The new folder."""
+    overwrite: bool = False
+    """Replace the reward model that is there; a run or any other folder stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CardArguments:
     """Settings of `rewardlab card`."""
 

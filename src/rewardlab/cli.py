@@ -47,6 +47,7 @@ COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "serve": scoring.serve,
     "verify": folders.verify,
     "export": folders.export,
+    "average": folders.average,
 }
 
 

@@ -81,7 +81,7 @@ READS: Mapping[str, str] = {
     "examples/first_study/make_files.py": "",
     **dict.fromkeys(("plan check", "plan freeze"), "plan"),
     **dict.fromkeys(("plan run", "plan report", "plan submit", "plan status", "plan amend"), "study"),
-    **dict.fromkeys(("eval", "calibrate", "verify", "export", "serve", "push", "card"), "a model"),
+    **dict.fromkeys(("eval", "calibrate", "verify", "export", "average", "serve", "push", "card"), "a model"),
     **dict.fromkeys((f"data {tool}" for tool in TOOL_PURPOSES["data"]), "preferences"),
 }
 """What a command is given first, or a flag, alone or of one command -> the kind of what it names; `` for names."""
@@ -136,6 +136,7 @@ SMALL: Mapping[str, Small] = {
     "serve": Small(),
     "verify": Small(),
     "export": Small(),
+    "average": Small(),
     "data inspect": Small(),
     "data audit": Small(findings=(1,)),
     "data mislabels": Small(),

@@ -1,4 +1,4 @@
-"""Verify, import, export, card and push from their command lines."""
+"""Verify, import, export, average, card and push from their command lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rewardlab.arguments import (
+    AverageArguments,
     CardArguments,
     ExportArguments,
     ImportArguments,
@@ -136,6 +137,15 @@ def export(arguments: Sequence[str]) -> None:
         f"{settings.output_dir}: {settings.folder} in {spec.save_dtype} (rounding: {spec.rounding}), verified. Its "
         f"canonical scores are up to {spec.max_rounding_error:.1e} from those of {settings.folder} on the canaries."
     )
+
+
+def average(arguments: Sequence[str]) -> None:
+    settings = parse_command(AverageArguments, arguments, "average")
+    require_writable_folder(settings.output_dir.parent, "--output-dir")
+    from rewardlab.serve.folders.average import average
+
+    made = average(settings.folders, settings.output_dir, weights=settings.weights, overwrite=settings.overwrite)
+    say(*made.lines(settings.output_dir))
 
 
 def card(arguments: Sequence[str]) -> None:

@@ -35,6 +35,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "serve": "score over HTTP: batches, limits, metrics, hot swap, workers",
     "verify": "check that a model, as a folder or a live endpoint, gives the scores it was saved with",
     "export": "write a reward-model folder for an engine: another dtype, shards, adapters alone",
+    "average": "average the weights of several reward models that began from one",
 }
 """Command -> what it does, in the order of `rewardlab --help`."""
 DATA_PURPOSES: Final[Mapping[str, str]] = {
@@ -93,6 +94,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "serve": "runs/mine/best --port 8000",
     "verify": "runs/mine/best",
     "export": "runs/mine/best --dtype bfloat16 --output-dir runs/mine/best-bf16",
+    "average": "runs/a/best runs/b/best runs/c/best --output-dir runs/average",
     "data inspect": "pairs.jsonl --html pairs.html",
     "data audit": "pairs.jsonl --fix --output cleaned.jsonl",
     "data mislabels": "pairs.jsonl --model smollm2-135m-instruct --output-dir mislabels",

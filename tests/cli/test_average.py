@@ -1,0 +1,144 @@
+"""The average of reward models: its weights, its scores, and what cannot be averaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from command_line import refusal
+from common import make_model, make_tokenizer
+from rewardlab.artifact.load import load
+from rewardlab.artifact.save import save_reward_model
+from rewardlab.cli import main
+from rewardlab.core.files import sha256_file
+from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.data.config import RenderingConfig
+from rewardlab.data.templates import build_renderer
+from rewardlab.serve.verifying.folder import verify
+
+
+@pytest.fixture(autouse=True)
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is quick; one test asks a clean process."""
+    monkeypatch.setattr("rewardlab.serve.folders.average.verify_in_clean_process", verify)
+
+
+def member(folder: Path, number: int, *, beta: float = 1.0, length: int = 256, family: str = "llama") -> Path:
+    """Save a model that moved a little way from the same start, by a step of its own."""
+    model = make_model(family)
+    generator = torch.Generator().manual_seed(number)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator) * weight.std()
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=length))
+    save_reward_model(folder, model, renderer, beta=beta, save_dtype=torch.float32, provenance={})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    home = tmp_path_factory.mktemp("members")
+    return [member(home / name, number) for number, name in enumerate("abc")]
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("weights", [(), (3.0, 1.0, 4.0)])
+def test_every_weight_is_the_mean_of_the_members(members, tmp_path, capsys, weights):
+    out = tmp_path / "out"
+    flags = ["--weights", *map(str, weights)] if weights else []
+    main(["average", *map(str, members), "--output-dir", str(out), *flags])
+    shares = [weight / sum(weights or (1, 1, 1)) for weight in weights or (1, 1, 1)]
+    parts = [weights_of(folder) for folder in members]
+    made = weights_of(out)
+    assert made.keys() == parts[0].keys()
+    for name, weight in made.items():
+        wanted = sum(share * part[name].double() for share, part in zip(shares, parts, strict=True))
+        torch.testing.assert_close(weight.double(), wanted, rtol=0, atol=1e-7 * float(wanted.abs().max()))
+    spec = read_spec(out)
+    assert spec.provenance["average"] == [
+        {"folder": str(folder), "share": share, "spec_sha256": sha256_file(folder / SPEC_FILE)}
+        for folder, share in zip(members, shares, strict=True)
+    ]
+    assert spec.renderer == read_spec(members[0]).renderer
+    assert (spec.save_dtype, spec.rounding, spec.calibration) == ("float32", "none", None)
+    verify(out)
+    said = capsys.readouterr().out
+    assert f"{out}: the average of 3 models in float32, verified" in said
+    assert "point in different directions" not in said
+
+
+def test_what_is_said_of_the_scores_is_so(members, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["average", *map(str, members[:2]), "--output-dir", str(out)])
+    own = torch.tensor([[canary.score for canary in read_spec(folder).canaries] for folder in (*members[:2], out)])
+    wanted = own[:2].mean(0)
+    said = capsys.readouterr().out
+    assert f"at most {float((own[2] - wanted).abs().max()):.2g} from the average" in said
+    assert f"standard deviation of {float(wanted.std()):.2g}" in said
+
+
+def test_equal_models_average_to_themselves_bit_for_bit(members, tmp_path):
+    copy = member(tmp_path / "copy", 0)
+    again = member(tmp_path / "again", 0)
+    main(["average", str(members[0]), str(copy), str(again), "--output-dir", str(tmp_path / "out")])
+    mine = weights_of(members[0])
+    assert all(torch.equal(weight, mine[name]) for name, weight in weights_of(tmp_path / "out").items())
+
+
+def test_heads_drawn_apart_are_named(members, tmp_path, capsys):
+    other = load(members[0])
+    head = other.model.head.weight
+    with torch.no_grad():
+        head.copy_(torch.linalg.svd(head.detach(), full_matrices=True).Vh[1:2])
+    save_reward_model(
+        tmp_path / "other", other.model, other.renderer, beta=1.0, save_dtype=torch.float32, provenance={}
+    )
+    main(["average", str(members[0]), str(tmp_path / "other"), "--output-dir", str(tmp_path / "out")])
+    assert "the heads of these models point in different directions" in capsys.readouterr().out
+
+
+def test_what_cannot_be_averaged_is_refused(members, tmp_path, capsys):
+    a, b, _ = map(str, members)
+    out = str(tmp_path / "out")
+    assert "needs two reward-model folders or more" in refusal(capsys, "average", a, "--output-dir", out)
+    assert f"{a}: it is named twice" in refusal(capsys, "average", a, b, a, "--output-dir", out)
+    said = refusal(capsys, "average", a, b, "--output-dir", out, "--weights", "1")
+    assert "--weights: 1 numbers for 2 folders" in said
+    for wrong in ("0", "-1", "nan", "inf"):
+        said = refusal(capsys, "average", a, b, "--output-dir", out, "--weights", "1", wrong)
+        assert "each has to be a positive number" in said
+    assert "one of the two contains the other" in refusal(capsys, "average", a, b, "--output-dir", a, "--overwrite")
+    others = {
+        "--beta 2 and": member(tmp_path / "beta", 1, beta=2.0),
+        "renders conversations otherwise than": member(tmp_path / "length", 1, length=128),
+        "is another model than": member(tmp_path / "family", 1, family="qwen2"),
+    }
+    for words, folder in others.items():
+        assert words in refusal(capsys, "average", a, str(folder), "--output-dir", out)
+    assert not Path(out).exists()
+
+
+def test_a_member_that_was_changed_is_refused(members, tmp_path, capsys):
+    broken = member(tmp_path / "broken", 1)
+    values = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(values | {"rms_norm_eps": 0.1}))
+    assert "rms_norm_eps" in refusal(
+        capsys, "average", str(members[0]), str(broken), "--output-dir", str(tmp_path / "o")
+    )
+
+
+@pytest.mark.slow
+def test_rounded_members_are_named_and_a_clean_process_verifies(members, tmp_path, capsys, monkeypatch):
+    monkeypatch.undo()
+    half = tmp_path / "half"
+    main(["export", str(members[1]), "--output-dir", str(half)])
+    main(["average", str(members[0]), str(half), "--output-dir", str(tmp_path / "out")])
+    assert f"{half}: these weights were rounded" in capsys.readouterr().out
+    assert read_spec(tmp_path / "out").save_dtype == "float32"
