@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from rewardlab.core.files import read_json
+from rewardlab.core.run_folder import ENDED
 from rewardlab.distributed.others import Silence
 
 
@@ -24,6 +26,8 @@ def test_a_rank_that_hangs_is_named_with_its_step_and_ends_the_others(by, rank, 
     assert re.search(rf"error: rank {1 - rank} ended, because rank {rank}.* for 2 s.*--rank-timeout-s", told), told
     assert "--resume auto goes on" in told
     assert ends[1 - rank] == 1
+    # The folder of the run has what was printed, for the report.
+    assert f"error: {read_json(tmp_path / ENDED)['text']}\n" in told
 
 
 @pytest.mark.quick_cases(1)
@@ -36,6 +40,7 @@ def test_a_rank_that_works_for_longer_than_the_limit_is_named_and_nothing_ends(r
     )
     assert re.search(line, told), told
     assert "no sign of life" not in told
+    assert not (tmp_path / ENDED).exists()
 
 
 def test_time_in_which_this_process_did_not_look_is_no_silence_of_others():

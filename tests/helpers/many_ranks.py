@@ -40,6 +40,7 @@ from rewardlab.model.lora_sums import sum_before_rounding
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import half_frozen
 from rewardlab.training import run as run_module
+from rewardlab.training.ended import KeptEnd
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.loop.trainer import Trainer
@@ -307,7 +308,8 @@ def stopped_at_once(folder: Path, how: Mapping[str, Any]) -> None:
 def hangs(folder: Path, how: Mapping[str, Any]) -> None:
     """One rank is stopped by a signal, held up in a library, or works until the others have said that they wait."""
     others.GRACE_S, others.LOOK_EVERY_S, others.SIGN_EVERY, others.TELL_AFTER_S = 0.2, 0.05, 2, 1.0
-    with joined_ranks(timeout_s=2.0) as ranks:
+    with KeptEnd(folder) as end, joined_ranks(timeout_s=2.0) as ranks:
+        end.begin(is_first=ranks.is_first)
         ranks.signs.step = 7
         ranks.wait()
         if ranks.rank == how["rank"]:
@@ -319,6 +321,7 @@ def hangs(folder: Path, how: Mapping[str, Any]) -> None:
                 while "has waited for" not in (folder / "said").read_text():
                     threading.Event().wait(0.05)
         ranks.wait()
+        end.finish()
 
 
 def leaves_one_out(folder: Path, how: Mapping[str, Any]) -> None:

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+from rewardlab.core.errors import RewardlabError, RunInterrupted
+
 RESUME_LATER: Final = 75
 """Exit status of a run that stopped with work left. It is EX_TEMPFAIL of sysexits.h, so that a batch script can tell it
 from a failure and queue the run again."""
@@ -30,8 +32,8 @@ REPEATED: Final = "SIGUSR2"
 a container passes its own on to the processes inside. Users do not send it out of impatience, so it never ends a run at
 once."""
 SIGNALS: Final = (*ENDING, "SIGINT")
-_told: Final[list[Callable[[str], None]]] = []
-"""Who hears of an end at once, with its reason in words."""
+_told: Final[list[Callable[[RewardlabError], None]]] = []
+"""Who hears of an end at once, with the error that says why."""
 
 
 @contextmanager
@@ -46,16 +48,24 @@ def ending_with_status() -> Iterator[None]:
 
 
 @contextmanager
-def hears_of_end(tell: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, call `tell` with the reason before a signal ends the process as in `ending_with_status`.
+def hears_of_end(tell: Callable[[RewardlabError], None]) -> Iterator[None]:
+    """Within the block, call `tell` with the reason before the process ends at once, as by a signal in
+    `ending_with_status`.
 
-    The signal may have interrupted any code, so it must take no lock, and use nothing that it does not make itself.
+    Any code may have been interrupted, so it must take no lock, and use nothing that it does not make itself.
     """
     _told.append(tell)
     try:
         yield
     finally:
         _told.remove(tell)
+
+
+def tell_of_end(error: RewardlabError) -> None:
+    """Tell those who hear of it that the process ends at once, and why."""
+    for tell in _told:
+        with suppress(Exception):  # whatever goes wrong, the process has to end
+            tell(error)
 
 
 @contextmanager
@@ -74,9 +84,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
         f"is one."
     )
     os.write(2, f"error: {reason}\n".encode())
-    for tell in _told:
-        with suppress(Exception):  # whatever goes wrong, the process has to end
-            tell(reason)
+    tell_of_end(RunInterrupted(reason, exit_status=RESUME_LATER))
     os._exit(RESUME_LATER)
 
 

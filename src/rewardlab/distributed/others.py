@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from rewardlab.core.errors import LostRankError, RankError
+from rewardlab.core.signals import tell_of_end
 from rewardlab.core.terminal import plural, visible, visible_message
 from rewardlab.distributed.meeting import lost
 from rewardlab.distributed.ranks import Ranks
@@ -209,8 +210,10 @@ class Others:
         return f"the run ends after {self._timeout_s:g} s without one (--rank-timeout-s)"
 
     def _exit(self, reason: str) -> None:
-        sys.stderr.write(f"error: rank {self._ranks.rank} ended, because {visible_message(reason)}\n")
+        error = LostRankError(f"rank {self._ranks.rank} ended, because {visible_message(reason)}")
+        sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()
+        tell_of_end(error)
         # The main thread may be stuck in a collective that never returns, so neither an exception nor sys.exit would
         # end it.
         os._exit(1)

@@ -34,18 +34,22 @@ class KeptEnd:
         self._begun = False
 
     def __enter__(self) -> KeptEnd:
-        self._signals.enter_context(hears_of_end(self._end_at_once))
+        self._signals.enter_context(hears_of_end(self._keep))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._signals.close()
-        if error is None or not self._begun:
-            return
+        if error is not None:
+            self._keep(error)
+
+    def _keep(self, error: BaseException) -> None:
         # A request to stop ends all processes alike. After an error the one that failed first has its own, and others
         # a RankError; the first process may not even hear of it before it is ended.
-        if isinstance(error, RankError) or (isinstance(error, RunInterrupted) and not self._is_first):
+        if not self._begun or isinstance(error, RankError):
+            return
+        if isinstance(error, RunInterrupted) and not self._is_first:
             return
         # That one may have written why it ended, and known more.
         if isinstance(error, LostRankError) and (self._run / ENDED).exists():
@@ -53,12 +57,5 @@ class KeptEnd:
         # A fault of the program, or Ctrl-C twice, has a name that says more than its text.
         name = type(error).__name__
         said = str(error) if isinstance(error, RewardlabError) else f"{name}: {error}".removesuffix(": ")
-        self._write(name, said)
-
-    def _end_at_once(self, reason: str) -> None:
-        if self._begun and self._is_first:
-            self._write(RunInterrupted.__name__, reason)
-
-    def _write(self, error: str, text: str) -> None:
         with suppress(OSError):  # such as on a full disk, of which the error itself tells
-            write_json(self._run / ENDED, {"error": error, "text": text})
+            write_json(self._run / ENDED, {"error": name, "text": said})
