@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 from common import GROUPED, SIZES, make_tokenizer, write_base_model
 from rewardlab.artifact.load import load
 from rewardlab.artifact.weights import write_weights
+from rewardlab.core.spec import read_spec
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.model.outline import read_outline
 from rewardlab.model.sharded_weights import ALONE, Weight
@@ -57,6 +58,20 @@ def test_a_base_in_several_files_in_half_precision_with_tied_embeddings(tmp_path
     ends, said, _ = on_ranks("beside_whole", 2, tmp_path, model=str(base), settings=LORA | BF16)
     assert set(ends.values()) == {0}, said[-3000:]
     assert not any("reads the whole model" in line for line in require_same(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_model_in_parts_whose_positions_are_not_the_defaults_of_its_class_is_saved(tmp_path, on_ranks):
+    """As those of Llama 3, Qwen2.5 and SmolLM2: what engines that drop them would score is saved with the model."""
+    base = write_base_model(tmp_path / "base")
+    values = json.loads((base / "config.json").read_text())
+    rope = {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.0}
+    (base / "config.json").write_text(json.dumps(values | {"rope_parameters": rope}))
+    ends, said, _ = on_ranks("beside_whole", 2, tmp_path, model=str(base), settings=FP32)
+    assert set(ends.values()) == {0}, said[-3000:]
+    require_same(tmp_path)
+    decoys = read_spec(tmp_path / "parts").canaries[0].decoys
+    assert decoys.keys() >= {"dropped_rope", "dropped_rope_scaling"}
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from rewardlab.analysis.faults import SPECIAL_TOKENS
 from rewardlab.artifact.canary_states import SAVED, CanaryStates, alone
@@ -24,6 +25,7 @@ from rewardlab.core.types import Conversation, IntArray, Message
 from rewardlab.data.chat import Renderer
 from rewardlab.model.reward import RewardModel
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 # Together they cover what renderings differ in: length, number of turns, a system message, code, and text that takes
 # several bytes a character. A saved spec holds the messages, so changing them here does not affect earlier folders.
 CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
@@ -237,6 +239,17 @@ def _like(own: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": source.get("rope_theta", own.get("rope_theta")), **kept}
 
 
+def _shallow(module: ModuleT) -> ModuleT:
+    """Return a copy with the same weights and submodules, of which others can take the place.
+
+    `copy.copy` would call the class without arguments where FSDP has divided the module.
+    """
+    copied: ModuleT = object.__new__(type(module))
+    copied.__dict__.update(module.__dict__)
+    copied._modules = dict(module._modules)
+    return copied
+
+
 def _with_rope(model: RewardModel, parameters: dict[str, Any]) -> RewardModel | None:
     """Return the model with the same weights and other position settings.
 
@@ -245,14 +258,11 @@ def _with_rope(model: RewardModel, parameters: dict[str, Any]) -> RewardModel | 
     rotary: Any = getattr(model.backbone, "rotary_emb", None)
     if rotary is None:
         return None
-    # Shallow copies of the model, of its backbone and of their dictionaries of submodules: the rotary embedding can be
-    # replaced in the copy without copying weights, and the model itself is not changed.
+    # The rotary embedding can be replaced in the copies without copying weights, and the model itself is not changed.
     config = copy.deepcopy(model.config)
     config.rope_parameters = parameters
-    changed = copy.copy(model)
-    changed._modules = dict(model._modules)
-    changed.backbone = copy.copy(model.backbone)
-    changed.backbone._modules = dict(model.backbone._modules)
+    changed = _shallow(model)
+    changed.backbone = _shallow(model.backbone)
     turned: Any = type(rotary)(config=config).to(model.device)
     changed.backbone.rotary_emb = turned
     own, other = ({name: buffer.shape for name, buffer in part.named_buffers()} for part in (rotary, turned))
