@@ -28,7 +28,7 @@ from rewardlab.core.pending import let_finish
 from rewardlab.distributed.meeting import meet
 from rewardlab.distributed.others import Others
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
-from rewardlab.model.half import HalfWeights, RoundedParts
+from rewardlab.model.half import HalfWeights, RoundedParts, multiplies_as_held
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.sharded_weights import drop_gathered
@@ -246,11 +246,12 @@ def _shard(model: RewardModel, mesh: DeviceMesh) -> None:
     )
     for layer in decoder_layers(model.backbone):
         # The matrices of a layer are multiplied in half precision anyway, so gathering them in half precision halves
-        # the traffic and changes no number. Norms compute in float32 and are gathered as they are. Layers with
-        # adapters hold their frozen weights in half precision already, so nothing is cast there.
+        # the traffic and changes no number. Norms compute in float32 and are gathered as they are. So are joined
+        # experts whose product autocast does not know: a cast would hide small updates of them. Layers with adapters
+        # hold their frozen weights in half precision already, so nothing is cast there.
         if model.compute_dtype.itemsize < 4 and {p.dtype for p in layer.parameters()} == {torch.float32}:
-            if norms := _norms(layer):
-                fully_shard(norms, mesh=mesh, mp_policy=as_held)
+            if others := _computed_as_held(layer):
+                fully_shard(others, mesh=mesh, mp_policy=as_held)
             fully_shard(layer, mesh=mesh, mp_policy=in_half)
         else:
             fully_shard(layer, mesh=mesh, mp_policy=as_held)
@@ -258,12 +259,14 @@ def _shard(model: RewardModel, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh, mp_policy=as_held)
 
 
-def _norms(layer: nn.Module) -> list[nn.Module]:
-    """Return the modules of a layer that hold only vectors, such as norms."""
+def _computed_as_held(layer: nn.Module) -> list[nn.Module]:
+    """Return the modules of a layer that hold only vectors, such as norms, and joined experts that are multiplied in
+    the dtype of their weights."""
     return [
         module
         for module in layer.modules()
-        if (own := list(module.parameters(recurse=False))) and all(parameter.ndim < 2 for parameter in own)
+        if (own := list(module.parameters(recurse=False)))
+        and (all(parameter.ndim < 2 for parameter in own) or multiplies_as_held(module))
     ]
 
 

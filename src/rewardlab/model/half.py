@@ -289,7 +289,7 @@ def line_about_others(module: nn.Module) -> str:
         if type(layer) in known or isinstance(layer, nn.Embedding):
             continue
         others = [p for p in layer.parameters(recurse=False) if p.ndim >= 2 and p.dtype is torch.float32]
-        joined = sum(p.numel() for p in others if p.ndim > 2 and _multiplies_as_held(layer))
+        joined = sum(p.numel() for p in others if p.ndim > 2 and multiplies_as_held(layer))
         in_float32, nearest = in_float32 + joined, nearest + sum(p.numel() for p in others) - joined
     said = []
     if in_float32:
@@ -306,7 +306,7 @@ def line_about_others(module: nn.Module) -> str:
     return f"half precision: {'; '.join(said)}" if said else ""
 
 
-def _multiplies_as_held(layer: nn.Module) -> bool:
+def multiplies_as_held(layer: nn.Module) -> bool:
     """Return whether a layer of joined experts multiplies all of them at once, which transformers does in the dtype of
     the weights: autocast does not know that product.
     """

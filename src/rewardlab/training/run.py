@@ -208,9 +208,9 @@ def _train(
     config = ready.config
     # Before the model is loaded, so that nothing drawn while it loads depends on what ran in this process before.
     torch.manual_seed(config.run.seed)
-    parts = parts_of(config.run.sharding, ranks)
-    division = parts if ranks.size > 1 else None
-    model = _load(ready, division)
+    # A process that is the only one has nothing to divide, also if torchrun started it.
+    parts = parts_of(config.run.sharding, ranks) if ranks.size > 1 else None
+    model = _load(ready, parts)
     ready = replace(ready, config=_settle_budget(config, model, ready.data))
     ready = trial.shorten(ready)
     config = ready.config
@@ -224,7 +224,7 @@ def _train(
     log_settings(trial.settings(config))
     # From here on the folder is this run's.
     end.begin(is_first=ranks.is_first)
-    saver = Saver(config, ready.base, model, ranks, division)
+    saver = Saver(config, ready.base, model, ranks, parts)
 
     def save(folder: Path, step: int) -> None:
         saver.save(folder, step)
@@ -262,7 +262,7 @@ def _train(
     )
     # The chosen model is loaded again below, and may not fit beside the one that trained.
     trainer.release()
-    return _finish(trained, ready, watch, ranks, division, looked_up)
+    return _finish(trained, ready, watch, ranks, parts, looked_up)
 
 
 def _load(ready: Ready, division: Parts | None) -> RewardModel:
