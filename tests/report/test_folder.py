@@ -14,7 +14,9 @@ import pytest
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_file
+from rewardlab.report import evaluations
 from rewardlab.report.build import report_of, tell
+from rewardlab.report.card import card_text
 from rewardlab.report.evaluations import estimate_of, read_scores
 from rewardlab.report.folder import read_folder
 from rewardlab.report.markdown import markdown_page
@@ -112,6 +114,25 @@ def test_scores_that_do_not_match_their_checksum_are_not_used(run: Path) -> None
     assert any("does not match its checksum" in problem for problem in record.problems)
     assert "Accuracy 0." in told(run)
     assert "Calibration" not in [line.strip("# ") for line in told(run).splitlines() if line.startswith("#")]
+
+
+def test_where_a_report_leaves_out_score_rows_it_says_so_with_their_number(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluations, "MOST_ROWS", 104)
+    assert "more than" not in told(run), "none is left out"
+    monkeypatch.setattr(evaluations, "MOST_ROWS", 75)
+    found = tell(read_folder(run), find_texts=None, draws=20)
+    said = "test.scores.jsonl has more than 75 rows. What is computed from rows is of the first 74; "
+    assert said in markdown_page(report_of([found]))
+    assert found.judgement is not None
+    assert found.judgement.counts.comparisons == 37, "the 75th row is the first of a pair"
+    assert {pair.comparisons for pair in found.against.pairs.values()} <= {37}
+    card = card_text(found.record, found.judgement, ceiling=None, against=found.against, problems=found.problems)
+    assert said in card
+    judged = found.record.judged
+    assert judged is not None
+    assert len(read_scores(judged)) == 104, "verdicts of plans are of all rows"
 
 
 FILES = [

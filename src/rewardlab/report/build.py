@@ -104,7 +104,7 @@ def tell(
     problems: list[str] = []
     if record.judged is not None:
         try:
-            rows = read_scores(record.judged)
+            rows = read_scores(record.judged, problems)
             mistakes = worst_mistakes(rows, most=num_mistakes)
             if rows and find_texts is not None:
                 texts = _texts(record.config, record.judged, mistakes, rows, find_texts)
@@ -252,7 +252,14 @@ def write_report(
 
 
 def _write_card(told: Told, *, overwrite: bool) -> Path:
-    return write_card(told.record, told.judgement, ceiling=told.ceiling, against=told.against, overwrite=overwrite)
+    return write_card(
+        told.record,
+        told.judgement,
+        ceiling=told.ceiling,
+        against=told.against,
+        problems=told.problems,
+        overwrite=overwrite,
+    )
 
 
 def write_card_of(folder: Path, *, find_texts: FindTexts | None = None, overwrite: bool = False) -> list[Path]:

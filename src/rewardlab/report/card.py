@@ -7,7 +7,7 @@ text: a card that somebody has edited is not replaced without `overwrite`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +54,7 @@ def write_card(
     ceiling: Estimate | Ceiling | None,
     overwrite: bool,
     against: AgainstBaselines | None = None,
+    problems: Sequence[str] = (),
 ) -> Path:
     """Write `README.md` into the folder of the model, and return its path.
 
@@ -79,7 +80,7 @@ def write_card(
             f"--card: {path} is there and is not a card that rewardlab wrote, or was changed since. Move it away, or "
             f"replace it with --overwrite."
         )
-    write_text(path, card_text(record, judgement, ceiling=ceiling, against=against))
+    write_text(path, card_text(record, judgement, ceiling=ceiling, against=against, problems=problems))
     return path
 
 
@@ -89,12 +90,13 @@ def card_text(
     *,
     ceiling: Estimate | Ceiling | None,
     against: AgainstBaselines | None = None,
+    problems: Sequence[str] = (),
 ) -> str:
     """Return the card: metadata as YAML between two lines of dashes, the checksum of the rest, and Markdown."""
     metadata = yaml.safe_dump(
         _plain(_metadata(record, judgement)), sort_keys=False, allow_unicode=False, default_flow_style=False
     )
-    return sealed_card(metadata, markdown_page(_document(record, judgement, ceiling, against)))
+    return sealed_card(metadata, markdown_page(_document(record, judgement, ceiling, against, problems)))
 
 
 def _document(
@@ -102,6 +104,7 @@ def _document(
     judgement: Judgement | None,
     ceiling: Estimate | Ceiling | None,
     against: AgainstBaselines | None,
+    problems: Sequence[str],
 ) -> Document:
     spec = record.model
     assert spec is not None
@@ -137,7 +140,7 @@ def _document(
         served_section(record),
         *([] if judgement is None else [calibration_section(judgement), length_section(judgement)]),
         signs_section(record),
-        problems_section(record),
+        problems_section(record, problems),
         controls_section(record),
         checklist_section(record, judgement, against),
         Section(title="Training", blocks=tuple(trained)),

@@ -21,7 +21,7 @@ BASELINES: Final = ("_length_only", "_bag_of_words")
 """Ends of the names of evaluations with which it is compared pair by pair."""
 METRICS: Final = ".metrics.json"
 MOST_ROWS: Final = 2_000_000
-"""Most rows that are read from a file; a file with more is not the record of a run."""
+"""Most rows of a file that a report reads: it holds all of them in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +96,34 @@ def read_judged(path: Path, problems: list[str]) -> Judged:
     )
 
 
-def read_scores(judged: Judged) -> list[ScoreRow]:
-    """Return the score rows of an evaluation; none if they are missing. Raises DataError if rows are damaged."""
+def read_scores(judged: Judged, problems: list[str] | None = None) -> list[ScoreRow]:
+    """Return the score rows of an evaluation; none if they are missing. Raises DataError if rows are damaged.
+
+    With `problems`, a longer file is read up to `MOST_ROWS`, without a preference that this would divide, and they are
+    told so.
+    """
     if judged.scores is None:
         return []
     try:
-        return [_checked(ScoreRow.from_dict(row)) for _, row in islice(read_jsonl(judged.scores), MOST_ROWS)]
+        rows = (_checked(ScoreRow.from_dict(row)) for _, row in read_jsonl(judged.scores))
+        if problems is None:
+            return list(rows)
+        found = list(islice(rows, MOST_ROWS))
+        following = next(rows, None)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise DataError(f"{judged.scores}: not the rows of an evaluation ({short(str(error))}).") from error
+    if following is not None:
+        while found and _preference_of(found[-1]) == _preference_of(following):
+            found.pop()
+        problems.append(
+            f"{judged.scores.name} has more than {MOST_ROWS:,} rows. What is computed from rows is of the first "
+            f"{len(found):,}; what was written down at judging is of all."
+        )
+    return found
+
+
+def _preference_of(row: ScoreRow) -> tuple[str, str]:
+    return row.source, row.preference_id
 
 
 def _checked(row: ScoreRow) -> ScoreRow:

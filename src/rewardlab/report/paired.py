@@ -60,7 +60,8 @@ def against_baselines(record: Record, rows: Sequence[ScoreRow]) -> AgainstBaseli
         if name not in BASELINES:
             continue
         try:
-            theirs = read_scores(judged)
+            # As many as of the model, of which it is told.
+            theirs = read_scores(judged, [])
         except (RewardlabError, OSError):
             theirs = []
         if not theirs:
