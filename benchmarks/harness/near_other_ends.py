@@ -18,6 +18,7 @@ from rewardlab.analysis.linearised import observed_in
 from rewardlab.analysis.score_table import Pairs, Replies, ScoreTable
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
+from rewardlab.experiments.power import Assumed, Noise, assumed_noise, chance
 from rewardlab.experiments.verdicts import contrast_of
 
 OWN: Final = 0.1
@@ -27,6 +28,8 @@ ALIKE: Final = 0.7
 LEVELS: Final = (0.05, 0.01)
 AHEAD: Final = 2.5
 """Standard errors by which a claim holds, where it is to be found."""
+LARGE: Final = 20_000
+"""Prompts from which the assumptions of a forecast are taken."""
 SIZES: Final = ((60, 1), (200, 1), (400, 1), (60, 4), (60, 12))
 """Prompts, and comparisons of each."""
 
@@ -94,8 +97,37 @@ def power_near_the_end(draws: int, generator: np.random.Generator) -> Iterator[R
         limit = -AHEAD * float(np.std([one.value for one in found]))
         p = np.array([(one.p_above(limit), replace(one, bounded=None).p_above(limit)) for one in found])
         rates = np.mean(p <= LEVELS[0], axis=0).tolist()
-        case = _case(kind, seeds, prompts, each)
-        yield Rate(case=case, rate=rates[0], low=0.0, high=1.0, beside={"by the variance seen": rates[1]})
+        beside = {"by the variance seen": rates[1]}
+        if kind.quantity in ("brier", "loss"):
+            beside["said before"] = _said(kind, seeds, prompts, each, generator)
+        yield Rate(case=_case(kind, seeds, prompts, each), rate=rates[0], low=0.0, high=1.0, beside=beside)
+
+
+def _said(kind: Kind, seeds: int, prompts: int, each: int, generator: np.random.Generator) -> float:
+    """The chance to find it, as a plan says it before any run from assumptions that are right."""
+    prompt_N = np.repeat(np.arange(LARGE), each)
+    scores = [side + _scores(2, prompt_N, generator) for side in (kind.ahead / 2, -kind.ahead / 2)]
+    tables = {seed: _table(*rows, prompt_N) for seed, rows in enumerate(zip(*scores, strict=True))}
+    beta = kind.sure * kind.ahead
+    observed = observed_in(kind.quantity, tables, beta=beta)
+    values_N = tables[0].pairs.nll(beta=beta)
+    if kind.quantity == "brier":
+        values_N = np.square(1 - tables[0].pairs.probability(beta=beta))
+    away_N = values_N - values_N.mean()
+    moved_SC = LARGE * observed.influence_SC
+    # The variance of the mean of a prompt, over that of single comparisons.
+    together = float(np.square(moved_SC).mean() / np.square(away_N).mean()) * each
+    assumed = Assumed(
+        over_seeds={kind.quantity: 0.0},
+        over_prompts={kind.quantity: float(away_N.std())},
+        skewness={kind.quantity: float((away_N**3).mean() / away_N.std() ** 3)},
+        within_prompt=(together - 1) / (each - 1) if each > 1 else 0.0,
+        alike=dict.fromkeys([kind.quantity], (float(np.corrcoef(moved_SC)[0, 1]),) * 2),
+    )
+    [part] = parse(kind.claim).parts
+    noise = assumed_noise(part, assumed, num_prompts=prompts, num_comparisons=prompts * each, values={})
+    assert isinstance(noise, Noise)
+    return chance(AHEAD * noise.error(seeds, prompts), noise, seeds=seeds, prompts=prompts, alpha=LEVELS[0])
 
 
 def _studies() -> Iterator[tuple[Kind, int, int, int]]:

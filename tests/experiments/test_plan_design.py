@@ -103,6 +103,9 @@ def test_an_earlier_study_shows_the_noise_of_the_next(tmp_path: Path) -> None:
     assert 0.6 < assumed.accuracy < 0.8
     assert 0 < assumed.disagreeing_seeds <= assumed.disagreeing < 0.5
     assert assumed.within_prompt == Assumed().within_prompt, "each prompt has one comparison"
+    losses, _ = Outcomes(study, may_read="test").observe(Term("loss", arm) for arm in ("plain", "smooth", "harsh"))
+    moved = np.concatenate([one.influence_SC for one in losses.values() if one.influence_SC is not None])
+    assert assumed.skewness["loss"] == pytest.approx((moved**3).mean() / np.square(moved).mean() ** 1.5)
 
 
 @pytest.mark.slow

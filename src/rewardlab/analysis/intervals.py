@@ -214,18 +214,18 @@ def _moments(sums: FloatArray, squares: FloatArray, sizes: FloatArray) -> _Momen
         value = sums.mean(-1)
         residuals = sums - value[:, None]
         error = np.sqrt(np.square(residuals).sum(-1) / (count * (count - 1)))
-        return _Moments(value, error, error, _skewness(residuals) / np.sqrt(count))
+        return _Moments(value, error, error, adjusted_skewness(residuals) / np.sqrt(count))
     own = _Clusters.of(sums, squares, sizes)
     alike, variance = own.by_rows_alike()
     by_residuals, spread = own.by_residuals(), own.spread(alike)
     # Standardised residuals are assumed to have one distribution for all prompts. A prompt then contributes to the
     # third moment of p in proportion to S_c^1.5.
-    skewness = _skewness(own.residuals / np.sqrt(spread * (1 - own.part)))
+    skewness = adjusted_skewness(own.residuals / np.sqrt(spread * (1 - own.part)))
     skewness = skewness * (spread**1.5).sum(-1) / spread.sum(-1) ** 1.5
     return _Moments(own.value, np.sqrt(np.maximum(variance, by_residuals)), np.sqrt(by_residuals), skewness)
 
 
-def _skewness(residuals: FloatArray) -> FloatArray:
+def adjusted_skewness(residuals: FloatArray) -> FloatArray:
     """Return [D] adjusted skewness (Joanes & Gill 1998, G₁ without its centring) of residuals [D, C]; 0 if all are
     0."""
     count, largest = residuals.shape[-1], np.abs(residuals).max(-1)
@@ -240,12 +240,12 @@ def _skewed(own: _Moments, error: FloatArray, *, quantile: float) -> Limits:
     """Return Hall's limits, from the quantiles of Student's distribution: f(T) = T + γT²/3 + γ²T³/27 + γ/6 has it
     approximately where T = (p − μ)/error has skewness γ.
     """
-    low, high = (own.value - error * _inverse(y, own.skewness) for y in (quantile, -quantile))
+    low, high = (own.value - error * hall_inverse(y, own.skewness) for y in (quantile, -quantile))
     return Limits(own.value, low, high)
 
 
-def _inverse(y: float, skewness: FloatArray) -> FloatArray:
-    """Return the T with f(T) = y, where f is Hall's transformation (see `_skewed`)."""
+def hall_inverse(y: float, skewness: FloatArray) -> FloatArray:
+    """Return the T with f(T) = y, where f is Hall's transformation for an estimate of this skewness (`_skewed`)."""
     moved = y - skewness / 6
     root = np.cbrt(1 + skewness * moved)
     # 3 (root − 1)/γ, without the division by a γ that may be 0: root³ − 1 = γ · moved = (root − 1)(root² + root + 1).
@@ -256,7 +256,7 @@ def _inverse(y: float, skewness: FloatArray) -> FloatArray:
 def _largest_skewness(quantile: float) -> float:
     """Return the skewness at which Hall's upper limit for this quantile is furthest from the estimate."""
     grid = np.linspace(0.0, 1.0, 1001)
-    return float(grid[np.argmin(_inverse(-quantile, grid))])
+    return float(grid[np.argmin(hall_inverse(-quantile, grid))])
 
 
 def _student(sizes: FloatArray, level: float) -> float:

@@ -178,7 +178,7 @@ def _part(
         error=noise.error(design.seeds, design.prompts),
         margin=margin,
         best_supported=_found(high, noise, design),
-        best_refuted=_found(-low, noise, design),
+        best_refuted=_found(-low, noise.turned(), design),
         supported_if_equal=None if margin is None else _found(margin, noise, design),
         source=source,
     )
@@ -216,7 +216,7 @@ def _chances(at: list[float], noises: list[Noise | None], design: Design) -> tup
     if len(known) < len(noises):
         return None, None
     support = [_found(value, noise, design) for value, noise in zip(at, known, strict=True)]
-    refute = [_found(-value, noise, design, parts=len(at)) for value, noise in zip(at, known, strict=True)]
+    refute = [_found(-value, noise.turned(), design, parts=len(at)) for value, noise in zip(at, known, strict=True)]
     return max(0.0, 1 - sum(1 - one for one in support)), max(refute)
 
 

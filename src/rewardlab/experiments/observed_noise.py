@@ -19,6 +19,7 @@ from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.power import Assumed, noise_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.study import open_study
+from rewardlab.experiments.tails import third_of_mean
 
 Tables = Mapping[str, Mapping[int, ScoreTable]]
 """Arm -> seed -> its test scores."""
@@ -49,6 +50,7 @@ def noise_seen(folder: Path, quantities: Iterable[str]) -> tuple[Assumed, str]:
     terms = {name: {arm: _term(name, arm) for arm in tables} for name in wanted}
     seen, _ = outcomes.observe(term for by_arm in terms.values() for term in by_arm.values())
     over_seeds, over_prompts = dict(default.over_seeds), dict(default.over_prompts)
+    cubes: dict[str, float] = {}
     alike: dict[str, tuple[float, float]] = {}
     over_rows: dict[str, float] = {}
     for name, by_arm in terms.items():
@@ -58,11 +60,20 @@ def noise_seen(folder: Path, quantities: Iterable[str]) -> tuple[Assumed, str]:
         if of_rows := [one.row_error for one in observed.values() if one.row_error is not None and one.has_row_error]:
             over_rows[name] = math.sqrt(float(np.mean(np.square(of_rows))))
         if of_prompts := [*_over_comparisons(observed, tables, default)]:
-            over_prompts[name] = math.sqrt(float(np.mean(of_prompts)))
+            square, cube = np.mean(of_prompts, axis=0).tolist()
+            over_prompts[name] = math.sqrt(square)
             alike[name] = _alike(list(observed.values()))
+            cubes[name] = cube
     runs = sum(map(len, tables.values()))
     return (
-        replace(default, over_seeds=over_seeds, over_prompts=over_prompts, over_rows=over_rows, alike=alike),
+        replace(
+            default,
+            over_seeds=over_seeds,
+            over_prompts=over_prompts,
+            skewness={name: _skewness(name, cubes, over_prompts, default) for name in default.skewness},
+            over_rows=over_rows,
+            alike=alike,
+        ),
         f"as in {folder} ({runs} runs of {len(tables)} arm{'s' * (len(tables) > 1)})",
     )
 
@@ -76,15 +87,27 @@ def _over_seeds(one: Observed) -> float:
     return noise_of(combined([(one, 1.0)], one.mean)).seeds
 
 
-def _over_comparisons(observed: Mapping[str, Observed], tables: Tables, assumed: Assumed) -> Iterator[float]:
-    """Yield, for each arm, the variance over comparisons that gives its noise over prompts."""
+def _skewness(name: str, cubes: Mapping[str, float], over_prompts: Mapping[str, float], default: Assumed) -> float:
+    """Return the skewness over comparisons, from the third moment that was seen."""
+    if name not in cubes:
+        return default.skewness[name]
+    return cubes[name] / over_prompts[name] ** 3 if over_prompts[name] else 0.0
+
+
+def _over_comparisons(
+    observed: Mapping[str, Observed], tables: Tables, assumed: Assumed
+) -> Iterator[tuple[float, float]]:
+    """Yield, for each arm, the variance over comparisons that gives its noise over prompts, and the third moment."""
     for arm, one in observed.items():
         if one.influence_SC is None:
             continue
         pairs = next(iter(tables[arm].values())).pairs
         count, prompts = len(pairs.label), len(one.clusters)
-        together = 1 + (count / max(prompts, 1) - 1) * assumed.within_prompt
-        yield float(np.square(one.influence_SC).sum(axis=1).mean()) * count / together
+        each = count / max(prompts, 1)
+        square = float(np.square(one.influence_SC).sum(axis=1).mean()) * count
+        cube = float((one.influence_SC**3).sum(axis=1).mean()) * prompts**2
+        within = assumed.within_prompt
+        yield square / (1 + (each - 1) * within), cube / third_of_mean(each, within)
 
 
 def _alike(observed: Sequence[Observed]) -> tuple[float, float]:

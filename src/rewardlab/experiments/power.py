@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -21,8 +21,10 @@ from scipy.special import chdtri, ndtr, stdtrit
 
 from rewardlab.analysis.crossed import Crossed
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.experiments.expressions import Claim, Comparison, Range, Term
 from rewardlab.experiments.quantities import quantity_named
+from rewardlab.experiments.tails import DRAWS, Tail, chance_to_exceed, drawn, least_found
 
 POWER: Final = 0.80
 ALPHA: Final = 0.05
@@ -50,6 +52,12 @@ class Noise:
     """σ²_P/C: what the prompts do to all seeds."""
     num_prompts: int
     """C, to which the two belong; 0 where nothing comes from prompts."""
+    tail: Tail | None = None
+    """The third moments with C prompts, of a claim on what has a long tail; None for all others."""
+
+    def turned(self) -> Noise:
+        """Return the noise of the negative value, by which a claim is refuted."""
+        return self if self.tail is None else replace(self, tail=self.tail.turned())
 
     def error(self, seeds: int, prompts: int) -> float:
         """Return the standard error of the value with so many seeds and prompts."""
@@ -64,8 +72,10 @@ class Noise:
         return (self.seeds + self.within * share) / seeds, self.prompts * share
 
 
-def noise_of(found: Crossed) -> Noise:
-    """Return the noise of one seed, as the runs of several showed it."""
+def noise_of(found: Crossed, *, limit: float | None = None) -> Noise:
+    """Return the noise of one seed, as the runs of several showed it; with `limit` as it would be if that were true."""
+    tail = _tail_of(found, has_ends=limit is None)
+    found = found if limit is None else found.at_limit(limit)
     seeds = sum(part.variance for part in found.seeds)
     own = math.nan if found.single_seeds and not found.seeds else max(seeds - found.within, 0.0) * found.num_seeds
     return Noise(
@@ -73,7 +83,17 @@ def noise_of(found: Crossed) -> Noise:
         within=found.within * found.num_seeds,
         prompts=0.0 if found.prompts is None else found.prompts.variance,
         num_prompts=found.num_prompts,
+        tail=tail,
     )
+
+
+def _tail_of(found: Crossed, *, has_ends: bool) -> Tail | None:
+    """Return the third moment of the mean over seeds of a claim on losses; None for other claims."""
+    if found.bounded is None or not found.bounded.is_skewed:
+        return None
+    values_C = np.repeat(found.bounded.values, found.bounded.counts)
+    third = float(((values_C - values_C.mean()) ** 3).mean()) / values_C.size**2
+    return Tail.seen(third, float(values_C.var()) / values_C.size, has_ends=has_ends)
 
 
 def chance(ahead: float, noise: Noise, *, seeds: int, prompts: int, alpha: float = ALPHA, arms: int = 1) -> float:
@@ -81,12 +101,14 @@ def chance(ahead: float, noise: Noise, *, seeds: int, prompts: int, alpha: float
 
     The variance over seeds is drawn with its χ², the mean from a normal distribution; the variance over prompts, which
     has many degrees of freedom, is taken as known. With noise pooled over several `arms` the variance is drawn as that
-    rule finds it.
+    rule finds it. Of what has a long tail, the mean and the variance over prompts are drawn together.
     """
     own, shared = noise._variances(seeds, prompts)
     error = math.sqrt(own + shared)
     if not error > 0:
         return float(ahead > 0) if error == 0 else math.nan
+    if noise.tail is not None and prompts >= MIN_CLUSTERS:
+        return _chance_of_tail(ahead, noise, noise.tail, seeds=seeds, prompts=prompts, alpha=alpha, arms=arms)
     of_prompts = float(stdtrit(max(prompts - 1, 1), alpha)) ** 2 * shared if shared else 0.0
     if not own:
         return float(ndtr((ahead - math.sqrt(of_prompts)) / error))
@@ -94,6 +116,35 @@ def chance(ahead: float, noise: Noise, *, seeds: int, prompts: int, alpha: float
     of_seeds = float(stdtrit(arms * (seeds - 1), alpha)) ** 2 * own
     reach_R = np.sqrt(of_seeds * ratio_R + of_prompts)
     return float(weight_R @ ndtr((ahead - reach_R) / error))
+
+
+def _chance_of_tail(
+    ahead: float, noise: Noise, tail: Tail, *, seeds: int, prompts: int, alpha: float, arms: int
+) -> float:
+    own, shared = noise._variances(seeds, prompts)
+    share = noise.num_prompts / prompts
+    over_seeds = noise.seeds / seeds if seeds > 1 else 0.0
+    moved = own + shared - over_seeds
+    if not moved > 0:
+        return chance(ahead, replace(noise, tail=None), seeds=seeds, prompts=prompts, alpha=alpha, arms=arms)
+    skewness = tail.skewness(moved, seeds=seeds, share=share)
+    found = drawn(prompts, round(skewness, 4))
+    own_R = np.zeros(DRAWS)
+    if own:
+        own_R = float(stdtrit(arms * (seeds - 1), alpha)) ** 2 * own * _variances_drawn(seeds, arms)
+    quantile = -float(stdtrit(prompts - 1, alpha))
+    least_R = least_found(tail, found, share=share, moved=moved, shared=shared, own_R=own_R, quantile=quantile)
+    return chance_to_exceed(least_R, ahead, found, moved=moved, over_seeds=over_seeds)
+
+
+@functools.lru_cache(maxsize=64)
+def _variances_drawn(seeds: int, arms: int) -> FloatArray:
+    """Return [R] estimates of a variance over seeds of 1, as many as prompts are drawn."""
+    if arms > 1:
+        return _variances_seen(seeds, arms)[0][:DRAWS]
+    quantiles_R = np.random.default_rng(1).permutation((np.arange(DRAWS) + 0.5) / DRAWS)
+    found: FloatArray = chdtri(seeds - 1, quantiles_R) / (seeds - 1)
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
@@ -216,6 +267,9 @@ class Assumed:
         default_factory=lambda: MappingProxyType({"ece": 0.45, "loss": 0.55, "brier": 0.25})
     )
     """Quantity -> standard deviation of its influence over comparisons; that of accuracy follows from `accuracy`."""
+    skewness: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({"loss": 1.75, "brier": 1.3}))
+    """Quantity with a long tail -> skewness over comparisons; 0 for others. The default is that of normal margins with
+    the accuracy and the standard deviations above."""
     over_rows: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Quantity of a curve -> standard error of one seed from its validation rows; 0 for others."""
     alike: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
@@ -274,7 +328,23 @@ def assumed_noise(
         within=sum(share**2 * (1 - assumed.correlations(term.quantity)[0]) for term, share in shares.items()) * scale,
         prompts=max(total, 0.0) * scale + rows,
         num_prompts=num_prompts if shares else 0,
+        tail=_assumed_tail(shares, assumed, each=each, num_prompts=num_prompts),
     )
+
+
+def _assumed_tail(shares: Mapping[Term, float], assumed: Assumed, *, each: float, num_prompts: int) -> Tail | None:
+    """Return the third moments of a claim whose terms vary by `shares` over comparisons; None where no test knows of
+    them."""
+    by_kind: dict[str, list[float]] = {}
+    for term, share in shares.items():
+        by_kind.setdefault(term.quantity, []).append(share)
+    if not by_kind.keys() & assumed.skewness.keys() or not all(quantity_named(kind).has_ends for kind in by_kind):
+        return None
+    sums = [
+        Tail.of_terms(own, assumed.skewness.get(kind, 0.0), assumed.correlations(kind)) for kind, own in by_kind.items()
+    ]
+    whole = Tail.sum_of(sums, is_loss="loss" in by_kind)
+    return whole.over_prompts(max(num_prompts, 1), each=each, correlation=assumed.within_prompt)
 
 
 # --- possible values -------------------------------------------------------------------------------------------

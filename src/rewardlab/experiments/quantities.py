@@ -38,6 +38,8 @@ class Quantity:
     """Its column in metrics.csv, by which it can be asked for at a step; empty where there is none."""
     is_share: bool = False
     """Whether it is a mean, perhaps a weighted one, of outcomes between 0 and 1 of comparisons, or of prompts."""
+    has_ends: bool = False
+    """Whether it is known how far a comparison moves it at most, or if it comes out the other way."""
     varies: Varies = "always"
     """``never``: settings alone decide it, so one seed shows all. ``steps``: whole numbers of steps, so that equal
     values of a few seeds do not show that no seed would differ."""
@@ -67,6 +69,7 @@ def _of_scores() -> Iterator[Quantity]:
             meaning=MEASURES[f"{PREFIX}{name}"],
             column=columns.get(name, ""),
             is_share=name in shares,
+            has_ends=name in (*shares, "roc_auc", "brier", "loss"),
         )
 
 

@@ -343,11 +343,12 @@ def _what_decides(
     sizes = []
     for one in chosen:
         found = one.found
+        noise = noise_of(found, limit=0.0)
         # The difference that was seen is taken for the true one.
         sizes.append(
             needed(
                 abs(found.value),
-                noise_of(found.at_limit(0.0)),
+                noise if found.value > 0 else noise.turned(),
                 seeds=found.num_seeds,
                 prompts=found.num_prompts,
                 alpha=level,

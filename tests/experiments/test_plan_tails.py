@@ -1,0 +1,115 @@
+"""The chance to find a claim on a loss, whose values have a long tail, against simulation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rewardlab.analysis.crossed import Observed
+from rewardlab.analysis.linearised import observed_all
+from rewardlab.experiments.claims import parse
+from rewardlab.experiments.expressions import Term
+from rewardlab.experiments.power import Assumed, Noise, assumed_noise, chance, needed, noise_of, visible
+from rewardlab.experiments.quantities import quantity_named
+from rewardlab.experiments.tails import third_of_mean
+from rewardlab.experiments.verdicts import contrast_of
+from scored import rows_of
+
+SKEWED = Assumed(over_prompts={"loss": 0.5}, over_seeds={"loss": 0.0}, skewness={"loss": 6.0}, within_prompt=0.0)
+
+
+def noise(claim: str, prompts: int = 60, *, comparisons: int = 0, assumed: Assumed = SKEWED) -> Noise:
+    [part] = parse(claim).parts
+    count = comparisons or prompts
+    found = assumed_noise(part, assumed, num_prompts=prompts, num_comparisons=count, values={})
+    assert isinstance(found, Noise)
+    return found
+
+
+def losses(generator: np.random.Generator, prompts: int = 60) -> Observed:
+    """Losses of mean 1, standard deviation ½ and skewness 6."""
+    shape = 4 / 6**2
+    moved = 0.5 * (generator.gamma(shape, size=prompts) - shape) / math.sqrt(shape)
+    value = 1 + float(moved.mean())
+    return Observed(
+        by_seed_S=np.array([value]),
+        seeds=(0,),
+        influence_SC=(moved - moved.mean())[None] / prompts,
+        clusters=tuple(map(str, range(prompts))),
+        each_SC=np.ones((1, prompts)),
+        turned_S=np.array([1.5]),
+        has_long_tail=True,
+    )
+
+
+@pytest.mark.parametrize(("claim", "limit"), [("loss(a) < 1", 1.0), ("loss(a) > 1", -1.0)])
+def test_the_chance_to_find_a_loss_is_that_of_simulated_studies(claim: str, limit: float) -> None:
+    generator, [part] = np.random.default_rng(0), parse(claim).parts
+    said = noise(claim)
+    ahead = 2.5 * said.error(1, 60)
+    found = [contrast_of(part, {Term("loss", "a"): losses(generator)}).p_above(-ahead) <= 0.05 for _ in range(400)]
+    assert chance(ahead, said, seeds=1, prompts=60) == pytest.approx(np.mean(found), abs=0.1)
+    if limit > 0:
+        assert chance(ahead, replace(said, tail=None), seeds=1, prompts=60) > np.mean(found) + 0.25, "else far off"
+
+
+def test_a_claim_is_refuted_as_its_opposite_is_supported() -> None:
+    below, above = noise("loss(a) < 1"), noise("loss(a) > 1")
+    assert below.turned() == above
+    assert visible(below, seeds=1, prompts=60) > 1.3 * visible(above, seeds=1, prompts=60)
+
+
+def test_what_two_arms_have_in_common_of_a_tail_cancels_but_not_that_one_may_still_lose() -> None:
+    found = noise("loss(a) < loss(b)")
+    assert found.tail is not None
+    assert (found.tail.within, found.tail.prompts) == pytest.approx((0, 0))
+    assert found.tail.down == found.tail.up > 0
+    assert chance(0.15, found, seeds=1, prompts=60) < chance(0.15, replace(found, tail=None), seeds=1, prompts=60)
+
+
+def test_only_claims_whose_test_knows_of_a_tail_have_one() -> None:
+    assert noise("accuracy(a) > 0.7", assumed=Assumed()).tail is None
+    assert noise("ece(a) < 0.1", assumed=Assumed()).tail is None
+    assert noise("loss(a) < ece(a)", assumed=Assumed()).tail is None
+    assert noise("loss(a) < 0.5 + accuracy(a)", assumed=Assumed()).tail is not None
+    brier = noise("brier(a) < 0.2", assumed=Assumed()).tail
+    assert brier is not None
+    assert not brier.is_loss
+    rows = rows_of(np.random.default_rng(0).normal(size=(40, 2)))
+    for name, one in observed_all(["accuracy", "loss", "brier", "roc_auc", "ece", "margin"], {0: rows}).items():
+        quantity = quantity_named(name)
+        assert quantity.has_ends == (quantity.is_share or one.turned_S is not None), name
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 1.0])
+def test_comparisons_of_a_prompt_share_their_third_moment_as_they_share_their_variance(correlation: float) -> None:
+    assert third_of_mean(1, correlation) == 1
+    least, most = 1 / 12**2, 1.0
+    assert third_of_mean(12, correlation) == pytest.approx(
+        {0.0: least, 0.3: (1 + 33 * 0.3 + 110 * 0.3 ** (5 / 3)) / 144, 1.0: most}[correlation]
+    )
+
+
+def test_more_prompts_and_seeds_make_a_tail_matter_less() -> None:
+    few, many = noise("loss(a) < 1", 60), noise("loss(a) < 1", 6000)
+    lost = [
+        chance(2.5 * one.error(1, prompts), replace(one, tail=None), seeds=1, prompts=prompts)
+        - chance(2.5 * one.error(1, prompts), one, seeds=1, prompts=prompts)
+        for one, prompts in ((few, 60), (many, 6000))
+    ]
+    assert lost[0] > 0.3 > 0.1 > lost[1]
+    assert chance(0.2, few, seeds=1, prompts=6000) == pytest.approx(chance(0.2, many, seeds=1, prompts=6000), abs=0.01)
+
+
+def test_what_an_undecided_loss_needs_counts_its_skewness() -> None:
+    found = contrast_of(parse("loss(a) < 1.1").parts[0], {Term("loss", "a"): losses(np.random.default_rng(3))})
+    own = noise_of(found, limit=0.0)
+    assert own.tail is not None
+    assert own.tail.prompts < 0
+    with_tail, without = (needed(0.1, one, seeds=1, prompts=60).prompts for one in (own, replace(own, tail=None)))
+    assert with_tail is not None
+    assert without is not None
+    assert with_tail > without
