@@ -234,13 +234,16 @@ def test_that_all_preferred_replies_are_longer_is_not_called_too_few_of_unequal_
     assert "5 prompts prefer the longer reply and 5 the shorter" in found.numbers
 
 
-@pytest.mark.parametrize(("liking", "wanted"), [(0.0, "yes"), (0.08, "look")])
+@pytest.mark.parametrize(
+    ("liking", "count", "wanted"),
+    [(0.0, 400, "yes"), (0.08, 400, "look"), pytest.param(0.002, 20_000, "yes", marks=pytest.mark.slow)],
+)
 def test_scores_that_overrate_length_ask_for_a_look_though_the_labels_do_not_follow_it(
-    record: Record, liking: float, wanted: str
+    record: Record, liking: float, count: int, wanted: str
 ) -> None:
     draw = np.random.default_rng(0)
-    quality, tokens = draw.normal(size=(400, 2)), draw.integers(5, 60, (400, 2))
-    better = draw.random(400) < 1 / (1 + np.exp(-2 * (quality[:, 0] - quality[:, 1])))
+    quality, tokens = draw.normal(size=(count, 2)), draw.integers(5, 60, (count, 2))
+    better = draw.random(count) < 1 / (1 + np.exp(-2 * (quality[:, 0] - quality[:, 1])))
     rows = [
         score_row(
             n,
@@ -249,12 +252,15 @@ def test_scores_that_overrate_length_ask_for_a_look_though_the_labels_do_not_fol
             (Comparison(first=0, second=1),) if reply == 0 else (),
             num_tokens=10 + int(tokens[n, k]),
         )
-        for n in range(400)
+        for n in range(count)
         for reply, k in enumerate((0, 1) if better[n] else (1, 0))
     ]
     judged = judge_rows(rows, beta=1.0, draws=20)
     (block,) = checklist_section(record, judged).blocks
     assert isinstance(block, Checklist)
     (found,) = [check for check in block.checks if "where length does not tell" in check.question]
-    assert found.answer == wanted
+    assert found.answer == wanted, found.numbers
     assert ("overrate longer replies" in found.numbers) == (wanted == "look")
+    if count > 400:
+        # It is shown, but is next to nothing.
+        assert -0.1 < judged["eval_length_coefficient"].value < judged["eval_length_coefficient"].high < 0

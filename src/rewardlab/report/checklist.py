@@ -34,6 +34,12 @@ LENGTH_TELLS: Final = (
     f"Too few comparisons to tell: length is taken away where {FEWEST_A_SIDE} prompts prefer the longer reply and "
     f"{FEWEST_A_SIDE} the shorter one, at differences of about the same size."
 )
+LENGTH_POINTS: Final = 0.01
+"""A loss of accuracy with length taken away that is smaller than this asks for no look, however sure it is."""
+LENGTH_ODDS: Final = 0.1
+"""The same of the log odds that scores overrate a standard deviation of length by: 2.5 points of probability at most.
+
+Of very many comparisons intervals exclude any true value but 0 exactly, and no model has that."""
 OVERRATES: Final = " The scores overrate longer replies: log odds to add for a standard deviation more length"
 NEAR_PEAK: Final = 0.03
 """An accuracy at most this far below the highest one of the run still counts as equal to it."""
@@ -255,11 +261,12 @@ def _length(judgement: Judgement | None) -> Check:
     correlation = judgement.estimates.get("eval_score_length_spearman")
     # Of data whose labels do not follow length, the two accuracies are equal for a model that goes by length too.
     left = judgement.estimates.get("eval_length_coefficient")
-    overrates = left is not None and left.high < 0
+    overrates = left is not None and left.high < 0 and left.value <= -LENGTH_ODDS
+    falls = own.high < plain.value and own.value <= plain.value - LENGTH_POINTS
     answer = _decided(own, above=0.5)
     return Check(
         question=question,
-        answer="look" if answer == "yes" and (own.high < plain.value or overrates) else answer,
+        answer="look" if answer == "yes" and (falls or overrates) else answer,
         numbers=f"Accuracy {shown(own)} with length taken away, {shown(plain)} with it; rank correlation of reward and "
         f"length {shown(correlation)}." + (f"{OVERRATES} {shown(left)}." if overrates else ""),
     )
