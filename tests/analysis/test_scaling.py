@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from rewardlab.analysis.judgement import judge_rows
-from rewardlab.analysis.scaling import HOTTEST, fit_affine, fit_scaling, fit_temperature, judge_scaling, sides
+from rewardlab.analysis.scaling import (
+    HOTTEST,
+    fit_affine,
+    fit_scaling,
+    fit_temperature,
+    judge_scaling,
+    loss_changes,
+    sides,
+)
 from rewardlab.analysis.score_table import score_table
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, ScoreRow
@@ -221,3 +229,39 @@ def test_repeated_prompts_are_counted_once():
     judged = judge_scaling(fit_scaling(rows, beta=1.0), rows, beta=1.0)
     assert {estimate.n for row in judged.pairs.values() for estimate in row.values()} == {15}
     assert {estimate.n for row in judged.replies.values() for estimate in row.values()} == {15}
+
+
+def test_a_change_of_losses_counts_pairs_that_come_out_the_unlikely_way_and_were_not_drawn():
+    """All pairs are ranked as labelled, so that a higher temperature only costs, but on one in twenty it would gain."""
+    logits = 3 * np.abs(np.random.default_rng(0).normal(size=20)) + 2
+    found = loss_changes(logits, logits / 3, np.ones(20), [str(n) for n in range(20)])
+    lost = np.logaddexp(0, logits / 3) - np.logaddexp(0, logits)
+    for measure, change in found.items():
+        assert change.value > 0
+        assert change.low < 0 < change.value < change.high, measure
+        assert change.method.endswith("paired")
+    assert found["NLL"].low < 0.05 * lost.mean() + 0.95 * found["NLL"].value
+    three = loss_changes(logits, logits / 3, np.ones(20), [str(n // 10) for n in range(20)])
+    assert np.isnan(three["NLL"].low), "two prompts have no interval"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("prompts", "each"), [(20, 1), (40, 1), (20, 4)])
+@pytest.mark.parametrize(("ahead", "sure", "temperature"), [(2.33, 3.0, 3.0), (2.33, 1.0, 0.8), (0.74, 3.0, 3.0)])
+def test_changes_of_losses_hold_the_truth(prompts, each, ahead, sure, temperature):
+    generator, keys = np.random.default_rng(1), [str(n // each) for n in range(prompts * each)]
+    alike = np.sqrt(0.7 if each > 1 else 0.0)
+
+    def drawn(count: int) -> np.ndarray:
+        common, own = generator.normal(size=count), generator.normal(size=(count, each))
+        return sure * ahead * (ahead + np.sqrt(2) * (alike * common[:, None] + np.sqrt(1 - alike**2) * own)).ravel()
+
+    def change(logits: np.ndarray) -> float:
+        return float((np.logaddexp(0, -logits / temperature) - np.logaddexp(0, -logits)).mean())
+
+    truth, held = change(drawn(400_000 // each)), 0
+    for _ in range(200):
+        logits = drawn(prompts)
+        one = loss_changes(logits, logits / temperature, np.ones(len(keys)), keys)["NLL"]
+        held += one.low <= truth <= one.high
+    assert held >= 200 * 0.95 - 2 * np.sqrt(200 * 0.95 * 0.05)

@@ -23,9 +23,10 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit
 
 from rewardlab.analysis import stats
+from rewardlab.analysis.bounded import Bounded, Moves
 from rewardlab.analysis.calibration import ece_estimate
 from rewardlab.analysis.distributions import standard_deviation
-from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.intervals import FloatArray, unit_of
 from rewardlab.analysis.reliability import calibration_slope
 from rewardlab.analysis.score_table import Pairs, ScoreTable, score_table
 from rewardlab.core.errors import DataError
@@ -240,10 +241,54 @@ def _compared(
 
 
 def loss_changes(before: FloatArray, after: FloatArray, labels: FloatArray, keys: Sequence[str]) -> dict[str, Estimate]:
-    """Return the paired changes of NLL and Brier score from the logits `before` [M] to those `after`, by prompt."""
+    """Return the paired changes of NLL and Brier score from the logits `before` [M] to those `after`, by prompt.
+
+    A calibration changes most what comes out against its probabilities, and of few pairs none may have done so. So the
+    interval holds, too, what is likely if some had (see `_with_unlikely`).
+    """
     old, new = _losses(before, labels), _losses(after, labels)
-    changes = {measure: stats.mean(new[measure] - old[measure], keys) for measure in new}
-    return {measure: replace(change, method=f"{change.method}, paired") for measure, change in changes.items()}
+    against = (after < 0).astype(np.float64)
+    old_if, new_if = _losses(before, against), _losses(after, against)
+    chances = expit(-np.abs(after))
+    found = {}
+    for measure in new:
+        change = new[measure] - old[measure]
+        plain = stats.mean(change, keys)
+        widened = _with_unlikely(plain, change, new_if[measure] - old_if[measure], chances, keys)
+        found[measure] = replace(widened, method=f"{plain.method}, paired")
+    return found
+
+
+def _with_unlikely(
+    found: Estimate, values: FloatArray, against: FloatArray, chances: FloatArray, keys: Sequence[str]
+) -> Estimate:
+    """Return a mean of `values` [M] with its interval widened to that of the likeliest distributions with an end.
+
+    The ends are the values Σwv²/Σwv of the pairs that come out the unlikely way: those are `against` [M], with the
+    `chances` w [M]. Of the m pairs of a prompt √m do so at once. This is how claims on losses are tested
+    (`crossed_shares.py`).
+    """
+    if math.isnan(found.low):
+        return found
+    _, index_M = np.unique(np.asarray(keys, dtype=np.str_), return_inverse=True)
+    size_C = np.bincount(index_M).astype(np.float64)
+    part_C = np.sqrt(size_C) / values.size
+    away = against - found.value
+    moves = Moves(
+        moved_C=np.bincount(index_M, values - found.value) / values.size,
+        down_C=part_C * _furthest(np.minimum(away, 0.0), chances),
+        up_C=part_C * _furthest(np.maximum(away, 0.0), chances),
+    )
+    bounded, tail = Bounded.of([(moves, 1.0)], found.value), (1 - found.level) / 2
+    return replace(found, low=min(found.low, bounded.low(tail)), high=max(found.high, bounded.high(tail)))
+
+
+def _furthest(away: FloatArray, chances: FloatArray) -> float:
+    """Return Σwv²/Σwv over distances [M] of one sign, 0 where they are of the other; 0 if all are."""
+    unit = unit_of(away)
+    scaled = away / unit
+    total = float(chances @ scaled)
+    return unit * float(chances @ np.square(scaled)) / total if total else 0.0
 
 
 def _losses(logits: FloatArray, labels: FloatArray) -> dict[str, FloatArray]:
