@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+from scipy.special import expit
 
 from coverage import Cell, as_dict, judge, limits_of, outside_wanted, summary_row
 from harness import results, simulated
@@ -33,6 +34,8 @@ EACH = (1, 4)
 ALIKE = 0.5
 """Part of the variance that those of a prompt have in common."""
 Found = Mapping[str, Estimate]
+LogitsOf = Callable[[int, int], tuple[FloatArray, FloatArray]]
+"""(prompts, pairs of each) -> logits and labels"""
 Cells = Iterator[tuple[str, Cell]]
 """(statistic, cell)"""
 Kind = Callable[[int, np.random.Generator, int], Cells]
@@ -155,22 +158,34 @@ def disagreements(draws: int, generator: np.random.Generator, large: int) -> Cel
 
 def calibrations(draws: int, generator: np.random.Generator, large: int) -> Cells:
     """NLL and Brier score after a temperature less before, of pairs on which it was not fitted."""
-    for sharpness in (1.0, 2.0, 5.0):
-        fitted_p, fitted_y = simulated.judged(200, 1.5, sharpness, generator)
+    for spread, sharpness in ((1.5, 1.0), (1.5, 2.0), (1.5, 5.0), (3.0, 1.0), (3.0, 2.0), (6.0, 1.0)):
+        fitted_p, fitted_y = simulated.judged(200, spread, sharpness, generator)
         temperature = fit_temperature(np.log(fitted_p / (1 - fitted_p)), fitted_y)
 
-        def changes(prompts: int, each: int, sharpness: float = sharpness, temperature: float = temperature) -> Found:
-            p, y = simulated.judged(prompts * each, 1.5, sharpness, generator, each=each, alike=ALIKE * (each > 1))
-            logits = np.log(p) - np.log1p(-p)
-            keys = [f"{row // each}" for row in range(p.size)]
-            return {
-                f"change of {name}": one for name, one in loss_changes(logits, logits / temperature, y, keys).items()
-            }
+        def logits_of(
+            prompts: int, each: int, spread: float = spread, sharpness: float = sharpness
+        ) -> tuple[FloatArray, FloatArray]:
+            p, y = simulated.judged(prompts * each, spread, sharpness, generator, each=each, alike=ALIKE * (each > 1))
+            return np.log(p) - np.log1p(-p), y
 
-        truth = {one: estimate.value for one, estimate in changes(50 * large, 1).items()}
+        def changes(prompts: int, each: int, of: LogitsOf = logits_of, temperature: float = temperature) -> Found:
+            logits, y = of(prompts, each)
+            keys = [f"{row // each}" for row in range(y.size)]
+            found = loss_changes(logits, logits / temperature, y, keys)
+            return {f"change of {name}": one for name, one in found.items()}
+
+        logits, y = logits_of(50 * large, 1)
+        right = float(((logits > 0) == y).mean())
+        turned = np.where(y > 0, -logits, logits)
+        truth = {
+            "change of NLL": float(np.mean(np.logaddexp(0, turned / temperature) - np.logaddexp(0, turned))),
+            "change of Brier": float(np.mean(np.square(expit(turned / temperature)) - np.square(expit(turned)))),
+        }
         for prompts in PROMPTS:
             for each in EACH:
-                case = f"{prompts} prompts of {each}, sharpness {sharpness:g}, temperature {temperature:.2f}"
+                case = (
+                    f"{prompts} prompts of {each}, accuracy {right:.2f}, sharpness {sharpness:g}, T {temperature:.2f}"
+                )
                 yield from covered(lambda prompts=prompts, each=each: changes(prompts, each), truth, case, draws)
 
 
