@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
 
 from harness.fake_engine import SABOTAGES, FakeEngine, app_of, running
 from live_endpoint import engine, folder, messages_on_page, said, url
@@ -206,10 +208,28 @@ def test_addresses_and_engines_that_are_none_are_told(engine, url, folder, capsy
     assert "it holds a user or a password" in err
     assert "--token-env NAME" in err
     assert "secret-1" not in out + err
-    assert "ConnectError" in said(capsys, "http://127.0.0.1:9", "--model", folder)[2]
+    dead = said(capsys, "http://127.0.0.1:9", "--model", folder)[2]
+    assert "ConnectError" in dead
+    assert dead.endswith("refused. See that the server is up and its address is right.\n")
     assert "--model is for a live endpoint, and x is a folder" in said(capsys, "x", "--model", folder)[2]
     engine.be(dialect="rewardlab")
     assert "has no 'b'; it has rm" in said(capsys, url, "--served-name", "b")[2]
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (401, "Give its token: --token-env NAME, an environment variable that holds it."),
+        (503, "Ask again when it is ready."),
+        (400, "See that the address is right."),
+    ],
+)
+def test_what_an_endpoint_refuses_before_it_says_what_it_is_is_told_with_a_remedy(capsys, status, remedy):
+    async def refuse(request: Request) -> Response:
+        return PlainTextResponse("no", status_code=status)
+
+    with running(Starlette(routes=[Route("/v1/spec", refuse)])) as url:
+        assert said(capsys, url)[2] == f"error: {url}: GET /v1/spec failed: HTTP {status}: no. {remedy}\n"
 
 
 @pytest.mark.slow

@@ -18,6 +18,17 @@ from rewardlab.core.errors import ConfigError, EndpointError
 NAMED_BY: Final = "--served-name"
 """The flag that names a model."""
 TIMEOUT_S: Final = 120.0
+OTHERWISE: Final = "See that the address is right."
+REMEDIES: Final = {
+    401: "Give its token: --token-env NAME, an environment variable that holds it.",
+    403: "See whether the token may do this.",
+    429: "Ask again when it has less to do.",
+    500: "See the server's log.",
+    502: "See that the server behind that address is up.",
+    503: "Ask again when it is ready.",
+    504: "See that the server behind that address is up.",
+}
+"""Status of an endpoint that does not say what it is -> what to do; `OTHERWISE` for others."""
 LONGEST_QUOTE: Final = 200
 """Most characters of an answer that a message repeats."""
 
@@ -40,11 +51,12 @@ class Answer:
 
 
 class Refusal(Exception):
-    """The endpoint gave no scores; the text says what it gave, and `status` its code, 0 without one."""
+    """The endpoint gave no scores: what it gave, its code as `status`, 0 without one, and what to do as `remedy`."""
 
-    def __init__(self, said: str, *, status: int = 0) -> None:
+    def __init__(self, said: str, *, status: int = 0, remedy: str = OTHERWISE) -> None:
         super().__init__(said)
         self.status = status
+        self.remedy = remedy
 
 
 @runtime_checkable
@@ -183,11 +195,14 @@ class Wire:
         try:
             response = self._client.request(method, self.base + path, json=body)
         except self._slow as error:
-            raise Refusal(f"no answer within {self._timeout_s:g} s") from error
+            said = f"no answer within {self._timeout_s:g} s"
+            raise Refusal(said, remedy="Raise --timeout-s, or see what the server does.") from error
         except self._errors as error:
-            raise Refusal(f"{type(error).__name__}: {error}") from error
-        if response.status_code != 200:
-            raise Refusal(f"HTTP {response.status_code}: {_quoted(response.text)}", status=response.status_code)
+            said = f"{type(error).__name__}: {error}"
+            raise Refusal(said, remedy="See that the server is up and its address is right.") from error
+        if (status := response.status_code) != 200:
+            said = f"HTTP {status}: {_quoted(response.text)}"
+            raise Refusal(said, status=status, remedy=REMEDIES.get(status, OTHERWISE))
         try:
             return response.json()
         except ValueError as error:
@@ -200,6 +215,11 @@ def _quoted(text: str) -> str:
     return line if len(line) <= LONGEST_QUOTE else f"{line[:LONGEST_QUOTE]} …"
 
 
+def _then(refusal: Refusal) -> str:
+    """Return what to do, as a sentence behind the text of a refusal."""
+    return f"{'' if str(refusal).endswith('.') else '.'} {refusal.remedy}"
+
+
 def spec_of(wire: Wire) -> SpecResponse | None:
     """Return what our own server says about its models; None if it is another engine. Raises EndpointError."""
     try:
@@ -207,7 +227,7 @@ def spec_of(wire: Wire) -> SpecResponse | None:
     except Refusal as refusal:
         if refusal.status in (404, 405, 501):
             return None
-        raise EndpointError(f"{wire.base}: GET {SPEC_PATH} failed: {refusal}") from refusal
+        raise EndpointError(f"{wire.base}: GET {SPEC_PATH} failed: {refusal}{_then(refusal)}") from refusal
     return offers.spec_in(answer, where=f"{wire.base}{SPEC_PATH}")
 
 
@@ -221,7 +241,8 @@ def engine_of(wire: Wire, *, name: str | None = None) -> Dialect:
         routes = offers.routes_in(wire.get("/openapi.json"))
     except Refusal as refusal:
         raise EndpointError(
-            f"{wire.base}: neither {SPEC_PATH} (rewardlab) nor /openapi.json (vLLM, SGLang) is there: {refusal}"
+            f"{wire.base}: neither {SPEC_PATH} (rewardlab) nor /openapi.json (vLLM, SGLang) is there: "
+            f"{refusal}{_then(refusal)}"
         ) from refusal
     spoken = offers.dialect_of(offers.engine_with(routes, url=wire.base), routes, version=None, url=wire.base)
     if not spoken.names_model:
@@ -230,5 +251,5 @@ def engine_of(wire: Wire, *, name: str | None = None) -> Dialect:
     try:
         listed = wire.get("/v1/models")
     except Refusal as refusal:
-        raise EndpointError(f"{wire.base}: /v1/models names no model: {refusal}") from refusal
+        raise EndpointError(f"{wire.base}: /v1/models names no model: {refusal}{_then(refusal)}") from refusal
     return Foreign(spoken=spoken, model=offers.model_in(listed, name, url=wire.base, setting=NAMED_BY) or "")
