@@ -73,6 +73,8 @@ class TestPairs:
 
     def test_unicode_with_half_a_surrogate_pair_is_dropped(self) -> None:
         assert cause({**PAIR, "chosen": "\ud83d"}) == "bad_unicode"
+        with pytest.raises(UnusableRowError, match="in an assistant turn, at character 2"):
+            read({**PAIR, "chosen": turns(assistant("a\ud83d"))})
 
     @pytest.mark.parametrize("column", ["prompt", "chosen", "rejected"])
     def test_a_null_field_is_dropped(self, column: str) -> None:

@@ -230,7 +230,8 @@ def require_reply(turns: Conversation) -> Conversation:
         raise UnusableRowError("empty_reply", "no turn after the prompt")
     if turns[0].role != "assistant" or turns[-1].role != "assistant":
         raise UnusableRowError(
-            "bad_roles", f"a reply goes from a {turns[0].role} turn to a {turns[-1].role} turn, wanted assistant turns"
+            "bad_roles",
+            f"a reply goes from {a_turn(turns[0].role)} to {a_turn(turns[-1].role)}, wanted assistant turns",
         )
     if not turns[-1].content.strip():
         raise UnusableRowError("empty_reply", f"the last turn is {show(turns[-1].content)}")
@@ -269,7 +270,7 @@ def _turns(entries: Sequence[object]) -> Conversation:
             raise UnusableRowError("bad_roles", f"unknown role {show(role)}, wanted one of {', '.join(roles)}")
         content = joined_parts(content)
         if not isinstance(content, str):
-            raise UnusableRowError("bad_roles", f"a {role} turn has content {show(content)}, wanted text")
+            raise UnusableRowError("bad_roles", f"{a_turn(role)} has content {show(content)}, wanted text")
         turns.append(_message(roles[role], content))
     return tuple(turns)
 
@@ -329,12 +330,17 @@ def _holds(value: object) -> bool:
     return bool(value) and not (isinstance(value, float) and math.isnan(value))
 
 
+def a_turn(role: str) -> str:
+    """Return a turn of this role in words: `a user turn`, `an assistant turn`."""
+    return f"an {role} turn" if role == "assistant" else f"a {role} turn"
+
+
 def _message(role: str, content: str) -> Message:
     """Return a message. Raises UnusableRowError for lone surrogates, which no tokenizer can read."""
     try:
         content.encode()
     except UnicodeEncodeError as error:
-        raise UnusableRowError("bad_unicode", f"in a {role} turn, at character {error.start + 1}") from error
+        raise UnusableRowError("bad_unicode", f"in {a_turn(role)}, at character {error.start + 1}") from error
     return Message(role, content)
 
 
