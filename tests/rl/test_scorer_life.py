@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from reward_models import served
 from rewardlab.analysis.ensembles import Scale
@@ -39,6 +40,30 @@ def test_many_tasks_ask_at_the_same_time_and_each_gets_its_own_in_order(folder: 
     whole, parts = asyncio.run(done())
     for first, part in enumerate(parts):
         np.testing.assert_allclose(part, whole[first : first + 5], atol=NEAR)
+
+
+@pytest.mark.parametrize(
+    ("asked", "local_rank", "taken"), [(None, "2", "cuda:2"), ("cpu", "2", "cpu"), (None, None, None)]
+)
+def test_each_process_of_a_trainer_has_its_model_on_its_own_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, local_rank: str | None, taken: str | None
+) -> None:
+    chosen: list[Any] = []
+
+    def load(models: Any, *, device: Any, **settings: Any) -> LocalEngine:
+        chosen.append(device)
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(LocalEngine, "load", load)
+    with pytest.raises(ConfigError, match="seen"):
+        asyncio.run(RewardScorer(folder, device=asked).score(TALKS[:1]))
+    assert [None if one is None else str(one) for one in chosen] == [taken]
 
 
 def test_an_error_of_one_member_ends_the_call_and_all_are_closed(told: Any) -> None:

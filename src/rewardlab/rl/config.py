@@ -54,7 +54,7 @@ class ScorerConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of a model in this process. A server has its own."""
     device: str | None = None
-    """Device of a model in this process; by default CUDA if there is one, else the CPU."""
+    """Device of a model in this process; by default the GPU of the process (`LOCAL_RANK`) or, without one, the CPU."""
     token_budget: int = 8192
     """Most tokens that a model in this process computes at a time; changes no score."""
     client: Mapping[str, Any] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -164,7 +165,7 @@ class LocalMember:
         engine = engines.load(
             {"model": self._folder},
             precision=self._config.precision,
-            device=self._config.device,
+            device=_device(self._config),
             token_budget=self._config.token_budget,
             max_waiting_tokens=UNLIMITED,
         )
@@ -255,6 +256,19 @@ class LocalMember:
             engine.close()
         else:
             await closing
+
+
+def _device(config: ScorerConfig) -> Any:
+    """Return the device for a model in this process; None for the usual one.
+
+    Of several processes on a machine each takes its own GPU. A new thread begins with the first one, whatever the
+    trainer's thread has chosen, so all of them would meet there.
+    """
+    if config.device is not None or "LOCAL_RANK" not in os.environ:
+        return config.device
+    from rewardlab.distributed.sharding import device_of_rank
+
+    return device_of_rank()
 
 
 class ServedMember:
