@@ -328,6 +328,7 @@ def read_spec(folder: Path) -> RewardSpec:
                 f"Rename the latter to {folder.name} to have the previous model back."
             )
         if not folder.exists():
+            _require_no_address(folder)
             near = _models_near(folder) or _address(folder) or f" {WANTED} A base model gives no scores."
             raise ArtifactError(f"{folder}: no such folder.{near}")
         raise ArtifactError(f"{folder}: no {SPEC_FILE}, so {_without_spec(folder)}{_models_near(folder / 'best')}")
@@ -357,6 +358,17 @@ def _without_spec(folder: Path) -> str:
         f"this {short(name)} is not a rewardlab reward model.{base} {WANTED} A reward model of another project becomes "
         f"one by `rewardlab import {path} --output-dir NEW`."
     )
+
+
+def _require_no_address(folder: Path) -> None:
+    """Raise ArtifactError for the address of a server, of which a path keeps a single slash."""
+    scheme, _, rest = str(folder).partition(":/")
+    if scheme.lower() in ("http", "https"):
+        address = f"{scheme}://{rest}"
+        raise ArtifactError(
+            f"{address}: this is the address of a server, and a reward-model folder is wanted here. A server is asked "
+            f"by `rewardlab score --backend http --url {address}`, and in Python by rewardlab.client.RewardClient."
+        )
 
 
 def _address(folder: Path) -> str:
