@@ -85,6 +85,29 @@ def test_an_engine_that_hides_its_routes_is_believed_by_its_name() -> None:
         during(Hidden(table()), lambda c: c.connect())
 
 
+@pytest.mark.parametrize("models", [True, 5, "rm", {"id": "rm"}, [None, 5, {"id": 5}]])
+def test_a_list_of_models_that_is_none_names_no_model(models: Any) -> None:
+    class Odd(FakeVllm):
+        def reply(self, path: str, body: Any) -> Any:
+            return (200, {"data": models}, {}) if path == "/v1/models" else super().reply(path, body)
+
+    assert during(Odd(table()), lambda c: c.score(talks(2))) == expected(talks(2))
+
+
+@pytest.mark.parametrize(
+    ("loc", "place"), [(["body", "input", 0], "body.input.0"), ("body", "body"), (5, "5"), (None, "")]
+)
+def test_a_list_of_wrong_fields_is_told_by_places_and_messages_whatever_their_form(loc: Any, place: str) -> None:
+    class Strict(FakeVllm):
+        def reply(self, path: str, body: Any) -> Any:
+            wrong = {"loc": loc, "msg": "too much", "input": "SECRET"}
+            return (422, {"detail": [wrong, "odd"]}, {}) if path == "/classify" else super().reply(path, body)
+
+    with pytest.raises(RefusedError, match=rf"422 \w+ \w+: {place}: too much\.") as refused:
+        during(Strict(table()), lambda c: c.score(talks(1)))
+    assert "SECRET" not in str(refused.value)
+
+
 def test_the_token_is_sent_and_never_shown() -> None:
     fake = FakeOwn(table(), token="a secret")
     own = client(fake, token="a secret")

@@ -301,6 +301,33 @@ def test_where_torch_is_not_installed_a_folder_renders_the_same_tokens() -> None
     assert ran.stdout.split() == [str(len(spec().canaries)), "True", "False"]
 
 
+TOGETHER = """
+import sys, threading
+from pathlib import Path
+from rewardlab.client.rendering import Artifact
+
+sys.setswitchinterval(1e-6)  # so that threads meet within the first import
+start, opened = threading.Barrier(8), []
+
+def open_folder():
+    start.wait()
+    opened.append(Artifact(Path(sys.argv[1]), truncate=False))
+
+threads = [threading.Thread(target=open_folder) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(opened))
+"""
+
+
+@pytest.mark.slow
+def test_clients_of_several_threads_open_a_folder_at_the_same_time() -> None:
+    from served import folder
+
+    ran = subprocess.run([sys.executable, "-c", TOGETHER, str(folder())], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["8"], ran.stderr[-2000:]
+
+
 MISSING = """
 import sys
 

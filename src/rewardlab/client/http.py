@@ -333,12 +333,18 @@ def _said(response: httpx2.Response) -> str:
     message = error.get("message") if isinstance(error, dict) else error
     # FastAPI answers a list of wrong fields with their values, which may be texts: quote only places and messages.
     if isinstance(error, list):
-        wrong = [item for item in error if isinstance(item, dict)]
-        message = "; ".join(f"{'.'.join(map(str, item.get('loc', ())))}: {item.get('msg', '')}" for item in wrong)
+        message = "; ".join(
+            f"{_place(item.get('loc'))}: {item.get('msg', '')}" for item in error if isinstance(item, dict)
+        )
     if not isinstance(message, str) or not message:
         return ""
     text = visible(message).rstrip(".")
     return f": {text[:SHOWN]}{' …' if len(text) > SHOWN else ''}"
+
+
+def _place(loc: Any) -> str:
+    """Return the place of a wrong field: its names and numbers, joined."""
+    return ".".join(map(str, loc)) if isinstance(loc, list) else str(loc or "")
 
 
 def _word(response: httpx2.Response, field: str) -> str:

@@ -112,7 +112,8 @@ def model_in(values: Any, model: str | None, *, url: str, setting: str = "model"
     Raises ConfigError if a name is needed and not given, or no model has it.
     """
     entries = values.get("data") if isinstance(values, dict) else None
-    names = [entry["id"] for entry in entries or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    found = entries if isinstance(entries, list) else []
+    names = [entry["id"] for entry in found if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
     if model is None:
         if len(names) > 1:
             raise ConfigError(f"{setting}: {url} has several models; give one of {', '.join(names)}.")

@@ -25,6 +25,13 @@ KEY: Final = "rewardlab_spec_sha256"
 """Key of a folder's digest in its config.json."""
 
 
+_FIRST: Final = threading.Lock()
+"""Held while a tokenizer is loaded: transformers fails if several threads are the first to ask it for one.
+
+Of the process, as the modules of transformers are.
+"""
+
+
 def digest_in(folder: Path) -> str | None:
     """Return the digest of a reward-model folder; None for one of an early version.
 
@@ -101,7 +108,9 @@ class Artifact:
         self._truncate = self.spec.renderer.truncation not in REFUSING if truncate is None else truncate
         self._lock = threading.Lock()
         """Held while rendering, since two threads may not use a tokenizer at once."""
-        self._renderer = Renderer(load_tokenizer(str(folder)), self.spec.renderer)
+        with _FIRST:
+            tokenizer = load_tokenizer(str(folder))
+        self._renderer = Renderer(tokenizer, self.spec.renderer)
         pad = config.get("pad_token_id")
         self._renderer.pad_token_id = pad if isinstance(pad, int) else None
         self.cut = self._require_own_tokens()
