@@ -15,8 +15,11 @@ from starlette.routing import Mount, Route
 from harness.fake_engine import SABOTAGES, FakeEngine, app_of, running
 from live_endpoint import engine, folder, messages_on_page, said, url
 from rewardlab.analysis.endpoint_faults import Finding, Heard, find, of_one_arithmetic
+from rewardlab.client.dialects import VLLM_CLASSIFY
 from rewardlab.core.spec import read_spec
 from rewardlab.serve.folders.export import export
+from rewardlab.serve.verifying.endpoints import Foreign, Wire
+from rewardlab.serve.verifying.live import hear
 
 __all__ = ["engine", "folder", "url"]
 
@@ -230,6 +233,30 @@ def test_what_an_endpoint_refuses_before_it_says_what_it_is_is_told_with_a_remed
 
     with running(Starlette(routes=[Route("/v1/spec", refuse)])) as url:
         assert said(capsys, url)[2] == f"error: {url}: GET /v1/spec failed: HTTP {status}: no. {remedy}\n"
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"a": ' * 100_000, "{"])
+def test_an_answer_that_no_parser_reads_is_told_as_no_json(capsys, body):
+    async def answer(request: Request) -> Response:
+        return PlainTextResponse(body)
+
+    with running(Starlette(routes=[Route("/v1/spec", answer)])) as url:
+        assert f"{url}: GET /v1/spec failed: no JSON: " in said(capsys, url)[2]
+
+
+@pytest.mark.parametrize(
+    ("score", "tokens", "fault", "counted"),
+    [(10**400, 3, "failed", ()), (0.5, {}, "", (None,)), (0.5, "3", "", (None,)), (0.5, 3, "", (3,))],
+    ids=["too large", "counts of another kind", "counts as text", "as they should be"],
+)
+def test_numbers_of_an_odd_kind_are_a_failure_or_not_counted(score, tokens, fault, counted):
+    class Odd(Wire):
+        def post(self, path: str, body: object) -> object:
+            return {"data": [{"index": 0, "probs": [score]}], "usage": {"prompt_tokens": tokens}}
+
+    with Odd("http://127.0.0.1:9") as wire:
+        heard = hear(wire, Foreign(spoken=VLLM_CLASSIFY), "token_ids", [[1, 2, 3]])
+    assert (heard.fault, heard.num_tokens) == (fault, counted)
 
 
 @pytest.mark.slow

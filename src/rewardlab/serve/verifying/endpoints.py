@@ -75,7 +75,10 @@ class Dialect(Protocol):
         """Return the request that asks for the scores of conversations in a form, raw."""
 
     def hear(self, answer: Any) -> Answer:
-        """Return the scores in an answer. Raises LookupError, TypeError or ValueError for one of another shape."""
+        """Return the scores in an answer.
+
+        Raises LookupError, TypeError, ValueError or OverflowError for one of another shape.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ class Rewardlab:
         """See `Dialect`."""
         scores = [score for group in answer["groups"] for score in group["scores"]]
         counts = [count for group in answer["groups"] for count in group["num_tokens"]]
-        return Answer(scores=[_number(score) for score in scores], num_tokens=list(counts))
+        return Answer(scores=[_number(score) for score in scores], num_tokens=list(map(_count, counts)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +141,17 @@ class Foreign:
             counts = [row.get("meta_info", {}).get("prompt_tokens") for row in answer]
         else:
             counts = [answer.get("usage", {}).get("prompt_tokens")] if len(scores) == 1 else [None] * len(scores)
-        return Answer(scores=scores, num_tokens=counts)
+        return Answer(scores=scores, num_tokens=list(map(_count, counts)))
 
 
 def _number(value: Any) -> float:
     """Return a score as a number; null, which JSON has in place of NaN, as NaN."""
     return float("nan") if value is None else float(value)
+
+
+def _count(value: Any) -> int | None:
+    """Return a number of tokens; None for what is not one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 class Wire:
@@ -205,7 +213,7 @@ class Wire:
             raise Refusal(said, status=status, remedy=REMEDIES.get(status, OTHERWISE))
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter where lists are nested very deep
             raise Refusal(f"no JSON: {_quoted(response.text)}") from error
 
 

@@ -226,7 +226,7 @@ def _ask(wire: Wire, dialect: Dialect, form: str, conversations: Sequence[Any]) 
     answer = wire.post(question.path, question.body)
     try:
         return dialect.hear(answer)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Refusal(f"an answer of another shape ({type(error).__name__}: {error})") from error
 
 
