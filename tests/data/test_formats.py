@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from parsing import KWISE, PAIR, PROMPT, assistant, cause, preference, read, replies, turns, user
@@ -75,6 +76,14 @@ class TestPairs:
         assert cause({**PAIR, "chosen": "\ud83d"}) == "bad_unicode"
         with pytest.raises(UnusableRowError, match="in an assistant turn, at character 2"):
             read({**PAIR, "chosen": turns(assistant("a\ud83d"))})
+
+    def test_arrays_beside_the_content_are_read_as_the_lists_that_they_are(self) -> None:
+        def with_calls(calls: object) -> dict[str, object]:
+            return {**PAIR, "chosen": [{"role": "assistant", "content": "a", "tool_calls": calls, "images": calls}]}
+
+        assert preference(with_calls(np.array([]))).replies[0] == (assistant("a"),)
+        assert cause(with_calls(np.array([{"name": "f"}, {"name": "g"}]))) == "bad_roles"
+        assert cause({**with_calls(None), "images": np.array([1, 2])}) == "media"
 
     @pytest.mark.parametrize("column", ["prompt", "chosen", "rejected"])
     def test_a_null_field_is_dropped(self, column: str) -> None:

@@ -106,6 +106,14 @@ def test_a_rollout_without_a_reward_ends_training_though_openrlhf_swallows_excep
     assert "Emma" not in str(caught.value)
 
 
+@pytest.mark.parametrize("error", [MemoryError("Emma"), RuntimeError("Emma"), OSError("Emma")])
+def test_an_error_that_nobody_foresaw_ends_training_too_without_its_words(make: Make, error: Exception) -> None:
+    with pytest.raises(RewardStop, match=f"failed with {type(error).__name__}; see above where") as caught:
+        asyncio.run(execute(make(TableScorer({}, error=error)), "Jane.", MESSAGES))
+    assert caught.value.__cause__ is error
+    assert "Emma" not in str(caught.value)
+
+
 def test_a_prompt_that_was_cut_is_an_error(make: Make) -> None:
     with pytest.raises(RewardStop, match="does not begin with the prompt"):
         make(TableScorer({"Jane.": 1.0}))([f"{PROMPT[5:]}Jane."], [PROMPT], [MESSAGES])

@@ -38,6 +38,10 @@ class _Told(BaseModel):
 class WireMessage(_Wire):
     """One turn of a conversation. Of other fields only those are taken that are null or an empty list."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"additionalProperties": {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}}
+    )
+
     role: str
     content: str
 

@@ -306,7 +306,7 @@ def joined_parts(content: object) -> object:
 
 def beside_content(entry: Mapping[str, object]) -> str | None:
     """Return the name under which a message holds what the model wrote besides its content; None if it holds none."""
-    return next((name for name in BESIDE_CONTENT if entry.get(name)), None)
+    return next((name for name in BESIDE_CONTENT if _is_any(entry.get(name))), None)
 
 
 def media_of(entry: Mapping[str, object]) -> str | None:
@@ -327,7 +327,13 @@ def _holds(value: object) -> bool:
     """Return whether a value is more than nothing, as tables write that too: NaN, or a text for it."""
     if isinstance(value, str):
         return value.strip().lower() not in NOTHING
-    return bool(value) and not (isinstance(value, float) and math.isnan(value))
+    return _is_any(value) and not (isinstance(value, float) and math.isnan(value))
+
+
+def _is_any(value: object) -> bool:
+    """Return whether a value is true; of an array, in place of a list, whether it has elements."""
+    shape = getattr(value, "shape", None)
+    return 0 not in shape if isinstance(shape, tuple) and shape else bool(value)
 
 
 def a_turn(role: str) -> str:

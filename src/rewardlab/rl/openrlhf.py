@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -51,10 +52,8 @@ class OpenRLHFReward:
             (query,), (prompt,), (label,) = queries, prompts, labels
         except ValueError as error:
             raise RewardStop(f"OpenRLHF gave {len(queries)} samples at a time; wanted one, as 0.11 does.") from error
-        try:
+        with _stopping():
             (scored,) = self._scorer.details([self._rollout(query, prompt, label)])
-        except RewardlabError as error:
-            raise RewardStop(str(error)) from error
         logs = {"rewardlab_score": scored.score, "rewardlab_noise": scored.noise}
         return {"rewards": scored.score, "scores": scored.score, "extra_logs": logs}
 
@@ -78,6 +77,18 @@ class OpenRLHFReward:
         return rollout
 
 
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Raise RewardStop in place of every error within the block."""
+    try:
+        yield
+    except RewardlabError as error:
+        raise RewardStop(str(error)) from error
+    except Exception as error:
+        # OpenRLHF would catch it, whatever it is, and go on without the reward. Its words may quote a text.
+        raise RewardStop(f"the reward of a rollout failed with {type(error).__name__}; see above where.") from error
+
+
 @cache
 def _configured_reward() -> OpenRLHFReward:
     return OpenRLHFReward(from_environment(takes=TAKES))
@@ -88,9 +99,6 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
     Raises RewardStop, which ends the run, if the reward cannot be made or a reply cannot be scored.
     """
-    try:
-        with _MAKING:
-            made = _configured_reward()
-    except RewardlabError as error:
-        raise RewardStop(str(error)) from error
+    with _stopping(), _MAKING:
+        made = _configured_reward()
     return made(queries, prompts, labels, **more)

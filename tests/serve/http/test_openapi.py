@@ -13,9 +13,11 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fake_engine import FakeEngine
 from reward_models import save_tiny
+from rewardlab.client.protocol import WireMessage
 from rewardlab.serve.http.app import make_app
 from rewardlab.serve.http.config import HttpConfig, LimitsConfig
 from telling import tell
@@ -112,6 +114,17 @@ def test_very_many_random_requests_to_a_running_server_get_no_answer_that_is_not
         finally:
             server.terminate()
     assert server.returncode == 0
+
+
+def test_other_fields_of_a_message_are_described_as_they_are_taken(schema):
+    described = schema.raw_schema["components"]["schemas"]["WireMessage"]
+    assert described["additionalProperties"] == {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
+    turn = {"role": "user", "content": "a"}
+    for empty in (None, []):
+        assert WireMessage.model_validate(turn | {"tool_calls": empty}, strict=True).content == "a"
+    for other in ("", 0, {}, [1], False):
+        with pytest.raises(ValidationError):
+            WireMessage.model_validate(turn | {"tool_calls": other}, strict=True)
 
 
 def test_every_route_is_described_and_every_reference_leads_somewhere(schema):
