@@ -9,16 +9,49 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import DeepseekV3Config, GptOssConfig
 
 from common import CONFIGS, make_model
 from rewardlab.core.types import TokenGroup
 from rewardlab.model import attention_backends
 from rewardlab.model.past import PromptStates
+from rewardlab.model.reward import RewardModel
 from rewardlab.score import score_groups
 from rewardlab.serve.engine.prefix_cache import BLOCK, MIN_TOKENS, PrefixCache
 from rewardlab.serve.engine.scoring_model import ScoringModel
 
 BUDGET = 512
+TINY = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SPECIAL = {
+    "gpt_oss": lambda: GptOssConfig(
+        **TINY,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        pad_token_id=0,
+    ),
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **TINY,
+        num_key_value_heads=4,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=6,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+        pad_token_id=0,
+    ),
+}
+"""Models whose attention has more than keys, values and a window."""
 
 
 def group(prompt: np.ndarray, lengths: list[int], draw: np.random.Generator) -> TokenGroup:
@@ -42,7 +75,21 @@ def test_scores_with_the_cache_are_those_without_it(family, window, monkeypatch)
     if window:
         config.sliding_window = window
         config.layer_types = ["sliding_attention", "full_attention"]
-    model = make_model(config=config)
+    require_equal_scores(make_model(config=config))
+
+
+@pytest.mark.parametrize("family", SPECIAL)
+def test_so_are_those_of_models_with_sinks_and_with_latent_attention(family, monkeypatch):
+    monkeypatch.setattr(attention_backends, "LEAST_BLOCK", 8)
+    model = make_model(config=SPECIAL[family]())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "sinks" in name:
+                parameter.normal_()
+    require_equal_scores(model)
+
+
+def require_equal_scores(model: RewardModel) -> None:
     cached = ScoringModel(model, PrefixCache(2000))
     assert cached.cache_off == ""
     draw = np.random.default_rng(0)
