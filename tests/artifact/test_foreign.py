@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, OPTConfig
 
 from common import CHATML, make_tokenizer, write_base_model
 from foreign_models import Made, linear_head, seq_cls, trl_value_head, value_head_file
+from harness.tiny import SIZES
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.rendering import foreign_renderer
@@ -28,6 +29,11 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Made], str, bool]] = {
     "ms-swift": (seq_cls, "seq-cls", False),
     "ms-swift, older": (partial(value_head_file, pickled=True), "value-head", True),
     "seq-cls": (partial(seq_cls, family="gemma2"), "seq-cls", False),
+    "a projection of another width": (
+        partial(seq_cls, make=lambda: OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=16)),
+        "seq-cls",
+        False,
+    ),
     "trl pickled under ZeRO-3": (partial(trl_value_head, pickled=True, prefix="pretrained_model."), "v_head", True),
     "trl gpt-neox": (partial(trl_value_head, family="gpt_neox"), "v_head", True),
     "llama-factory": (value_head_file, "value-head", True),

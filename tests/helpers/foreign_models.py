@@ -75,10 +75,17 @@ def read_at_end(model: Any, head: torch.nn.Linear, *, mean: float = 0.0, std: fl
     return own
 
 
-def seq_cls(folder: Path, *, family: str = "llama", template: str | None = CHATML, labels: int = 1) -> Made:
+def seq_cls(
+    folder: Path,
+    *,
+    family: str = "llama",
+    template: str | None = CHATML,
+    labels: int = 1,
+    make: Callable[[], Any] | None = None,
+) -> Made:
     """A bare sequence classifier, such as TRL's RewardTrainer and ms-swift write and as Skywork's is."""
     torch.manual_seed(0)
-    config = CONFIGS[family]()
+    config = (make or CONFIGS[family])()
     config.eos_token_id, config.pad_token_id, config.num_labels = 2, PAD, labels
     # Eager, since earlier versions of transformers drop the soft cap of Gemma 2 in SDPA.
     model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").eval()

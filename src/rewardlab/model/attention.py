@@ -126,6 +126,24 @@ def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str 
     return None
 
 
+def steady_up_to(config: PretrainedConfig) -> int | None:
+    """Return up to how many tokens the frequencies of rotary positions are the same whatever a batch holds; None for
+    any number.
+
+    Two kinds of rope choose them by the longest position in the batch, once it is above a limit. Then the score of a
+    short conversation changes with what it is computed beside, packed or padded.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Some models have one set of settings for each kind of layer.
+    sets = [one for one in rope.values() if isinstance(one, dict)] or [rope]
+    limits = [
+        one.get("original_max_position_embeddings") or getattr(config, "max_position_embeddings", None)
+        for one in sets
+        if one.get("rope_type") in ("longrope", "dynamic")
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def padded_implementation(config: PretrainedConfig) -> str:
     """Return the name of the transformers attention for the padded path: "sdpa", or "eager" where SDPA would be wrong.
 

@@ -40,7 +40,7 @@ from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
 from rewardlab.model.quantization import loading_options, prepare_quantized
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout, RewardModel
-from rewardlab.model.selftest import EXACT, distance_from_padded, inexact, leak, measured_again
+from rewardlab.model.selftest import EXACT, distance_from_alone, distance_from_padded, inexact, leak, measured_again
 from rewardlab.model.sharded_weights import (
     Division,
     drop_gathered,
@@ -121,14 +121,10 @@ def choose_layout(
     exact, or if a conversation's score would depend on the other rows in every layout.
     """
     text_config = model_config.get_text_config()
-    # These kinds of rope choose their frequencies by the longest position in the batch, once it is above a limit. Then
-    # the score of a short conversation changes with what it is computed beside, packed or padded.
-    rope = getattr(text_config, "rope_parameters", None) or {}
-    short = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") in ("longrope", "dynamic") and short is not None and max_length > short:
+    if (limit := attention.steady_up_to(text_config)) is not None and max_length > limit:
         raise ModelError(
-            f"this model's positions ({rope['rope_type']}) depend on the longest row of a batch, so a score would "
-            f"depend on the other rows. Use --max-seq-len {short} or less."
+            f"above {limit} tokens this model's positions depend on the longest row of a batch, so a score would "
+            f"depend on the other rows. Use --max-seq-len {limit} or less."
         )
     if config.attention == "padded":
         return "padded"
@@ -274,46 +270,54 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def require_sound_layout(model: RewardModel, log: Log, division: Division | None = None) -> None:
-    """Raise ModelError if a reply's score depends on its sibling, or if packed scores differ from those of padded rows.
+    """Raise ModelError if a reply's score depends on its sibling, if packed scores differ from those of padded rows, or
+    if those depend on the rows beside them.
 
     The processes of a `division` measure together, and all of them decide by the largest result.
     """
-    if model.layout == "padded":
-        return
     # With 8-bit weights bitsandbytes also rounds activations to 8 bits, which is coarser than bf16.
     in_8_bits = getattr(model.backbone, "is_loaded_in_8bit", False)
     exact = model.compute_dtype.itemsize >= 4 and not in_8_bits
     most_moved = EXACT if exact else torch.finfo(torch.bfloat16 if in_8_bits else model.compute_dtype).eps
     most_distant = MAX_DISTANCE if exact else MAX_DISTANCE_HALF
-    model.eval()
-    find_leak, find_distance = (
-        worst(partial(leak, model), division),
-        worst(partial(distance_from_padded, model), division),
-    )
-    if model.device.type == "cpu":
-        moved = measured_again(find_leak, most_moved, "a score beside another sibling", log)
-        distance = measured_again(find_distance, most_distant, "the padded path", log)
-    else:
+
+    def measured(measure: Callable[[RewardModel], float], most: float, name: str) -> float:
+        find = worst(partial(measure, model), division)
         # Not measured again on a GPU: a kernel with a race condition is wrong only now and then, and a second
         # measurement would excuse it.
-        moved, distance = find_leak(), find_distance()
+        return measured_again(find, most, name, log) if model.device.type == "cpu" else find()
+
+    name = type(model.backbone).__name__
+    model.eval()
+    if model.layout == "padded":
+        moved, distance = 0.0, measured(distance_from_alone, most_distant, "a padded row beside others")
+    else:
+        moved = measured(leak, most_moved, "a score beside another sibling")
+        distance = measured(distance_from_padded, most_distant, "the padded path")
     model.train()
     if model.compute_dtype is torch.float16 and not math.isfinite(moved + distance):
         raise ModelError(
-            f"{type(model.backbone).__name__} has no finite scores in float16, whose range ends at 65,504. "
-            f"Use --precision bf16 or fp32."
+            f"{name} has no finite scores in float16, whose range ends at 65,504. Use --precision bf16 or fp32."
         )
     if not moved <= most_moved:
         raise ModelError(
-            f"changing one reply moves the score of another by {moved:.1e} with {type(model.backbone).__name__} and "
-            f"layout {model.layout}. Use --attention padded."
+            f"changing one reply moves the score of another by {moved:.1e} with {name} and layout {model.layout}. Use "
+            f"--attention padded."
+        )
+    if not distance <= most_distant and model.layout == "padded":
+        raise ModelError(
+            f"in a padded batch of {name} the score of a conversation is {distance:.1e} away from its score alone, so "
+            f"it would depend on the other rows. Use another model."
         )
     if not distance <= most_distant:
         raise ModelError(
-            f"the {model.layout} layout scores {distance:.1e} away from the padded path with "
-            f"{type(model.backbone).__name__}. Use --attention padded."
+            f"the {model.layout} layout scores {distance:.1e} away from the padded path with {name}. Use --attention "
+            f"padded."
         )
-    log(f"layout: {model.layout}; siblings move a score by {moved:.0e}, the padded path is {distance:.0e} away")
+    if model.layout == "padded":
+        log(f"layout: padded; other rows of a batch move a score by {distance:.0e}")
+    else:
+        log(f"layout: {model.layout}; siblings move a score by {moved:.0e}, the padded path is {distance:.0e} away")
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:

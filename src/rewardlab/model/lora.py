@@ -35,6 +35,9 @@ HEAD_NAMES: Final = (HEAD_ON_DISK, "head", "classifier")
 """Usual names of the head; it trains and is saved whether it is named or not."""
 TEXT_PART: Final = "language_model"
 """Name of the text model in the backbone of a model that reads images too."""
+WITHOUT_GRADIENT: Final = frozenset({"dt_proj", "indexer"})
+"""Words in the paths of linear layers whose output gets no gradient: Mamba multiplies by the weight itself, and what an
+indexer gives only selects tokens."""
 WHOLE_CHOICES: Final[Mapping[str, str | None]] = {"all-linear": "all-linear", "peft-default": None}
 """Words that stand for a choice of layers to adapt -> PEFT's value for it."""
 
@@ -51,7 +54,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
     whole = modules_to_save(backbone, config.lora_modules_to_save)
     targets = list(config.lora_target_modules)
     word = len(targets) == 1 and targets[0] in WHOLE_CHOICES
-    left_out = [*whole, *not_adaptable(backbone)]
+    left_out = [*whole, *not_adaptable(backbone, named=not word)]
     if not word and (both := [path for path in whole if any(_is_called(path, target) for target in targets)]):
         raise ModelError(
             f"{both[0]} is named by --lora-target-modules and by --lora-modules-to-save: it gets an adapter or trains "
@@ -79,15 +82,22 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
     return _drop_by_conversation(backbone, config.lora_dropout) if config.lora_dropout else None
 
 
-def not_adaptable(backbone: nn.Module) -> list[str]:
+def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
     """Return the paths of linear layers that can have no adapter: those that no text goes through, in a model that
     reads images too, and routers, which return more than a product.
+
+    Unless layers were `named`, also those that get no gradient. Of these a named one is an error after the first step.
     """
     text = f"{TEXT_PART}." if isinstance(getattr(backbone, TEXT_PART, None), nn.Module) else ""
     return [
         path
         for path, module in backbone.named_modules()
-        if isinstance(module, nn.Linear) and (not path.startswith(text) or "Router" in type(module).__name__)
+        if isinstance(module, nn.Linear)
+        and (
+            not path.startswith(text)
+            or "Router" in type(module).__name__
+            or not (named or WITHOUT_GRADIENT.isdisjoint(path.split(".")))
+        )
     ]
 
 

@@ -188,3 +188,11 @@ def disk_name(name: str, disk_class: Any) -> str:
     """Return the name that a parameter has on disk: `backbone.x` -> `<prefix>.x`, `head.x` -> `score.x`."""
     room, _, rest = name.partition(".")
     return f"{disk_class.base_model_prefix if room == 'backbone' else HEAD_ON_DISK}.{rest}"
+
+
+def width_of(config: Any) -> int:
+    """Return the width of the final hidden states, which the head reads, by the configuration."""
+    text_config = config.get_text_config()
+    # OPT has a projection behind its last layer, in some sizes to another width.
+    width: int = getattr(text_config, "word_embed_proj_dim", None) or text_config.hidden_size
+    return width

@@ -19,7 +19,7 @@ from rewardlab.batch import pack
 from rewardlab.core.errors import ModelError
 from rewardlab.core.types import Comparison, Log, TokenGroup
 from rewardlab.model.attention import NAME, padded_implementation
-from rewardlab.model.reward import RewardModel
+from rewardlab.model.reward import RewardModel, width_of
 
 EXACT: Final = 1e-5
 """Largest allowed score difference in float32, relative to max(1, |score|): enough for another order of summation."""
@@ -87,7 +87,7 @@ def layout_error(config: Any, disk_class: Any, *, window: int | None = None) -> 
             tiny_config(config, window=window), dtype=torch.float32, attn_implementation=NAME
         ).eval()
         backbone = getattr(model, disk_class.base_model_prefix)
-        head = torch.nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
+        head = torch.nn.Linear(width_of(backbone.config), 1, bias=False)
     shared = RewardModel(backbone, head, disk_class=disk_class, layout="shared", compute_dtype=torch.float32)
     groups = probe_groups(VOCABULARY)
     with torch.no_grad():
@@ -154,6 +154,18 @@ def distance_from_padded(model: RewardModel) -> float:
             model.layout = layout
             backbone.set_attn_implementation(NAME)
     return float(((packed - padded).abs() / padded.abs().clamp(min=1)).max())
+
+
+def distance_from_alone(model: RewardModel) -> float:
+    """Return the largest difference, relative to max(1, |score|), between padded rows of a batch and the same rows each
+    by itself.
+    """
+    groups = probe_groups(min(VOCABULARY, model.config.vocab_size))
+    with torch.no_grad():
+        together = model(pack(groups).to(model.device))
+        singles = [pack([_only(group, reply)]) for group in groups for reply in range(group.num_replies)]
+        alone = torch.cat([model(single.to(model.device)) for single in singles])
+    return float(((together - alone).abs() / alone.abs().clamp(min=1)).max())
 
 
 def measured_again(measure: Callable[[], float], limit: float, name: str, log: Log) -> float:

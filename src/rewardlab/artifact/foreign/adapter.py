@@ -38,7 +38,7 @@ from rewardlab.data.chat import load_tokenizer
 from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_same_sizes, told, weight_files
 from rewardlab.model.hub import commit_of
 from rewardlab.model.load import disk_class_of, read_config
-from rewardlab.model.reward import HEAD_ON_DISK, RewardModel
+from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, width_of
 
 logger = logging.getLogger("rewardlab")
 MERGED: Final = ("LORA", "LOHA", "LOKR", "OFT", "IA3")
@@ -154,7 +154,7 @@ def open_adapters(folder: Path, settings: ImportConfig) -> AdapterModel:
     base = find_base(named, str(folder / ADAPTER_CONFIG) if settings.base is None else said_by)
     config = read_config(base)
     _require_plain(base, config)
-    if head.shape[1] != (width := config.get_text_config().hidden_size):
+    if head.shape[1] != (width := width_of(config)):
         raise ArtifactError(
             f"{folder}: its head is for hidden states of width {head.shape[1]}, and those of {base} are {width} wide. "
             f"Is this the base model that the adapters were trained on? Name it with --base."

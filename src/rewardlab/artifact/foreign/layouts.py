@@ -28,6 +28,7 @@ from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.core.files import is_number
 from rewardlab.model.files import require_same_sizes, told, transformers_names
 from rewardlab.model.load import SEQUENCE_CLASSIFIER, disk_class_of, read_config
+from rewardlab.model.reward import width_of
 
 Kind = Literal["seq-cls", "v_head", "value-head", "linear-head"]
 KINDS_OF: Final[Mapping[str, tuple[Kind, ...]]] = {
@@ -286,7 +287,7 @@ def _read_head(found: _Found, folder: Path, config: Any) -> tuple[torch.Tensor, 
             f"{folder}: {found} has {outputs} outputs, and a reward is one number. Which of them counts, or how they "
             f"are mixed, is not in the file. A model with several labels cannot be imported."
         )
-    if width != (wanted := config.get_text_config().hidden_size):
+    if width != (wanted := width_of(config)):
         raise ArtifactError(
             f"{folder}: {found} is for hidden states of width {width}, and the model's are {wanted} wide: these files "
             f"belong to different models."
