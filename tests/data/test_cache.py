@@ -28,7 +28,10 @@ PACKAGE = Path(module.__file__).parents[1]
 DATA = sorted(
     path.relative_to(PACKAGE) for pattern in ("data/*.py", "data/formats/*.py") for path in PACKAGE.glob(pattern)
 )
-BASE: dict[str, Any] = {"seed": 0, "limit": None, "template": "chat", "label": None, "kwise_loss": "pairs"}
+BASE: dict[str, Any] = {
+    **{"seed": 0, "limit": None, "template": "chat", "label": None, "kwise_loss": "pairs"},
+    "num_embeddings": None,
+}
 
 
 def key(folder: Path, *, count: int = 5, **changed: Any) -> str:
@@ -43,6 +46,8 @@ def key(folder: Path, *, count: int = 5, **changed: Any) -> str:
     tokenizer = make_tokenizer()
     if values["template"] == "other":
         tokenizer.eos_token = "<|endoftext|>"
+    renderer = build_renderer(tokenizer, config.rendering)
+    renderer.num_embeddings = values["num_embeddings"]
     return key_of(
         source,
         fingerprint(source) or "",
@@ -50,7 +55,7 @@ def key(folder: Path, *, count: int = 5, **changed: Any) -> str:
             source=source.name, reading=config.reading, bare=bare, seed=values["seed"], kwise_loss=values["kwise_loss"]
         ),
         limit=values["limit"],
-        renderer=build_renderer(tokenizer, config.rendering),
+        renderer=renderer,
     )
 
 
@@ -81,6 +86,7 @@ def key(folder: Path, *, count: int = 5, **changed: Any) -> str:
         {"scores_column": "ratings"},
         {"incomplete_pairs": "error"},
         {"template": "other"},
+        {"num_embeddings": 100},
     ],
     ids=str,
 )
@@ -97,6 +103,7 @@ def test_every_setting_of_reading_is_part_of_the_key_or_only_concerns_a_run() ->
 def test_the_key_stays_with_what_only_the_run_decides(tmp_path: Path) -> None:
     own = {"max_drop_fraction": 0.5, "num_workers": 3, "cache_dir": "x", "eval_limit": 7, "seed": 4}
     assert key(tmp_path, **own) == key(tmp_path)
+    assert key(tmp_path, num_embeddings=512) == key(tmp_path)
     assert key(tmp_path, limit=3, seed=1) != key(tmp_path, limit=3)
     assert key(tmp_path, max_replies=3, seed=1) != key(tmp_path, max_replies=3)
 

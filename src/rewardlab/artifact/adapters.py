@@ -61,6 +61,7 @@ class Adapters:
         adapted = self._backbone.add(adapter)
         try:
             adapted.activate()
+            renderer.num_embeddings = adapted.model.config.vocab_size
             scorer = Scorer(
                 adapted.model,
                 renderer,

@@ -149,6 +149,7 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     num_embeddings = config.get_text_config().vocab_size
     require_embeddings(renderer, num_embeddings)
     renderer.pad_token_id = choose_pad(renderer, num_embeddings)
+    renderer.num_embeddings = num_embeddings
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer, commit=commit_of(path))
 
 

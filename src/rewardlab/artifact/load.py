@@ -177,7 +177,7 @@ def assemble(
         divide_and_fill(model, places, division)
     renderer = open_renderer(path, spec, trust=trust)
     decided = ComputeConfig(**chosen, compile=compute.compile)
-    renderer.pad_token_id = pad
+    renderer.pad_token_id, renderer.num_embeddings = pad, model.config.vocab_size
     return Scorer(model, renderer, beta=spec.beta, compute=decided, temperature=spec.temperature, affine=spec.affine)
 
 

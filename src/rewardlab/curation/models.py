@@ -65,6 +65,8 @@ def _of_reward_model(folder: Path, rendering: RenderingConfig) -> Renderer:
         f"--special-tokens-in-text.",
     )
     renderer = Renderer(load_tokenizer(str(folder)), read_spec(folder).renderer)
-    pad = read_object(folder / "config.json", DAMAGED).get("pad_token_id")
+    config = read_object(folder / "config.json", DAMAGED)
+    pad, size = config.get("pad_token_id"), config.get("vocab_size")
     renderer.pad_token_id = pad if isinstance(pad, int) else None
+    renderer.num_embeddings = size if isinstance(size, int) else None
     return renderer

@@ -66,8 +66,17 @@ def key_of(source: Source, fingerprint: str, *, rules: Rules, limit: int | None,
             "seed": rules.seed if drawn else None,
             "renderer": asdict(renderer.spec),
             "tokenizer": hash_of_tokenizer(renderer.tokenizer),
+            "embeddings": _too_few(renderer),
         }
     )[:32]
+
+
+def _too_few(renderer: Renderer) -> int | None:
+    """Return the number of embeddings of a model that has fewer than its tokenizer has tokens, for which rows are
+    dropped; else None, so that models of one tokenizer share what is prepared.
+    """
+    number = renderer.num_embeddings
+    return number if number is not None and number < len(renderer.tokenizer) else None
 
 
 def hash_of_tokenizer(tokenizer: Any) -> str:

@@ -20,7 +20,7 @@ from rewardlab.core.spec import CUT_FEWEST, CUT_MIDDLE, REFUSING, STOP, Renderer
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.cutting import cut, cut_middle
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
-from rewardlab.data.limits import within_limits
+from rewardlab.data.limits import require_embedded, within_limits
 from rewardlab.data.longest import longest_token
 from rewardlab.data.markers import Markers, RenderedText
 from rewardlab.data.rows import ROLES, UnusableRowError, beside_content, joined_parts, media_of, said_by
@@ -71,8 +71,9 @@ class Renderer:
         self.tokenizer = tokenizer
         self.spec = spec
         self.pad_token_id: int | None = None
-        """The token with which engines pad batches, if known. They read the score at the last token that is not this
-        one."""
+        """The token with which engines pad batches, if known: they read the score at the last other token."""
+        self.num_embeddings: int | None = None
+        """How many tokens the model has embeddings for, if known."""
         tokenizer.chat_template = spec.chat_template
 
     @property
@@ -96,7 +97,7 @@ class Renderer:
         rule = truncation or self.spec.truncation
         limit = self.spec.max_length if max_length is None else max_length
         other = Renderer(self.tokenizer, replace(self.spec, truncation=rule, max_length=limit))
-        other.pad_token_id = self.pad_token_id
+        other.pad_token_id, other.num_embeddings = self.pad_token_id, self.num_embeddings
         # Finding them takes longer than rendering a conversation, and neither rule nor limit changes them.
         other.__dict__ |= {name: self.__dict__[name] for name in ("markers", "written") if name in self.__dict__}
         return other
@@ -158,6 +159,7 @@ class Renderer:
             self.written.require(conversation)
             if is_text and (told := self.markers.tell_apart(conversation, token_ids)) is not None:
                 rendered, token_ids = told, self.markers.encode(told)
+            require_embedded(token_ids, self.num_embeddings, self.tokenizer)
         except RenderError as error:
             return error
         return rendered, np.asarray(token_ids, dtype=np.int32)
@@ -330,8 +332,7 @@ class Renderer:
         if self.tokenizer.is_fast:
             encoded = self.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)
             return [start for start, _ in encoded["offset_mapping"]]
-        # A tokenizer written in Python gives no positions, so every character is taken for a token: cuts are then
-        # finer.
+        # A tokenizer written in Python gives no positions: every character is taken for a token, so cuts are finer.
         return list(range(len(content)))
 
     def require_known_end(self, token_ids: IntArray) -> None:
@@ -438,8 +439,7 @@ def common_text(first: str, second: str) -> str:
     """Return the beginning that two texts share; all of `first` if it begins with `second`."""
     if first.startswith(second):
         return first
-    # Bisection over slices is much faster in Python than comparing characters. The texts share at least `low`
-    # characters and at most `high`.
+    # Bisection over slices is much faster than comparing characters: they share at least `low` and at most `high`.
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

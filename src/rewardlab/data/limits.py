@@ -208,3 +208,18 @@ def _clock_of(thread: int) -> Any:
         return time.monotonic
     clock = time.pthread_getcpuclockid(thread)
     return lambda: time.clock_gettime(clock)
+
+
+def require_embedded(token_ids: Sequence[int], num_embeddings: int | None, tokenizer: Any) -> None:
+    """Raise RenderError if the model has no embedding for one of the tokens; nothing is known if `num_embeddings` is
+    None.
+
+    Computing would end in an index out of range, and on a GPU the process could not use it any more.
+    """
+    if num_embeddings is None or (largest := max(token_ids, default=0)) < num_embeddings:
+        return
+    raise RenderError(
+        f"a text has the token {tokenizer.convert_ids_to_tokens(int(largest))!r} ({largest}), and the model has "
+        f"embeddings for {num_embeddings} tokens alone. Leave it out, or enlarge the embeddings of the base model and "
+        f"train that."
+    )
