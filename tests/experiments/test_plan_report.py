@@ -75,7 +75,12 @@ def test_however_many_tables_a_run_is_in_its_files_are_read_once(
 
     def counting(name: str, of: Callable[[Any], str]) -> None:
         function = getattr(outcomes, name)
-        monkeypatch.setattr(outcomes, name, lambda *given: read.update([f"{name} {of(given[-1])}"]) or function(*given))
+
+        def counted(*given: Any, **how: Any) -> Any:
+            read.update([f"{name} {of(given[-1])}"])
+            return function(*given, **how)
+
+        monkeypatch.setattr(outcomes, name, counted)
 
     counting("read_folder", str)
     counting("sha256_file", str)

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from rewardlab.core.errors import DataError, RunInterrupted
-from rewardlab.core.files import write_summed_json
+from rewardlab.core.files import write_json, write_summed_json
+from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.one_run import do
+from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.slurm.queue import JobState, Queue
 from rewardlab.experiments.status import status_of, text_report
+from rewardlab.report import evaluations, folder
+from rewardlab.report.evaluations import read_object
 from study_folders import do_all, frozen_study
 
 
@@ -43,6 +47,30 @@ def test_status_tells_what_is_done_failed_and_lost(tmp_path: Path) -> None:
     assert "waiting (PENDING)" in told
     assert "Slurm: no sacct" in told
     assert json.loads(json.dumps(found.as_dict()))["exit_status"] == 1
+
+
+def test_a_study_is_told_without_the_scores_of_its_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are most of what a run writes, and a study may have hundreds of runs."""
+    study = frozen_study(tmp_path)
+    do_all(study, study.runs[:4])
+    for run in study.runs[:4]:
+        write_json(study.run_folder(run) / "reward_distributions.json", {"100": {"chosen": [1.0], "rejected": [0.0]}})
+    read: list[str] = []
+
+    def note(path: Path) -> dict[str, object]:
+        read.append(path.name)
+        return read_object(path)
+
+    monkeypatch.setattr(folder, "read_object", note)
+    monkeypatch.setattr(folder, "read_judged", lambda path, problems: read.append(path.name))
+    told = status_of(study, Queue(runs={}, others={}))
+    assert [one.step for one in told.runs[:4]] == [400] * 4
+    assert set(read) == {"config.json"}
+    monkeypatch.setattr(folder, "read_judged", evaluations.read_judged)
+    found, missing = Outcomes(study, may_read="test").observe([Term("accuracy", study.runs[0].arm)])
+    assert found
+    assert not missing
+    assert "reward_distributions.json" not in read
 
 
 def test_nobody_is_told_to_start_a_run_that_slurm_has_queued_again(tmp_path: Path) -> None:

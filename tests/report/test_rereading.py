@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rewardlab.core.files import append_text, write_text
 from rewardlab.report import evaluations, rereading, watch
-from rewardlab.report.folder import read_folder
+from rewardlab.report.folder import read_folder, read_progress
 from rewardlab.report.live import LivePage
 from rewardlab.report.rereading import Known
 from run_folders import score_rows, write_evaluation, write_run
@@ -111,3 +111,37 @@ def test_rows_beyond_those_that_are_read_are_named(tmp_path: Path, monkeypatch: 
     record = read_folder(write_run(tmp_path / "run", reached=40))
     assert len(record.rows) == 2
     assert "metrics.csv: only its first 2 rows are read." in record.problems
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_how_far_a_run_is_stands_at_the_end_of_its_record(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rereading, "END_BYTES", 1000)
+    run = write_run(tmp_path / "run", steps=900, reached=40)
+    path = run / f"metrics.{suffix}"
+    if suffix == "csv":
+        append_rows(path, range(41, 501))
+    else:
+        (run / "metrics.csv").unlink()
+        write_text(path, "".join(f'{{"step": {step}, "train_loss": 0.5}}\n' for step in range(1, 501)))
+    assert path.stat().st_size > 4 * rereading.END_BYTES
+
+    def whole(*anything: object) -> None:
+        raise AssertionError("the whole record is read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rereading.MetricRows, "read", whole)
+        found = read_progress(run)
+        assert found is not None
+        assert (found.step, found.num_steps, [sign.step for sign in found.signs]) == (500, 900, [10])
+        tear_last_row(path)
+        found = read_progress(run)
+        assert found is not None
+        assert found.step == 499
+    assert read_folder(run).step == 499
+    path.write_bytes(b"\xff\xfe,,\n" * 3)
+    found = read_progress(run)
+    assert found is not None
+    assert found.step == read_folder(run).step == 0
+    assert read_progress(tmp_path / "nothing") is None

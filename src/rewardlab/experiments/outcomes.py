@@ -194,7 +194,7 @@ class Outcomes:
     def _outcome(self, run: Run) -> Outcome:
         if run.name not in self._read:
             self._require_same_log(run)
-            self._read[run.name] = Outcome(run=run, record=read_folder(self.study.run_folder(run)))
+            self._read[run.name] = Outcome(run=run, record=read_folder(self.study.run_folder(run), distributions=False))
         return self._read[run.name]
 
     def _require_same_log(self, run: Run) -> None:

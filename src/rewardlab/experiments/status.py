@@ -10,14 +10,13 @@ from datetime import datetime
 from statistics import median
 from typing import Any, Final
 
-from rewardlab.core.errors import RewardlabError
 from rewardlab.core.terminal import number_of
 from rewardlab.experiments.gates import GateVerdict, judge_gate
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import RunRecord, State, record_of, undone
 from rewardlab.experiments.slurm.queue import JobState, Queue
 from rewardlab.experiments.study import Study
-from rewardlab.report.folder import read_folder
+from rewardlab.report.folder import read_progress
 from rewardlab.report.tables import format_count, text_table
 
 ORDER: Final[tuple[State, ...]] = ("done", "running", "interrupted", "waiting", "outdated", "damaged", "failed")
@@ -126,9 +125,7 @@ def _status(study: Study, run: Run, queued: JobState | None) -> RunStatus:
         return RunStatus(run=run, state=state, message=message, job_ended=True)
     if record.state == "waiting":
         return RunStatus(run=run, state=state, message=message)
-    try:
-        found = read_folder(study.run_folder(run))
-    except RewardlabError:
+    if (found := read_progress(study.run_folder(run))) is None:
         return RunStatus(run=run, state=state, message=message)
     return RunStatus(
         run=run,

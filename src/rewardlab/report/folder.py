@@ -21,7 +21,7 @@ from rewardlab.core.files import UTF8, is_number, parse_json, require_no_pipe, t
 from rewardlab.core.run_folder import ENDED, EVALUATED, MANIFEST, saved_steps
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.report.evaluations import JUDGED, Judged, read_judged, read_object, scores_of
-from rewardlab.report.rereading import Known
+from rewardlab.report.rereading import Known, read_last_step
 
 Value = TypeVar("Value")
 Kind = Literal["train", "probe", "eval"]
@@ -29,6 +29,8 @@ CONTROLS: Final = ("diagnose.json", "diagnose/diagnose.json")
 """Where the results of `rewardlab diagnose` may lie in a folder."""
 BARE: Final = ("test", "selection")
 """Evaluations that are read from their score rows alone, in the folder of another program."""
+RECORDS: Final = ("metrics.csv", "metrics.jsonl")
+"""Files that hold the rows of a run; the first that is there is read."""
 MOST_SAID: Final = 300
 """Most characters of an error in the report."""
 MOST_ENDED: Final = 1000
@@ -48,7 +50,8 @@ class Record:
     signs: Sequence[WarningSign]
     evaluations: Mapping[str, Judged]
     distributions: Mapping[int, Mapping[str, Sequence[float]]]
-    """Step -> `chosen` and `rejected` -> scores of the decided comparisons, in the same order; NaN if not finite."""
+    """Step -> `chosen` and `rejected` -> scores of the decided comparisons, in the same order; NaN if not finite.
+    Empty if they were not asked for."""
     cards: Mapping[str, Mapping[str, Any]]
     """The precision cards `precision` and `live`, as they were written."""
     probe: Mapping[str, Any]
@@ -141,9 +144,49 @@ class Record:
         return self.evaluations[steps[max(steps)]] if steps else None
 
 
-def read_folder(folder: Path, known: Known | None = None) -> Record:
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is."""
+
+    step: int
+    """The last step in the record."""
+    num_steps: int | None
+    """The number of steps that the run should have; None if that is unknown."""
+    signs: Sequence[WarningSign]
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Return how far the run in a folder is; None if no run began there.
+
+    Of its record only the end is read, and no scores, so that one can ask after hundreds of runs. What cannot be read
+    is left out.
+    """
+    if not any((folder / name).exists() for name in (MANIFEST, "config.json", "evals", *RECORDS)):
+        return None
+
+    def tried(name: str, read: Callable[[Path], Value], otherwise: Value) -> Value:
+        path = folder / name
+        if not path.is_file():
+            return otherwise
+        try:
+            return read(path)
+        except (OSError, ValueError, csv.Error):  # as in `read_folder`; the readers used here raise no others
+            return otherwise
+
+    config: Mapping[str, Any] = tried("config.json", read_object, {})
+    steps = None if "model_type" in config else config.get("steps")
+    record = next((name for name in RECORDS if (folder / name).is_file()), RECORDS[0])
+    last = tried(record, read_last_step, None)
+    return Progress(
+        step=max([last or 0, *(step for step, _ in saved_steps(folder))]),
+        num_steps=steps if isinstance(steps, int) else None,
+        signs=tried("warnings.jsonl", _signs, []),
+    )
+
+
+def read_folder(folder: Path, known: Known | None = None, *, distributions: bool = True) -> Record:
     """Return everything that was found in a folder. Files that have not changed since `known` is about them are not
-    read again.
+    read again. `distributions` says whether the scores of every evaluation are read, most of what a run wrote.
 
     Raises ConfigError if it is not a folder, or holds nothing that a run, a probe or an evaluation writes.
     """
@@ -197,7 +240,7 @@ def read_folder(folder: Path, known: Known | None = None) -> Record:
     }
     if not manifest:
         evaluations |= _bare_scores(folder / "evals", problems)
-    found = [name for name in ("metrics.csv", "metrics.jsonl") if (folder / name).is_file()]
+    found = [name for name in RECORDS if (folder / name).is_file()]
     if not (config or manifest or evaluations or found):
         said = f" {' '.join(problems)}" if problems else ""
         what = " It is a model: name its run, or what `rewardlab eval` wrote about it." if is_model else ""
@@ -222,7 +265,7 @@ def read_folder(folder: Path, known: Known | None = None) -> Record:
         rows=rows,
         signs=tried("warnings.jsonl", _signs, []),
         evaluations=evaluations,
-        distributions=tried("reward_distributions.json", _distributions, {}),
+        distributions=tried("reward_distributions.json", _distributions, {}) if distributions else {},
         cards={
             name: card
             for name, path in (("precision", "precision.json"), ("live", "live.json"))

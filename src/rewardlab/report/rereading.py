@@ -18,6 +18,8 @@ CHUNK_BYTES: Final = 2**24
 """Bytes of a record that are read at a time."""
 LOOKED_AT: Final = 4096
 """Bytes before the new rows that show whether the file is still the one that was read."""
+END_BYTES: Final = 2**16
+"""Bytes at the end of a record in which its last row is sought; a row has less than 4 KB."""
 Value = TypeVar("Value")
 Stamp = tuple[tuple[int, int, int] | None, ...]
 """Inode, size and time of each file that a value was read from; None for a file that was not there."""
@@ -109,6 +111,24 @@ class MetricRows:
             elif row:
                 # A row that a full disk cut off has fewer cells, and its last number may have lost digits.
                 yield dict(zip(self.columns, row, strict=True)) if len(row) == len(self.columns) else {}
+
+
+def read_last_step(path: Path) -> int | None:
+    """Return the last step in a metrics.csv or metrics.jsonl, of which only the end is read; None if it has no row
+    there.
+
+    Raises OSError or csv.Error if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.readline(END_BYTES) if path.suffix == ".csv" else b""
+        begin = max(file.seek(0, io.SEEK_END) - END_BYTES, len(head))
+        file.seek(begin)
+        end = file.read(END_BYTES)
+    if begin > len(head):
+        end = end.partition(b"\n")[2]
+    rows = MetricRows()
+    rows._add(head + end, path.suffix)
+    return max(rows.by_step, default=None)
 
 
 def _cells_of_jsonl(text: io.StringIO) -> Iterator[Mapping[str, object]]:

@@ -91,7 +91,7 @@ def read_run(folder: Path, step: int | None = None) -> RunFacts:
     """
     if not folder.is_dir():
         raise ConfigError(f"--runs {folder}: there is no such folder.")
-    record = read_folder(folder)
+    record = read_folder(folder, distributions=False)
     column = "train_nll" if any("train_nll" in row for row in record.rows) else "train_loss"
     rows = [row for row in record.rows if column in row]
     epochs = max((row["epoch"] for row in rows if "epoch" in row), default=math.nan)
