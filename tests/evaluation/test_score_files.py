@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from rewardlab.analysis.metrics import evaluate
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Message, prompt_key
+from rewardlab.evaluation import compare, score_layouts
+from rewardlab.evaluation.compare_config import CompareConfig
 from rewardlab.evaluation.score_files import read_scores
 from scored import evaluation, rows_of
 
@@ -96,7 +99,22 @@ def test_sources_prompts_texts_and_columns_come_along(tmp_path):
     assert first.preference_id == "0"
     assert first.prompt_key == prompt_key([Message("user", "What is 0?")])
     assert found.texts["chat", "0"] == {"prompt": "What is 0?", "preferred": "a", "other": "b"}
-    assert read(as_csv(tmp_path / "scores.csv")).columns["", "p3"]["difficulty"] == "easy"
+    assert read(as_csv(tmp_path / "scores.csv"), columns=("difficulty",)).columns["", "p3"]["difficulty"] == "easy"
+
+
+def test_of_a_row_only_what_is_asked_for_is_held_when_the_next_one_is_read(tmp_path, monkeypatch):
+    path, order = reward_bench(tmp_path / "scores.json"), []
+    rows_of, texts_of = score_layouts.read_rows, score_layouts.texts_of
+    monkeypatch.setattr(score_layouts, "read_rows", lambda file: (order.append("read") or row for row in rows_of(file)))
+    monkeypatch.setattr(score_layouts, "texts_of", lambda *a, **b: order.append("kept") or texts_of(*a, **b))
+    found = read(path)
+    assert order == ["read", "kept"] * 12
+    assert not found.columns
+    assert len({id(row.comparisons) for row in found.scores.rows}) == 2, "all pairs are judged alike"
+    other = shutil.copy(path, tmp_path / "other.json")
+    first, second = compare._read([path, Path(other)], CompareConfig())
+    assert len(first.texts) == 12
+    assert not second.texts, "the texts are those of the first"
 
 
 def test_reward_bench_two_judges_each_right_reply_against_each_wrong_one(tmp_path):

@@ -21,11 +21,9 @@ from rewardlab.evaluation.score_layouts import (
     SOURCES,
     RowKey,
     ScoreFile,
-    first_of,
     key_of_text,
-    texts_of,
 )
-from rewardlab.evaluation.table_rows import Row, read_rows
+from rewardlab.evaluation.table_rows import Row, first_of, read_rows, texts_of
 
 Value = TypeVar("Value")
 COMPARE_FILE: Final = "compare.json"
@@ -75,8 +73,7 @@ def compare_files(models: Sequence[Path], config: CompareConfig) -> Compared:
     texts: dict[tuple[str, str], Mapping[str, str]] = {}
     for file in (*read, *([] if gold is None else [gold])):
         for key, own in file.texts.items():
-            if own:
-                texts.setdefault(key, own)
+            texts.setdefault(key, own)
     _add_texts(texts, rows, sets)
     if bare:
         texts = _by_id(texts)
@@ -100,7 +97,15 @@ def _read(models: Sequence[Path], config: CompareConfig) -> list[ScoreFile]:
     )
     named = list(names) or short_names(models)
     name_apart(named)
-    return [read_scores(path, name=name, on=on, outcome=outcome) for path, name in zip(models, named, strict=True)]
+    read: list[ScoreFile] = []
+    known: set[RowKey] = set()
+    for path, name in zip(models, named, strict=True):
+        file = read_scores(path, name=name, on=on, outcome=outcome, columns=config.slice)
+        # The files are of the same rows: the first texts of a row are held, and no others.
+        texts = {key: own for key, own in file.texts.items() if key not in known}
+        known |= texts.keys()
+        read.append(replace(file, texts=texts))
+    return read
 
 
 def _of_one_run(folder: Path, *, on: str | None, names: Sequence[str]) -> list[ScoreFile]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,18 +14,21 @@ from rewardlab.core.files import read_json, sha256_file
 from rewardlab.core.run_folder import SCORES_SUM
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow
-from rewardlab.evaluation.score_layouts import ScoreFile, read_file, score_rows
+from rewardlab.evaluation.score_layouts import ScoreFile, read_file, score_rows, shown
 from rewardlab.evaluation.table_rows import read_rows
 
 SUFFIX: Final = ".scores.jsonl"
 _CLOSE: Final = 1e-6
 
 
-def read_scores(path: Path, *, name: str, on: str | None = None, outcome: str | None = None) -> ScoreFile:
+def read_scores(
+    path: Path, *, name: str, on: str | None = None, outcome: str | None = None, columns: Collection[str] = ()
+) -> ScoreFile:
     """Return the scores in a folder of `rewardlab eval`, in a run or probe, or in a file of any known layout.
 
     `on` names the evaluation in a run (`test`, `selection`, `step_100` …), by default its test data, else those that
-    chose its checkpoint. `outcome` names the column, or the scorer, that holds verdicts.
+    chose its checkpoint. `outcome` names the column, or the scorer, that holds verdicts, `columns` those to be kept of
+    files of other programs.
 
     Raises ConfigError if nothing is there, DataError if a file cannot be read as scores, ArtifactError if our scores
     do not match their checksum.
@@ -33,7 +36,7 @@ def read_scores(path: Path, *, name: str, on: str | None = None, outcome: str | 
     file = path if path.is_file() else _in_folder(path, on)
     if file.name.endswith(SUFFIX) and file.with_name(file.name.removesuffix(SUFFIX) + ".metrics.json").is_file():
         return _own(file, name)
-    return read_file(file, name=name, outcome=outcome)
+    return read_file(file, name=name, outcome=outcome, columns=columns)
 
 
 def _in_folder(path: Path, on: str | None) -> Path:
@@ -68,7 +71,7 @@ def _own(file: Path, name: str) -> ScoreFile:
     values = read_json(recorded)
     if not isinstance(values, dict) or values.get(SCORES_SUM, sha256_file(file)) != sha256_file(file):
         raise ArtifactError(f"{file} does not match its checksum in {recorded.name}: evaluate the model again.")
-    rows = score_rows(file, (row for _, row in read_rows(file)))
+    rows = score_rows(file, (row for _, row in shown(read_rows(file), file)))
     beta = _beta_of(file, rows, values)
     return ScoreFile(path=file, scores=ScoreSet(name=name, rows=rows, beta=beta), chose=stem.startswith("selection"))
 

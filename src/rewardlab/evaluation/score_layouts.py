@@ -6,18 +6,22 @@ A file is recognised by its columns, as a dataset is. What each layout needs is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.analysis.aligned import ScoreSet
+from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import to_float
 from rewardlab.core.terminal import brief, short
 from rewardlab.core.types import Comparison, Message, ScoreRow, prompt_key
 from rewardlab.data.rows import is_absent
-from rewardlab.evaluation.table_rows import Row, read_rows
+from rewardlab.evaluation.table_rows import Row, first_of, read_rows, texts_of
 
 BOTH_SCORES: Final = (
     ("scores_chosen", "scores_rejected"),
@@ -45,7 +49,7 @@ class ScoreFile:
     path: Path
     scores: ScoreSet
     columns: Mapping[RowKey, Mapping[str, str]] = field(default_factory=dict)
-    """Other columns with short values, which can be used for slices."""
+    """The columns that were asked for, where their values are short: they can be used for slices."""
     texts: Mapping[RowKey, Mapping[str, str]] = field(default_factory=dict)
     """Texts of `prompt`, `preferred` and `other`, where the file has them."""
     lines: Mapping[RowKey, int] = field(default_factory=dict)
@@ -93,25 +97,32 @@ def _require_sound(row: ScoreRow) -> None:
             raise ValueError("a label lies between 0 and 1")
 
 
-def read_file(file: Path, *, name: str, outcome: str | None = None) -> ScoreFile:
-    """Return the scores in a file of any known layout.
+def read_file(file: Path, *, name: str, outcome: str | None = None, columns: Collection[str] = ()) -> ScoreFile:
+    """Return the scores in a file of any known layout, and those of its `columns` that have short values.
+
+    Rows are read one at a time: of each only what is asked for is kept.
 
     Raises ConfigError if there is no such file, DataError if it cannot be read as scores.
     """
     if not file.is_file():
         raise ConfigError(f"{file}: no such file.")
-    rows = list(read_rows(file))
-    if not rows:
+    rows = read_rows(file)
+    if (first := next(rows, None)) is None:
         raise DataError(f"{file}: no rows.")
-    columns = set(rows[0][1])
+    there = set(first[1])
     for layout, read in LAYOUTS.items():
-        if read.fits(columns, rows[0][1], outcome):
-            return _collect(file, name, layout, read.read, rows, outcome)
+        if read.fits(there, first[1], outcome):
+            return _collect(file, name, layout, read.read, shown(chain([first], rows), file), outcome, columns)
     raise DataError(
-        f"{file}: its columns ({', '.join(map(short, sorted(columns)))}) are not a known layout of scores. Wanted "
+        f"{file}: its columns ({', '.join(map(short, sorted(there)))}) are not a known layout of scores. Wanted "
         f"`scores_chosen` and `scores_rejected`; or `id`, `reply` and `score`; or `id` and `correct`; or a log of "
         f"reward-bench, inspect or lm-eval (docs/compare.md). Name a column of verdicts with --outcome."
     )
+
+
+def shown(rows: Iterable[tuple[int, Row]], file: Path) -> Iterator[tuple[int, Row]]:
+    """Yield rows, and show how many were read."""
+    yield from bar(rows, title=f"reading {file.name}", unit=" rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,10 +329,11 @@ def _collect(
     name: str,
     layout: str,
     read: Callable[[Row, str, str | None], _Parsed],
-    rows: Sequence[tuple[int, Row]],
+    rows: Iterable[tuple[int, Row]],
     outcome: str | None,
+    wanted: Collection[str],
 ) -> ScoreFile:
-    """Return the rows of a layout as score rows."""
+    """Return the rows of a layout as score rows, with the `wanted` columns."""
     if layout == "rewardlab":
         return ScoreFile(
             path=file, scores=ScoreSet(name=name, rows=score_rows(file, (row for _, row in rows)), layout=layout)
@@ -343,13 +355,14 @@ def _collect(
         # Without ids, rows of several files are matched by their place.
         by_place |= given is None
         preference_id = str(given) if given is not None else f"row {number}"
-        source = str(first_of(row, SOURCES) or "")
+        # Of a text that many rows have, one is held.
+        source = sys.intern(str(first_of(row, SOURCES) or ""))
         key = parsed.prompt_key or key_of_prompt(row) or preference_id
         if prompts_by is None:
             prompts_by = layout if parsed.prompt_key else _prompts_by(row)
         correct = parsed.correct or 0
         for reply, score in enumerate(parsed.scores, start=parsed.first_reply):
-            others = range(correct, len(parsed.scores)) if reply < correct else ()
+            lost = range(correct, len(parsed.scores)) if reply < correct else range(0)
             found.append(
                 ScoreRow(
                     preference_id=preference_id,
@@ -360,15 +373,18 @@ def _collect(
                     num_tokens=0,
                     prompt_tokens=0,
                     truncated_tokens=0,
-                    comparisons=tuple(Comparison(first=reply, second=other, label=parsed.label) for other in others),
+                    comparisons=_against(reply, lost, parsed.label),
                 )
             )
-        columns[source, preference_id] = _short_values(row)
-        texts[source, preference_id] = texts_of(row, label=parsed.label)
+        place = source, preference_id
+        if wanted:
+            columns[place] = _short_values(row, wanted)
+        if own_texts := texts_of(row, label=parsed.label):
+            texts[place] = own_texts
         if len(parsed.scores) > 1:
-            lines[source, preference_id] = number
+            lines[place] = number
         if (prompt := key_of_text(row)) is not None:
-            prompts[source, preference_id] = prompt
+            prompts[place] = prompt
     return ScoreFile(
         path=file,
         scores=ScoreSet(
@@ -386,9 +402,10 @@ def _collect(
     )
 
 
-def first_of(row: Row, names: Sequence[str]) -> object:
-    """Return the value of the first of these columns that is not empty; None if there is none."""
-    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+@lru_cache(maxsize=256)
+def _against(reply: int, others: range, label: float) -> tuple[Comparison, ...]:
+    """Return the comparisons of a reply with `others`. Most rows of a file have the same ones, which are held once."""
+    return tuple(Comparison(first=reply, second=other, label=label) for other in others)
 
 
 def _prompts_by(row: Row) -> str:
@@ -413,32 +430,10 @@ def key_of_text(row: Row) -> str | None:
     return None
 
 
-def _short_values(row: Row) -> dict[str, str]:
-    """Return the cells that can be used for slices: short texts, numbers and truth values."""
+def _short_values(row: Row, wanted: Collection[str]) -> dict[str, str]:
+    """Return the `wanted` cells that can be used for slices: short texts, numbers and truth values."""
     return {
-        name: str(value)
+        name: sys.intern(str(value))
         for name, value in row.items()
-        if isinstance(value, (str, int, float, bool)) and len(str(value)) <= 80
+        if name in wanted and isinstance(value, (str, int, float, bool)) and len(str(value)) <= 80
     }
-
-
-def texts_of(row: Row, *, label: float) -> dict[str, str]:
-    """Return prompt and replies as text, under our names, if the row has them.
-
-    With a label below 0.5 the reply in the column for rejected replies is the preferred one.
-    """
-    sides = ("preferred", "other") if label >= 0.5 else ("other", "preferred")
-    theirs = {
-        "prompt": ("prompt",),
-        sides[0]: ("text_chosen", "chosen"),
-        sides[1]: ("text_rejected", "rejected"),
-    }
-    found = {name: first_of(row, columns) for name, columns in theirs.items()}
-    return {name: _as_text(value) for name, value in found.items() if isinstance(value, (str, list)) and value}
-
-
-def _as_text(value: str | list[Any]) -> str:
-    if isinstance(value, str):
-        return value
-    turns = [f"{turn.get('role')}: {turn.get('content')}" for turn in value if isinstance(turn, dict)]
-    return "\n\n".join(turns)

@@ -1,4 +1,5 @@
-"""Reads the rows of a table of scores from a file of any type: lines, CSV, Parquet, columns, samples, an archive."""
+"""Reads the rows of a table of scores from a file of any type: lines, CSV, Parquet, columns, samples, an archive; and
+finds cells and texts in a row."""
 
 from __future__ import annotations
 
@@ -83,3 +84,30 @@ def _inspect_archive(file: Path) -> Iterator[Row]:
             f"{file}: cannot be read as a log of inspect ({short(str(error))}). Convert it with "
             f"`inspect log convert --to json` and name that file."
         ) from error
+
+
+def first_of(row: Row, names: Sequence[str]) -> object:
+    """Return the value of the first of these columns that is not empty; None if there is none."""
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+
+
+def texts_of(row: Row, *, label: float) -> dict[str, str]:
+    """Return prompt and replies as text, under our names, if the row has them.
+
+    With a label below 0.5 the reply in the column for rejected replies is the preferred one.
+    """
+    sides = ("preferred", "other") if label >= 0.5 else ("other", "preferred")
+    theirs = {
+        "prompt": ("prompt",),
+        sides[0]: ("text_chosen", "chosen"),
+        sides[1]: ("text_rejected", "rejected"),
+    }
+    found = {name: first_of(row, columns) for name, columns in theirs.items()}
+    return {name: _as_text(value) for name, value in found.items() if isinstance(value, (str, list)) and value}
+
+
+def _as_text(value: str | list[Any]) -> str:
+    if isinstance(value, str):
+        return value
+    turns = [f"{turn.get('role')}: {turn.get('content')}" for turn in value if isinstance(turn, dict)]
+    return "\n\n".join(turns)
