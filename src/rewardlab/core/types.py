@@ -6,6 +6,7 @@ Legend: K replies of one preference, S shared tokens. Nothing here knows about t
 from __future__ import annotations
 
 import hashlib
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -268,10 +269,13 @@ class ScoreRow:
         values = dict(row)
         values["score"] = float(values["score"])  # "nan" and "inf" parse
         values["comparisons"] = tuple(Comparison(**entry) for entry in values["comparisons"])
+        # Other replies, and other models' scores of the same data, have the same names: each is held once.
+        values |= {name: sys.intern(text) for name in _ROW_NAMES if type(text := values.get(name)) is str}
         return cls(**values)
 
 
 _ROW_FIELDS = tuple(field.name for field in fields(ScoreRow))
+_ROW_NAMES = ("preference_id", "source", "prompt_key")
 _COMPARISON_FIELDS = tuple(field.name for field in fields(Comparison) if field.name != "annotator")
 
 

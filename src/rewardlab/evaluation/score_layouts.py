@@ -354,10 +354,10 @@ def _collect(
         given = parsed.preference_id if parsed.preference_id is not None else first_of(row, IDS)
         # Without ids, rows of several files are matched by their place.
         by_place |= given is None
-        preference_id = str(given) if given is not None else f"row {number}"
-        # Of a text that many rows have, one is held.
+        # Rows and the files of other models have the same names: each is held once.
+        preference_id = sys.intern(str(given) if given is not None else f"row {number}")
         source = sys.intern(str(first_of(row, SOURCES) or ""))
-        key = parsed.prompt_key or key_of_prompt(row) or preference_id
+        key = sys.intern(parsed.prompt_key or key_of_prompt(row) or preference_id)
         if prompts_by is None:
             prompts_by = layout if parsed.prompt_key else _prompts_by(row)
         correct = parsed.correct or 0
