@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rewardlab
@@ -102,3 +104,14 @@ def test_settings_in_a_dict_are_refused_with_what_makes_a_configuration_of_them(
     other = ProbeConfig.of(model="x") if kind is RewardTrainerConfig else RewardTrainerConfig.of(model="x")
     with pytest.raises(ConfigError, match=rf"a {type(other).__name__}; wanted a {name}"):
         function(other)
+
+
+def test_paths_and_numbers_of_numpy_are_taken_as_python_code_has_them():
+    numbers = {"steps": np.int64(3), "lr": np.float64(1e-3), "lora": np.bool_(True)}
+    config = RewardTrainerConfig.of(model=Path("models/mine"), dataset=Path("a.jsonl"), **numbers)
+
+    assert config == RewardTrainerConfig.of(model="models/mine", dataset="a.jsonl", steps=3, lr=1e-3, lora=True)
+    assert [type(value) for value in (config.model.model, config.run.steps, config.model.lora)] == [str, int, bool]
+    for wrong in ({"steps": np.float64(3)}, {"steps": np.bool_(True)}, {"lr": np.float64("nan")}):
+        with pytest.raises(ConfigError, match=f"RewardTrainerConfig: {next(iter(wrong))}: expected"):
+            RewardTrainerConfig.of(model="m", dataset="d", **wrong)

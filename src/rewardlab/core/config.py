@@ -13,7 +13,9 @@ import dataclasses
 import difflib
 import inspect
 import math
+import os
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
@@ -322,8 +324,9 @@ def _convert(value: object, hint: Any, where: str) -> object:
     """Return `value` as the annotated type. Raises ConfigError, beginning with `where`, if it is not of that type.
 
     Texts are not taken for whole numbers ('16' is an error). For floats they are, since YAML 1.1 reads 5e-6 as text.
+    Paths are texts, and numbers of numpy are Python's: Python code has both.
     """
-    origin, arguments = get_origin(hint), get_args(hint)
+    value, origin, arguments = _without_wrapper(value), get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
@@ -348,6 +351,14 @@ def _convert(value: object, hint: Any, where: str) -> object:
         raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {brief(value)}.")
     _require_usable(plain, where)
     return plain
+
+
+def _without_wrapper(value: object) -> object:
+    """Return a path as text and a number of numpy as Python's; anything else as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    numpy = sys.modules.get("numpy")  # where it was never imported there are none of its numbers
+    return value.item() if numpy and isinstance(value, numpy.generic) else value
 
 
 def _require_usable(value: object, where: str) -> None:
