@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import random
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -398,3 +399,10 @@ def test_prompts_are_told_apart_by_short_texts_in_the_order_of_their_keys() -> N
     assert max(map(len, keys)) == 3
     assert [str(table.prompts[int(key)]) for key in keys] == table.prompts[table.pairs.prompt].tolist()
     assert sorted(set(keys)) == table.names(np.arange(len(table.prompts)))
+
+
+def test_what_was_judged_can_be_sent_to_another_process_and_turned_into_a_dict() -> None:
+    rows = pair_rows([(1.0, 0.0, 1.0), (0.5, 2.0, 1.0)])
+    for judged in (judge_rows(rows, beta=1.0, draws=FEW), evaluate(rows, beta=1.0)):
+        assert repr(pickle.loads(pickle.dumps(judged))) == repr(judged)
+        assert asdict(judged)["estimates"]["eval_accuracy"]["value"] == 0.5

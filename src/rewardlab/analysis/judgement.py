@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -196,13 +195,13 @@ def judge_rows(
         seed=seed,
         draws=draws,
         counts=counts,
-        estimates=MappingProxyType(estimates),
-        num_rows=MappingProxyType({name: _num_rows(name, table, groups) for name in estimates}),
-        distributions=MappingProxyType(distributions),
+        estimates=estimates,
+        num_rows={name: _num_rows(name, table, groups) for name in estimates},
+        distributions=distributions,
         reliability=curve,
         calibration=calibrate(probability, finite.label, seed=seed),
         roc=roc_curve(decided.preferred, decided.other),
-        slices=MappingProxyType(slice_pairs(table, beta=beta, columns=slices)),
+        slices=slice_pairs(table, beta=beta, columns=slices),
     )
 
 

@@ -200,7 +200,7 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
         agreement = stats.mean_share(outcome * sure.label + (1 - outcome) * (1 - sure.label), sure.prompt_keys)
     return Evaluation(
         sums=_sums(columns, beta=beta),
-        estimates=MappingProxyType(estimates),
+        estimates=estimates,
         ceiling=ceiling,
         agreement=agreement,
     )

@@ -102,7 +102,7 @@ def effect_of(
         "other only": _nothing() if of_prompt else change_of_shares(*pairs.other_only(keys_N)),
     }
     return Effect(
-        estimates=MappingProxyType(estimates),
+        estimates=estimates,
         p_shift=_significance_of_shift(moved_R, keys, seed=seed) if finite else math.nan,
         p_accuracy=_significance(change_N, keys_N, seed=seed),
         num_preferences=len({(row.source, row.preference_id) for row in kept}),

@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rewardlab.core.terminal import visible
 
@@ -34,6 +34,16 @@ NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 class RewardlabError(ValueError):
     """Base of every error meant for the user; ``rewardlab`` prints it without a traceback."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel whole between processes, whatever the constructor takes: a pool breaks on an error that does not."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[RewardlabError], said: tuple[object, ...], state: dict[str, object]) -> RewardlabError:
+    error = kind.__new__(kind, *said)
+    error.__dict__.update(state)
+    return error
 
 
 class ConfigError(RewardlabError):
@@ -66,6 +76,8 @@ class DeviceMemoryError(RewardlabError):
 
 class DiskFullError(RewardlabError, OSError):
     """A disk that takes no more of what a run writes. It is an OSError too, as the error of the system is."""
+
+    __reduce__ = OSError.__reduce__  # which keeps the number and the file
 
 
 class NonFiniteError(RewardlabError):
