@@ -13,7 +13,8 @@ from scipy.stats import t as student
 from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, half_width, p_value
 from rewardlab.analysis.crossed_shares import shares_over
 from rewardlab.analysis.judgement import judge_rows
-from rewardlab.analysis.linearised import QUANTITIES, observed_all
+from rewardlab.analysis.linearised import QUANTITIES, observed_in
+from rewardlab.analysis.score_table import score_table
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import ScoreRow
 from rewardlab.experiments import quantities
@@ -23,7 +24,7 @@ FloatArray = np.ndarray
 
 
 def observed_of(quantity, rows_by_seed):
-    return observed_all([quantity], rows_by_seed)[quantity]
+    return observed_in(quantity, {seed: score_table(rows) for seed, rows in rows_by_seed.items()})
 
 
 def made(values_SC: FloatArray, seeds: Sequence[int] | None = None, prompts: Sequence[int] | None = None) -> Observed:
@@ -153,7 +154,8 @@ def test_values_are_those_of_a_judgement_and_variances_those_of_a_jackknife() ->
     judged = judge_rows(rows, beta=0.8, draws=2)
     keys = sorted({row.prompt_key for row in rows})
     left_out = [judge_rows([r for r in rows if r.prompt_key != key], beta=0.8, draws=2) for key in keys]
-    for name, one in observed_all(QUANTITIES, {0: rows}, beta=0.8).items():
+    for name in QUANTITIES:
+        one = observed_in(name, {0: score_table(rows)}, beta=0.8)
         assert one.mean == pytest.approx(judged[f"eval_{name}"].value, rel=1e-9), name
         found = combined([(one, 1.0)], one.mean)
         assert found.prompts is not None

@@ -11,7 +11,8 @@ import pytest
 
 from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.crossed_shares import shares_over
-from rewardlab.analysis.linearised import observed_all
+from rewardlab.analysis.linearised import observed_in
+from rewardlab.analysis.score_table import score_table
 from rewardlab.core.types import ScoreRow
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.verdicts import contrast_of
@@ -33,7 +34,7 @@ def by_scores(name: str, accuracy: float, sure: float, each: int, generator: np.
     ]
     scores = np.stack([parts[0] + ahead, parts[1]], axis=1)
     rows = of_prompts(scores, each)
-    return observed_all([name], {0: rows}, beta=sure * ahead)[name]
+    return observed_in(name, {0: score_table(rows)}, beta=sure * ahead)
 
 
 @pytest.mark.slow
@@ -67,7 +68,7 @@ def test_what_is_near_another_end_keeps_its_level_too(claim: str, accuracy: floa
 
 def test_the_end_of_an_area_is_that_of_comparisons_that_come_out_the_other_way() -> None:
     scores = np.random.default_rng(13).normal(size=(40, 2)) + np.array([0.5, 0.0])
-    one = observed_all(["roc_auc"], {0: rows_of(scores)}, beta=2.0)["roc_auc"]
+    one = observed_in("roc_auc", {0: score_table(rows_of(scores))}, beta=2.0)
     weights = [1 / (1 + math.exp(2 * abs(a - b))) for a, b in scores]
     area = []
     for a, b in scores:
@@ -80,7 +81,8 @@ def test_the_end_of_an_area_is_that_of_comparisons_that_come_out_the_other_way()
 def test_a_lost_comparison_costs_what_all_lost_ones_would_at_the_temperature_that_fits() -> None:
     generator = np.random.default_rng(13)
     scores = generator.normal(size=(60, 2)) + np.array([1.0, 0.0])
-    found = observed_all(["loss", "brier"], {0: rows_of(scores)}, beta=6.0)
+    table = score_table(rows_of(scores))
+    found = {name: observed_in(name, {0: table}, beta=6.0) for name in ("loss", "brier")}
     logits = 6 * (scores[:, 0] - scores[:, 1])
     tossed = np.abs(logits).mean()
 
@@ -99,7 +101,7 @@ def test_a_lost_comparison_costs_what_all_lost_ones_would_at_the_temperature_tha
 
 def test_scores_too_far_apart_for_a_loss_still_have_an_area_with_an_end() -> None:
     scores = 1e300 * np.random.default_rng(14).normal(size=(40, 2))
-    one = observed_all(["roc_auc"], {0: rows_of(scores)})["roc_auc"]
+    one = observed_in("roc_auc", {0: score_table(rows_of(scores))})
     assert one.turned_S is not None
     assert np.isfinite(one.turned_S).all()
 
@@ -108,7 +110,7 @@ def test_scores_too_far_apart_for_a_loss_still_have_an_area_with_an_end() -> Non
 def test_of_several_comparisons_of_a_prompt_the_root_comes_out_the_other_way_at_once(name: str) -> None:
     scores = np.random.default_rng(15).normal(size=(160, 2)) + np.array([1.5, 0.0])
     rows = of_prompts(scores, 4)
-    one = observed_all([name], {0: rows})[name]
+    one = observed_in(name, {0: score_table(rows)})
     end = 1 - one.mean if one.turned_S is None else float(one.turned_S[0])
     bounded = shares_over([(one, 1.0)], one.mean)
     assert bounded is not None

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rewardlab.analysis.crossed import Observed, combined
-from rewardlab.analysis.linearised import observed_all
+from rewardlab.analysis.linearised import observed_in
+from rewardlab.analysis.score_table import score_table
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.reporting.numbers import contrast
@@ -261,7 +262,7 @@ def by_length(generator: np.random.Generator, prompts: int, *, accuracy: float, 
     more = generator.integers(1, 80, size=prompts) * np.where(generator.random(prompts) < longer, 1, -1)
     lengths = np.stack([100 + more, 100 - more], axis=1).reshape(-1)
     rows = [replace(row, num_tokens=int(length)) for row, length in zip(rows, lengths, strict=True)]
-    return observed_all(["accuracy_length_controlled"], {0: rows})["accuracy_length_controlled"]
+    return observed_in("accuracy_length_controlled", {0: score_table(rows)})
 
 
 @pytest.mark.slow

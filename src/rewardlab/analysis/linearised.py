@@ -6,7 +6,7 @@ Legend: N comparisons or replies, S seeds, C prompts. Influences are those of in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -19,9 +19,8 @@ from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.lengths import length_controlled_influence, length_controlled_weights
 from rewardlab.analysis.reliability import logistic
-from rewardlab.analysis.score_table import LARGEST, IntArray, Pairs, Replies, ScoreTable, score_table
+from rewardlab.analysis.score_table import LARGEST, IntArray, Pairs, Replies, ScoreTable
 from rewardlab.core.errors import DataError
-from rewardlab.core.types import ScoreRow
 
 TOSSED: Final = 0.25
 """Comparisons that are tossed, at the mean size of the logits, beside those that a temperature is fitted to.
@@ -35,28 +34,16 @@ Linearised = tuple[float, FloatArray, IntArray]
 Measure = Callable[[ScoreTable, float], Linearised]
 
 
-def observed_all(
-    quantities: Iterable[str], rows_by_seed: Mapping[int, Sequence[ScoreRow]], *, beta: float = 1.0
-) -> dict[str, Observed]:
-    """Return quantities of an arm from the score rows of its seeds, with probabilities σ(β d), reading the rows once.
-
-    Quantities are names of `QUANTITIES`. Raises KeyError for another, DataError if the rows of a seed do not give it.
-    """
-    tables = {seed: score_table(rows) for seed, rows in rows_by_seed.items()}
-    return {name: observed_in(name, tables, beta=beta) for name in quantities}
-
-
-def observed_in(name: str, tables: Mapping[int, ScoreTable], *, beta: float = 1.0) -> Observed:
-    """Return one quantity as `observed_all` does, from tables of the rows."""
-    return _observed(name, tables, beta)
-
-
 def linearised(quantity: str, table: ScoreTable, *, beta: float = 1.0) -> Linearised:
     """Return a quantity with the influences on it. The value is NaN where the rows do not give it."""
     return QUANTITIES[quantity](table, beta)
 
 
-def _observed(name: str, tables: Mapping[int, ScoreTable], beta: float) -> Observed:
+def observed_in(name: str, tables: Mapping[int, ScoreTable], *, beta: float = 1.0) -> Observed:
+    """Return a quantity of an arm from the score rows of its seeds, with probabilities σ(β d).
+
+    Quantities are names of `QUANTITIES`. Raises KeyError for another, DataError if the rows of a seed do not give it.
+    """
     found = {}
     for seed, table in tables.items():
         found[seed] = linearised(name, table, beta=beta)

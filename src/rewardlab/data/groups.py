@@ -105,7 +105,7 @@ class Groups(Sequence[TokenGroup]):
     """A sequence of TokenGroups in one or several stores. Each is built at every access."""
 
     def __init__(self, stores: Sequence[TokenStore], numbers_G: Numbers, *, by_prompt: bool = False) -> None:
-        """`numbers_G` are indices into the groups of all stores. `by_prompt` divides weights as `loader.weigh` does."""
+        """`numbers_G` are indices into the groups of all stores. `by_prompt` divides weights as `weigh` does."""
         self.stores = tuple(stores)
         self.numbers_G = numbers_G
         self.by_prompt = by_prompt
@@ -171,10 +171,6 @@ class Groups(Sequence[TokenGroup]):
             return np.minimum.reduceat(tokens, np.append(0, ends[:-1])) if len(ends) else ends
 
         return self._column(fewest)
-
-    def datasets(self) -> Numbers:
-        """Return [G] the number of each group's dataset, from 0."""
-        return np.repeat(np.arange(len(self.stores)), [store.num_groups for store in self.stores])[self.numbers_G]
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return [G] a column of the stores that has one entry for each group."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,6 @@ from rewardlab.evaluation.evaluate import card_maker, resolve
 from rewardlab.evaluation.saved import SavedModel
 from rewardlab.score import score_rows
 
-logger = logging.getLogger("rewardlab")
 CHUNK: Final = 64
 """Number of items that are rendered together."""
 CAUSES: Final[Mapping[str, type[RenderError] | tuple[type[RenderError], ...]]] = {

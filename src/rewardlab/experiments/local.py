@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import queue
@@ -25,7 +24,6 @@ from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import RunRecord, end_record, record_of
 from rewardlab.experiments.study import Study, open_study
 
-logger = logging.getLogger("rewardlab")
 POLL_S: Final = 0.5
 LAST_LINES: Final = 5
 """Last lines of the log that are shown of a run that failed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ from rewardlab.experiments.records import record_of, undone
 from rewardlab.experiments.searching import search_by_optuna
 from rewardlab.experiments.study import Study, open_study, require_same_data
 
-logger = logging.getLogger("rewardlab")
 STUCK: Final = ("outdated", "damaged")
 """States of runs that are left alone until somebody asks for them with --redo."""
 FAILED: Final = 1

@@ -47,7 +47,6 @@ REPORTED: Final = "reported"
 """Kind of the entries of the log that say when results were looked at."""
 SELECTED: Final = "selected"
 """Kind of the entries that say what a search chose."""
-ENDINGS: Final = (".yaml", ".yml", ".toml", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)

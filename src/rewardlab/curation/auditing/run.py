@@ -6,7 +6,6 @@ this process on those. So no text has to stay in memory.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,6 @@ from rewardlab.data.judgements import Rules
 from rewardlab.data.sources import chosen_by_limit
 from rewardlab.data.workers import Crew, available_cores
 
-logger = logging.getLogger("rewardlab")
 EVALUATING: Final = ("validation", "valid", "val", "dev", "eval", "test")
 """Splits that come after all others, in this order, unless `--splits` gives the order."""
 SEED: Final = 0

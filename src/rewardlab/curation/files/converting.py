@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,8 +38,6 @@ from rewardlab.curation.files.writing import (
 )
 from rewardlab.curation.rows import ReadRow
 from rewardlab.data.workers import Crew
-
-logger = logging.getLogger("rewardlab")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,6 @@ from rewardlab.data.sources import Unit, chosen_by_limit, open_streamed, open_un
 from rewardlab.data.splits import Numbers, find_roots
 from rewardlab.data.workers import Crew, available_cores
 
-logger = logging.getLogger("rewardlab")
 WORDS: Final = "white space"
 MOST_COLUMNS: Final = 12
 """Most columns of the first row that are listed."""

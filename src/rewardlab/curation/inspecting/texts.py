@@ -5,7 +5,6 @@ The rows are read a second time, so that the texts of the others are never in me
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from rewardlab.curation.inspecting.columns import num_words
 from rewardlab.curation.inspecting.measure import names_of
 from rewardlab.data.chat import Renderer
 
-logger = logging.getLogger("rewardlab")
 MAX_ROWS: Final = 10_000
 """Baselines are fitted on at most this many rows; more would cost minutes and change little."""
 MAX_WORDS: Final = 20_000

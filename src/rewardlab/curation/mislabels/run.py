@@ -5,7 +5,6 @@ Legend: N pairs, P rows.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ from rewardlab.curation.mislabels.worth import Worth, measure_worth
 from rewardlab.curation.rewriting import Stamp, stamp
 from rewardlab.data.reading import log_source
 
-logger = logging.getLogger("rewardlab")
 FIGURES: Final = "mislabels.json"
 FILES: Final = ("mislabels.jsonl", "mislabels.md", FIGURES, "report.txt")
 """Names that a search writes."""

@@ -43,7 +43,6 @@ class RunFacts:
     """Accuracy of the proxy on the data that the run itself was judged by; None if this model was not judged."""
     own_accuracy_on: str
     learning_rate: float | None
-    num_epochs: float | None
     problems: tuple[str, ...]
 
 
@@ -108,7 +107,6 @@ def read_run(folder: Path, step: int | None = None) -> RunFacts:
         own_accuracy=None if judged is None else judged.estimates.get("all", {}).get("eval_accuracy"),
         own_accuracy_on="" if judged is None else judged.name,
         learning_rate=_setting(record, "lr", "learning_rate"),
-        num_epochs=_setting(record, "epochs"),
         problems=tuple(record.problems),
     )
 

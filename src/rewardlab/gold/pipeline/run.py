@@ -6,7 +6,6 @@ record still holds is left alone. `sample` and `label` decide for themselves, si
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +25,6 @@ from rewardlab.gold.pipeline.plan import STAGES, Plan
 from rewardlab.gold.proxies import model_in
 from rewardlab.gold.rmood_flags import translated
 
-logger = logging.getLogger("rewardlab")
 RECORD: Final = "run.json"
 BY_ROW: Final = ("sample", "label")
 """Stages that find out for themselves what is missing."""

@@ -140,8 +140,8 @@ class Engine(Protocol):
     def served(self) -> Sequence[ServedModel]:
         """Return the models and adapters, the default one first."""
 
-    def prepare(self, request: ScoreRequest) -> Any:
-        """Render and tokenise a request (a `Prepared`); takes processor time, so the server calls it in a thread.
+    def prepare(self, request: ScoreRequest) -> Prepared:
+        """Render and tokenise a request; takes processor time, so the server calls it in a thread.
 
         Raises UnknownModelError, WrongDigestError, TooLongError or UnscorableError, each with its `param`.
         """

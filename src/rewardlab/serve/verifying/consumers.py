@@ -45,7 +45,7 @@ class Way:
     def ask(self, form: str, conversations: Sequence[Any]) -> Question:
         """See `Dialect`: one sample a request."""
         (sample,) = conversations
-        return Question(path=self.path, body=self.body(sample), num_scores=1)
+        return Question(path=self.path, body=self.body(sample))
 
     def hear(self, answer: Any) -> Answer:
         """See `Dialect`."""

@@ -39,7 +39,6 @@ class Question:
 
     path: str
     body: Mapping[str, Any]
-    num_scores: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +96,7 @@ class Rewardlab:
             if form == "token_ids"
             else {"conversations": list(conversations), "truncate": True}
         )
-        return Question(path=SCORE_PATH, body={"model": self.model, **given}, num_scores=len(conversations))
+        return Question(path=SCORE_PATH, body={"model": self.model, **given})
 
     def hear(self, answer: Any) -> Answer:
         """See `Dialect`."""
@@ -132,7 +131,7 @@ class Foreign:
         if form == "texts" and "input_ids" in body:
             # The client never sends texts to SGLang, which adds a BOS to them; this check shows what that does.
             body["text"] = body.pop("input_ids")
-        return Question(path=self.spoken.path, body=body, num_scores=len(conversations))
+        return Question(path=self.spoken.path, body=body)
 
     def hear(self, answer: Any) -> Answer:
         """See `Dialect`. vLLM counts the tokens of a request as a whole, so they are known where it has one text."""
