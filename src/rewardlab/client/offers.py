@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rewardlab.client.dialects import DIALECTS, Dialect, choose, engine_of
 from rewardlab.client.failures import BadAnswerError
 from rewardlab.client.protocol import SPEC_PATH, ServedModel, SpecResponse
+from rewardlab.core import terminal
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.terminal import brief
 
@@ -69,8 +70,7 @@ def listed(routes: Collection[str]) -> str:
     """Return routes for a message."""
     if not routes:
         return "no list of its routes"
-    shown = sorted(routes)
-    return f"the routes {', '.join(shown[:SHOWN])}{f' and {len(shown) - SHOWN} more' if len(shown) > SHOWN else ''}"
+    return f"the routes {terminal.listed(sorted(routes), SHOWN)}"
 
 
 def said_routes(engine: str, version: str | None, routes: Collection[str]) -> str:

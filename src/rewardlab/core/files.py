@@ -18,8 +18,10 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
+from io import BufferedWriter
 from pathlib import Path
 from typing import TypeGuard
 
@@ -41,11 +43,21 @@ PACKAGES = ("rewardlab", "torch", "transformers", "peft", "tokenizers", "safeten
 
 def write_text(path: Path, text: str) -> None:
     """Replace the content of `path` by `text` in one step: readers see the old file or the new one, never a part."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BufferedWriter]:
+    """Yield a file of bytes that replaces `path` when the block ends without an error.
+
+    Raises OSError, which names `path`, if the disk is full.
+    """
     # The process id keeps two processes that write the same file from sharing one temporary file.
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with naming(path, temporary=temporary), temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with naming(path, temporary=temporary), temporary.open("wb") as file:
+            yield file
             file.flush()
             # Without the flush, a power cut after the rename can leave an empty file under the final name.
             os.fsync(file.fileno())

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import sha256_json, sha256_text, to_json
 from rewardlab.core.schema import Refusal, read_object, typed
-from rewardlab.core.terminal import quoted, short
+from rewardlab.core.terminal import listed, quoted, short
 
 SPEC_FILE = "reward_spec.json"
 SCHEMA_VERSION = 2
@@ -380,5 +380,4 @@ def _address(folder: Path) -> str:
 def _models_near(folder: Path) -> str:
     """Return ` Reward models in PARENT: …` with those beside `folder`; an empty text if there are none."""
     names = sorted(path.parent.name for path in folder.parent.glob(f"*/{SPEC_FILE}"))
-    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f" Reward models in {folder.parent}: {listed}." if names else ""
+    return f" Reward models in {folder.parent}: {listed(names, 5)}." if names else ""

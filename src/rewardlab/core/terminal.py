@@ -15,6 +15,7 @@ import reprlib
 import shlex
 import textwrap
 import unicodedata
+from collections.abc import Sequence
 from datetime import date, time
 from typing import Final
 
@@ -69,8 +70,17 @@ def folded(text: str, width: int) -> str:
 
 def short(text: str) -> str:
     """Return a text for a message, escaped, on one line of at most `BRIEF` characters."""
-    text = visible(text[: 2 * BRIEF])
-    return text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
+    return cut_to(visible(text[: 2 * BRIEF]), BRIEF)
+
+
+def cut_to(text: str, most: int) -> str:
+    """Return a text of at most so many characters; where it was longer, the last is an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return names as a list for a message: the first of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def brief(value: object) -> str:

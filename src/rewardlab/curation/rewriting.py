@@ -9,19 +9,18 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
-from io import BufferedWriter, TextIOWrapper
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import parse_line, to_json
+from rewardlab.core.files import parse_line, replacing, to_json
 from rewardlab.core.optional import import_optional
 from rewardlab.core.zst import DamagedZstError, open_zst, packing_zst
 from rewardlab.data.finding import Source
@@ -278,23 +277,6 @@ def _as_text(value: object) -> str:
 
 def _unwritable(place: str, error: Exception) -> DataError:
     return DataError(f"{place}: cannot be written as JSON ({error}). Take the value, or its column, out first.")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BufferedWriter]:
-    """Yield a file of bytes that replaces `path` when the block ends without an error.
-
-    Raises OSError if the disk is full.
-    """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        with temporary.open("wb") as raw:
-            yield raw
-            raw.flush()
-            os.fsync(raw.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

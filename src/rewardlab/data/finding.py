@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.terminal import listed
 from rewardlab.core.types import Preference
 from rewardlab.data.shards import (
     EXTENSIONS,
@@ -33,8 +34,6 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 ALL_ROWS = "all rows"
 IN_MEMORY = "in memory"
 """Stand for the split of a single file without a split in its name, and of rows in memory."""
-MAX_NAMES_SHOWN = 8
-"""File names listed in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +196,7 @@ def _missing(name: str, path: Path, split: str, near: Sequence[str]) -> DataErro
     looked_for = str(path) if extension_of(path) else f"{path}/{split}.* and {path}.{split}.* {endings}"
     return DataError(
         f"{what} Looked for {looked_for}. "
-        + (f"There is: {_listed(near)}." if near else f"No data file in {path.parent} has a name like it.")
+        + (f"There is: {listed(near)}." if near else f"No data file in {path.parent} has a name like it.")
     )
 
 
@@ -241,11 +240,6 @@ def _near_files(path: Path) -> list[str]:
         by_stem.setdefault(_strip_split(name.removesuffix(extension_of(Path(name)) or ""), "")[0], []).append(file)
     alike = [file for name in difflib.get_close_matches(_strip_split(stem, "")[0], by_stem) for file in by_stem[name]]
     return same or alike
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES_SHOWN
-    return ", ".join(names[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _data_files(folder: Path) -> list[Path]:

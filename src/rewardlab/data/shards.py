@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.terminal import listed
 
 EXTENSIONS: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".zst")
 """Endings of files that are read. A file that ends in `.zst` alone holds JSON Lines."""
@@ -71,9 +72,10 @@ def find_numbered(folder: Path, split: str) -> Iterator[tuple[Path, tuple[Path, 
         else:
             others.append(path)
     if by_extension and others:
+        left_out = listed([path.name for path in others], MAX_NUMBERS_SHOWN)
         raise DataError(
-            f"{folder / split}: {_listed([path.name for path in others])} would be left out, since other files there "
-            f"are numbered. Number all files of the split {split!r}, move the others away, or name single files."
+            f"{folder / split}: {left_out} would be left out, since other files there are numbered. Number all files "
+            f"of the split {split!r}, move the others away, or name single files."
         )
     for extension, files in by_extension.items():
         # A folder is numbered from 0, as on the hub, or by hand from 1.
@@ -115,8 +117,9 @@ def _in_order(place: Path, split: str, files: dict[int, Path], wanted: range) ->
         missing = list(islice((number for number in wanted if number not in files), MAX_NUMBERS_SHOWN))
         raise _incomplete(place, split, missing, num_missing, wanted)
     if beyond:
+        left_out = listed(beyond, MAX_NUMBERS_SHOWN)
         raise DataError(
-            f"{place}: the {count} files of the split {split!r}, numbered from 0, are all there, and {_listed(beyond)} "
+            f"{place}: the {count} files of the split {split!r}, numbered from 0, are all there, and {left_out} "
             f"would be left out. Remove or renumber what is too much, or name single files."
         )
     return tuple(files[number] for number in wanted)
@@ -132,17 +135,11 @@ def _data_files(folder: Path) -> list[tuple[Path, str]]:
 def _incomplete(place: Path, split: str, missing: list[int], num_missing: int, wanted: range) -> DataError:
     """Return the error for numbered files that are not all there, of which the first that are missing are given."""
     more = num_missing - len(missing)
-    listed = ", ".join(map(str, missing)) + (f" and {more} more" if more > 0 else "")
+    numbers = ", ".join(map(str, missing)) + (f" and {more} more" if more > 0 else "")
     return DataError(
         f"{place}: of the {wanted.stop - wanted.start} files of the split {split!r}, numbered from {wanted.start}, "
-        f"{listed} {'is' if num_missing == 1 else 'are'} missing. Get the dataset again, or name single files."
+        f"{numbers} {'is' if num_missing == 1 else 'are'} missing. Get the dataset again, or name single files."
     )
-
-
-def _listed(names: list[str]) -> str:
-    """Return names as a list for a message, the first few of many."""
-    more = len(names) - MAX_NUMBERS_SHOWN
-    return ", ".join(names[:MAX_NUMBERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- folders that `datasets` saved ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import finite_or_none, write_jsonl
 from rewardlab.core.run_folder import MISTAKES, SLICES
+from rewardlab.core.terminal import cut_to
 from rewardlab.core.types import Conversation, Preference, ScoredComparison, ScoreRow
 from rewardlab.data.originals import Key, Original
 
@@ -120,5 +121,4 @@ def _shown(value: object) -> object:
         return value
     if isinstance(value, float):
         return finite_or_none(value)
-    text = " ".join(str(value).split())
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+    return cut_to(" ".join(str(value).split()), MAX_SHOWN)

@@ -29,7 +29,7 @@ from rewardlab.core.files import (
 )
 from rewardlab.core.folders import remove, require_writable_folder
 from rewardlab.core.lock import only_process
-from rewardlab.core.terminal import short
+from rewardlab.core.terminal import cut_to, short
 from rewardlab.gold.kept_results import FILE as KEPT_FILE
 from rewardlab.gold.kept_results import Kept
 
@@ -205,8 +205,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _short(value: object) -> str:
-    text = value if isinstance(value, str) else to_json(value, indent=None)
-    return short(text if len(text) <= 60 else f"{text[:59]}…")
+    return short(cut_to(value if isinstance(value, str) else to_json(value, indent=None), 60))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import UTF8, is_number, parse_json, require_no_pipe, to_float
 from rewardlab.core.run_folder import ENDED, EVALUATED, MANIFEST, saved_steps
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.terminal import cut_to
 from rewardlab.report.evaluations import JUDGED, Judged, read_judged, read_object, scores_of
 from rewardlab.report.rereading import Known, read_last_step
 
@@ -344,14 +345,12 @@ def _bare_scores(room: Path, problems: list[str]) -> dict[str, Judged]:
 
 def _said(error: Exception, folder: Path) -> str:
     """Return the message of an error, without the path of the folder, and with at most MOST_SAID characters."""
-    text = str(error).replace(f"{folder}/", "") or type(error).__name__
-    return text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 1]}…"
+    return cut_to(str(error).replace(f"{folder}/", "") or type(error).__name__, MOST_SAID)
 
 
 def _sentence(text: object) -> str:
     """Return a text as a sentence of at most MOST_ENDED characters, with its full stop."""
-    said = " ".join(str(text).split())
-    said = said if len(said) <= MOST_ENDED else f"{said[: MOST_ENDED - 1]}…"
+    said = cut_to(" ".join(str(text).split()), MOST_ENDED)
     return said if said.endswith((".", "!", "?", "…")) else f"{said}."
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json, sha256_file
+from rewardlab.core.files import read_json, replacing, sha256_file
 from rewardlab.core.optional import import_optional
 from rewardlab.core.terminal import visible
 from rewardlab.curation.rewriting import ENDINGS as LINES
-from rewardlab.curation.rewriting import ending_of, replacing, replacing_lines, require_package
+from rewardlab.curation.rewriting import ending_of, replacing_lines, require_package
 
 ENDINGS: Final = (*LINES, ".parquet")
 BATCH_ROWS: Final = 1024

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis.inspection import Baselines, Inspection, Sample, Tongues, spread
+from rewardlab.core.terminal import listed
 from rewardlab.curation.inspecting import measure
 from rewardlab.curation.inspecting.columns import Columns, join, summarise
 from rewardlab.curation.inspecting.config import InspectConfig
@@ -128,8 +129,7 @@ def _format_of(source: Source, rules: Rules) -> dict[str, str]:
     schema, _ = open_units(source, rules, may_be_damaged=True)
     first = next((row.rows[0] for row in walk(source, rules, may_be_damaged=True) if row.rows[0]), {})
     names = [str(name) for name in first]
-    more = f" and {len(names) - MOST_COLUMNS} more" if len(names) > MOST_COLUMNS else ""
-    among = ", ".join(names[:MOST_COLUMNS]) + more
+    among = listed(names, MOST_COLUMNS)
     return {"format": schema.name, "why": f"the first row has {schema.found or schema.columns}, among {among}"}
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rewardlab.core.terminal import listed
+
 FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)")
 TURNED_ON: Final = re.compile(r"--([a-z][a-z0-9-]*) [0-9]")
 """A flag with a value that is not its default: an arm that has any has tried it."""
@@ -22,8 +24,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 def named(names: Sequence[str]) -> str:
     """Return the first names with commas, and how many more there are."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return listed(names, MOST_NAMED)
 
 
 def advised(

@@ -19,6 +19,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import SUM, append_text, read_summed_json, sha256_json, to_json, write_summed_json
 from rewardlab.core.folders import remove
 from rewardlab.core.lock import LOCK
+from rewardlab.core.terminal import cut_to
 
 logger = logging.getLogger("rewardlab")
 STATE: Final = "state.json"
@@ -205,5 +206,4 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _short(value: object) -> str:
-    text = value if isinstance(value, str) else to_json(value, indent=None)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return cut_to(value if isinstance(value, str) else to_json(value, indent=None), 60)

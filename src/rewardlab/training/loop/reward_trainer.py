@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rewardlab.batch import PackedBatch, pack
+from rewardlab.core.terminal import listed
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, origin
 from rewardlab.data.pack import largest_cost
@@ -83,7 +84,7 @@ class RewardSteps:
 
     def reads(self, step: int) -> str:
         """Return the numbers of the step's preferences, and where they are stored."""
-        return f"preferences {_some(list(map(str, self._rows.of_step(step))))} of {origin(self.train)}"
+        return f"preferences {listed(list(map(str, self._rows.of_step(step))))} of {origin(self.train)}"
 
     def least_budget(self) -> int:
         """Return the tokens of the largest preference."""
@@ -127,7 +128,7 @@ class RewardSteps:
 
     def describe(self, batch: PackedBatch) -> str:
         """Return the ids of its preferences."""
-        return _some([self.train[index].preference_id for index in batch.indices])
+        return listed([self.train[index].preference_id for index in batch.indices])
 
     def report(self, totals: StepTotals) -> StepReport:
         """Return the sums over comparisons, the norms and the speed of a step."""
@@ -194,8 +195,3 @@ def reward_trainer(
         records=records,
         machine=machine,
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return the first eight names, and how many more there are."""
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
