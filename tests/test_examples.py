@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,7 @@ import pytest
 
 import rewardlab
 from common import write_base_model, write_pairs
-from pages import promised_and_printed, read
+from pages import module_at, promised_and_printed, read
 from rewardlab.artifact.seal import recorded_digest
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_jsonl, write_jsonl
@@ -68,13 +66,7 @@ def test_the_batch_script_queues_a_run_again_if_work_is_left_and_only_then(statu
 
 def load(name: str) -> ModuleType:
     """An example as a module."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the module that they are defined in
-    spec.loader.exec_module(module)
-    return module
+    return module_at(EXAMPLES / f"{name}.py")
 
 
 @pytest.fixture(scope="module", autouse=True)

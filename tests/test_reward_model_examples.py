@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
 import re
 import shlex
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from pages import module_at
 from rewardlab.commands.training import parse_train
 from rewardlab.experiments.study import amend
 from study_folders import finished_study, frozen_study
@@ -43,13 +42,8 @@ NOT_OURS = {"--env-file", "--me"}
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    """An example as a module."""
+    return module_at(EXAMPLES / f"{name}.py")
 
 
 def seed_texts() -> str:

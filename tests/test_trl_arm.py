@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +9,7 @@ import pytest
 
 import rewardlab
 from common import write_base_model, write_pairs
+from pages import module_at
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json
@@ -24,13 +23,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "plans" / "trl_arm.p
 @pytest.fixture(scope="module")
 def arm() -> ModuleType:
     pytest.importorskip("trl")
-    spec = importlib.util.spec_from_file_location("example_trl_arm", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(SCRIPT)
 
 
 @pytest.mark.slow

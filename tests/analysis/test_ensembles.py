@@ -14,21 +14,7 @@ from scipy.stats import t as student
 from rewardlab.analysis.ensembles import Scale, combine, disagreement, on_one_scale, scale_of
 from rewardlab.analysis.influence import area_under_curve, auroc
 from rewardlab.core.errors import DataError
-from rewardlab.core.types import Comparison, ScoreRow
-
-
-def rows_of(scores: list[list[float]], *, label: float = 1.0) -> list[ScoreRow]:
-    """One pair for each two scores; the first is preferred."""
-    return [
-        ScoreRow(
-            preference_id=f"{n}", source="s", prompt_key=f"{n}", reply=reply, score=score, num_tokens=4,
-            prompt_tokens=2, truncated_tokens=0,
-            comparisons=(Comparison(first=0, second=1, label=label),) if reply == 0 else (),
-        )
-        for n, pair in enumerate(scores)
-        for reply, score in enumerate(pair)
-    ]  # fmt: skip
-
+from scored import rows_of
 
 PLAIN = Scale(mean=0.0, std=1.0)
 
@@ -67,8 +53,8 @@ def test_members_in_another_order_and_rows_in_another_order_give_the_same():
 
 def test_preferences_that_a_member_lacks_are_counted_and_left_out():
     one, other = rows_of([[1.0, 0.0]] * 4), rows_of([[2.0, 0.0]] * 4)
-    ensemble = combine([one, [row for row in other[:-1] if row.preference_id != "1"]], [PLAIN, PLAIN])
-    assert {row.preference_id for row in ensemble.rows["mean"]} == {"0", "2"}
+    ensemble = combine([one, [row for row in other[:-1] if row.preference_id != "d.jsonl:1"]], [PLAIN, PLAIN])
+    assert {row.preference_id for row in ensemble.rows["mean"]} == {"d.jsonl:0", "d.jsonl:2"}
     assert ensemble.left_out == 2
     with pytest.raises(DataError, match="no preference in common"):
         combine([one, [replace(row, source="other") for row in other]], [PLAIN, PLAIN])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from itertools import pairwise
@@ -27,40 +26,13 @@ from rewardlab.analysis.metrics import (
     sums,
 )
 from rewardlab.core.errors import DataError
-from rewardlab.core.types import Comparison, ScoreRow, Sums, join_comparisons
+from rewardlab.core.types import Comparison, Sums, join_comparisons
 from rewardlab.training.monitoring.records import COLUMNS
-
-Case = tuple[float, float, float]
-"""Score of the first reply, score of the second, label."""
+from score_rows import Case, pair_rows, score_row
 
 scores = st.one_of(st.floats(-20, 20), st.sampled_from([0.0, 1.0, math.nan, math.inf, -math.inf]))
 labels = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0]))
 cases = st.lists(st.tuples(scores, scores, labels), max_size=30)
-
-
-def row(number: int, reply: int, score: float, comparisons: tuple[Comparison, ...] = (), **other: str) -> ScoreRow:
-    return ScoreRow(
-        preference_id=f"row-{number}",
-        source=other.get("source", "made-up"),
-        prompt_key=other.get("prompt_key", f"prompt-{number}"),
-        reply=reply,
-        score=score,
-        num_tokens=5,
-        prompt_tokens=2,
-        truncated_tokens=0,
-        comparisons=comparisons,
-    )
-
-
-def rows_of(pairs: Sequence[Case], *, swapped: bool = False, **other: str) -> list[ScoreRow]:
-    """Two rows a case; swapped, the same judgement is recorded as (j, i, 1 − y)."""
-    rows = []
-    for number, (first, second, label) in enumerate(pairs):
-        judged = 1 if swapped else 0
-        judgement = Comparison(first=judged, second=1 - judged, label=1 - label if swapped else label)
-        for reply, score in enumerate((first, second)):
-            rows.append(row(number, reply, score, (judgement,) if reply == judged else (), **other))
-    return rows
 
 
 def as_numbers(value: Sums) -> list[float]:
@@ -71,14 +43,14 @@ def as_numbers(value: Sums) -> list[float]:
 
 
 def test_a_score_tie_counts_one_half() -> None:
-    rows = rows_of([(1.0, 1.0, 1.0), (1.0, 1.0, 0.0), (2.0, 1.0, 1.0)])
+    rows = pair_rows([(1.0, 1.0, 1.0), (1.0, 1.0, 0.0), (2.0, 1.0, 1.0)])
     assert sums(rows, beta=1).correct == 2.0
     assert sums(rows, beta=1).score_ties == 2
     assert evaluate(rows, beta=1).estimates["eval_accuracy"].value == pytest.approx(2 / 3)
 
 
 def test_a_label_tie_is_left_out_of_accuracy_and_margin_and_counted() -> None:
-    result = sums(rows_of([(1.0, 0.0, 1.0), (9.0, 0.0, 0.5), (0.0, 0.0, 0.5)]), beta=1)
+    result = sums(pair_rows([(1.0, 0.0, 1.0), (9.0, 0.0, 0.5), (0.0, 0.0, 0.5)]), beta=1)
     assert (result.accuracy, result.mean_margin) == (1.0, 1.0)
     assert (result.comparisons, result.decided, result.label_ties, result.score_ties) == (3, 1, 2, 0)
     assert result.nll > 9 / 2  # but the loss judges them
@@ -87,16 +59,16 @@ def test_a_label_tie_is_left_out_of_accuracy_and_margin_and_counted() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_score_that_is_not_finite_is_counted_and_never_compared(bad: float) -> None:
     good = [(1.0, 0.0, 1.0), (0.0, 1.0, 1.0)]
-    result = sums(rows_of([*good, (bad, 0.0, 1.0), (0.0, bad, 0.5), (bad, bad, 0.0)]), beta=1)
-    assert result == replace(sums(rows_of(good), beta=1), comparisons=5, non_finite=3)
-    estimates = evaluate(rows_of([*good, (bad, 0.0, 1.0)]), beta=1).estimates
+    result = sums(pair_rows([*good, (bad, 0.0, 1.0), (0.0, bad, 0.5), (bad, bad, 0.0)]), beta=1)
+    assert result == replace(sums(pair_rows(good), beta=1), comparisons=5, non_finite=3)
+    estimates = evaluate(pair_rows([*good, (bad, 0.0, 1.0)]), beta=1).estimates
     assert [estimate.n for estimate in estimates.values()] == [2] * len(METRICS)
     assert estimates["eval_accuracy"].value == 0.5
 
 
 @given(pairs=cases)
 def test_every_comparison_is_decided_tied_or_not_finite(pairs: list[Case]) -> None:
-    result = sums(rows_of(pairs), beta=0.7)
+    result = sums(pair_rows(pairs), beta=0.7)
     assert result.comparisons == len(pairs) == result.decided + result.label_ties + result.non_finite
     assert result.weight == result.comparisons - result.non_finite
     assert result.loss == result.nll
@@ -108,7 +80,7 @@ def test_every_comparison_is_decided_tied_or_not_finite(pairs: list[Case]) -> No
 def test_swapping_the_order_of_comparisons_changes_no_metric(pairs: list[Case]) -> None:
     # A label within rounding of a tie is a tie after 1 − y and was none before; it is not about orientation.
     pairs = [(first, second, round(label, 6)) for first, second, label in pairs]
-    once, twice = (evaluate(rows_of(pairs, swapped=swapped), beta=0.7) for swapped in (False, True))
+    once, twice = (evaluate(pair_rows(pairs, swapped=swapped), beta=0.7) for swapped in (False, True))
     assert as_numbers(twice.sums) == pytest.approx(as_numbers(once.sums))
     for name, estimate in once.estimates.items():
         other = twice.estimates[name]
@@ -120,7 +92,7 @@ def test_swapping_the_order_of_comparisons_changes_no_metric(pairs: list[Case]) 
 @pytest.mark.slow
 @given(pairs=cases, cuts=st.lists(st.integers(0, 30), max_size=4))
 def test_the_sums_of_parts_are_the_sums_of_the_whole(pairs: list[Case], cuts: list[int]) -> None:
-    rows = rows_of(pairs)
+    rows = pair_rows(pairs)
     edges = [0, *sorted(cuts), len(pairs)]
     parts = [sums(rows[2 * start : 2 * end], beta=0.7) for start, end in pairwise(edges)]
     whole = sums(rows[: 2 * edges[-2]], beta=0.7) + sums(rows[2 * edges[-2] :], beta=0.7)
@@ -131,7 +103,7 @@ def test_the_sums_of_parts_are_the_sums_of_the_whole(pairs: list[Case], cuts: li
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5])
 def test_accuracy_is_exact_for_any_batch_size(batch_size: int) -> None:
     """Four of five are right: a mean of the means of batches of four would say 0.5."""
-    rows = rows_of([(1.0, 0.0, 1.0)] * 4 + [(0.0, 1.0, 1.0)])
+    rows = pair_rows([(1.0, 0.0, 1.0)] * 4 + [(0.0, 1.0, 1.0)])
     batches = [rows[start : start + 2 * batch_size] for start in range(0, len(rows), 2 * batch_size)]
     assert reduce(add, (sums(batch, beta=1) for batch in batches)).accuracy == 0.8
 
@@ -141,7 +113,7 @@ def test_accuracy_is_exact_for_any_batch_size(batch_size: int) -> None:
 def test_accuracy_and_loss_are_those_of_scikit_learn(pairs: list[Case]) -> None:
     pairs = [pair for pair in pairs if pair[0] != pair[1]] or [(1.0, 0.0, 0.0)]
     first, second, label = (np.array(column) for column in zip(*pairs, strict=True))
-    result = evaluate(rows_of(pairs), beta=0.7)
+    result = evaluate(pair_rows(pairs), beta=0.7)
     probability = 1 / (1 + np.exp(-0.7 * (first - second)))
     assert result.estimates["eval_accuracy"].value == pytest.approx(accuracy_score(label, first > second))
     assert result.estimates["eval_loss"].value == pytest.approx(log_loss(label, probability, labels=[0, 1]))
@@ -150,7 +122,7 @@ def test_accuracy_and_loss_are_those_of_scikit_learn(pairs: list[Case]) -> None:
 @settings(max_examples=50)
 @given(pairs=cases)
 def test_estimates_and_sums_agree(pairs: list[Case]) -> None:
-    result = evaluate(rows_of(pairs), beta=0.7)
+    result = evaluate(pair_rows(pairs), beta=0.7)
     assert set(result.estimates) == set(METRICS)
     for name, value in (
         ("eval_accuracy", result.sums.accuracy),
@@ -164,7 +136,7 @@ def test_estimates_and_sums_agree(pairs: list[Case]) -> None:
 @settings(max_examples=25)
 @given(pairs=cases)
 def test_what_judging_gives_too_is_the_same(pairs: list[Case]) -> None:
-    rows = rows_of(pairs)
+    rows = pair_rows(pairs)
     if not any(math.isfinite(row.score) for row in rows):
         return
     judged = judge_rows(rows, beta=0.7)
@@ -177,19 +149,19 @@ def test_what_judging_gives_too_is_the_same(pairs: list[Case]) -> None:
 
 
 def test_the_loss_stays_finite_where_a_probability_rounds_to_zero() -> None:
-    result = sums(rows_of([(-1e4, 0.0, 1.0), (1e4, 0.0, 1.0), (0.0, 1e4, 0.25)]), beta=1)
+    result = sums(pair_rows([(-1e4, 0.0, 1.0), (1e4, 0.0, 1.0), (0.0, 1e4, 0.25)]), beta=1)
     assert result.nll == pytest.approx(1e4 + 0.0 + 0.25 * 1e4)
 
 
 def test_beta_scales_the_loss_and_not_the_margin() -> None:
-    rows = rows_of([(1.0, 0.0, 1.0), (3.0, 1.0, 0.0)])
+    rows = pair_rows([(1.0, 0.0, 1.0), (3.0, 1.0, 0.0)])
     once, twice = sums(rows, beta=1), sums(rows, beta=2)
     assert (once.margin, twice.margin) == (-1.0, -1.0)
     assert twice.nll == pytest.approx(np.log1p(np.exp([-2.0, 4.0])).sum())
 
 
 def test_calibration_is_judged_at_the_probability_that_beta_gives() -> None:
-    rows = rows_of([(2.0, 0.0, 1.0), (2.0, 0.0, 0.0)] * 10)
+    rows = pair_rows([(2.0, 0.0, 1.0), (2.0, 0.0, 0.0)] * 10)
     for beta in (1.0, 2.0):
         expected = 1 / (1 + math.exp(-2 * beta)) - 0.5
         assert evaluate(rows, beta=beta).estimates["eval_ece"].value == pytest.approx(expected)
@@ -197,7 +169,7 @@ def test_calibration_is_judged_at_the_probability_that_beta_gives() -> None:
 
 def test_weights_and_margins_of_the_data_do_not_enter_the_metrics() -> None:
     plain, weighted = (
-        [row(0, 0, 1.0, (Comparison(first=0, second=1, weight=weight, margin=margin),)), row(0, 1, 0.0)]
+        [score_row(0, 0, 1.0, (Comparison(first=0, second=1, weight=weight, margin=margin),)), score_row(0, 1, 0.0)]
         for weight, margin in ((1.0, 0.0), (5.0, 2.0))
     )
     assert evaluate(weighted, beta=1) == evaluate(plain, beta=1) != evaluate([], beta=1)
@@ -206,7 +178,7 @@ def test_weights_and_margins_of_the_data_do_not_enter_the_metrics() -> None:
 @pytest.mark.slow
 @given(pairs=cases)
 def test_orientation_makes_every_label_at_least_one_half(pairs: list[Case]) -> None:
-    columns = oriented(join_comparisons(rows_of(pairs)))
+    columns = oriented(join_comparisons(pair_rows(pairs)))
     for (first, second, label), turned, difference in zip(pairs, columns.label, columns.difference, strict=True):
         assert turned == max(label, 1 - label)
         if math.isfinite(first) and math.isfinite(second):
@@ -221,7 +193,10 @@ def test_repeated_prompts_are_the_unit_of_every_interval() -> None:
     for number in range(120):
         judged = Comparison(first=0, second=1)
         key = f"prompt-{number % 60}"
-        rows += [row(number, 0, generator.normal(1), (judged,), prompt_key=key), row(number, 1, 0.0, prompt_key=key)]
+        rows += [
+            score_row(number, 0, generator.normal(1), (judged,), prompt_key=key),
+            score_row(number, 1, 0.0, prompt_key=key),
+        ]
     for estimate in evaluate(rows, beta=1).estimates.values():
         assert estimate.n == 60
         assert "by prompt" in estimate.method
@@ -231,14 +206,14 @@ def test_repeated_prompts_are_the_unit_of_every_interval() -> None:
 
 def test_comparisons_of_one_preference_with_several_replies_share_its_prompt() -> None:
     judgements = tuple(Comparison(first=0, second=second) for second in (1, 2, 3))
-    rows = [row(0, 0, 3.0, judgements), *(row(0, reply, float(reply)) for reply in (1, 2, 3))]
+    rows = [score_row(0, 0, 3.0, judgements), *(score_row(0, reply, float(reply)) for reply in (1, 2, 3))]
     estimate = evaluate(rows, beta=1).estimates["eval_accuracy"]
     assert (estimate.value, estimate.n, estimate.method) == (pytest.approx(2.5 / 3), 1, "too few prompts (1)")
 
 
 def test_sources_are_evaluated_apart_and_add_up() -> None:
-    one = rows_of([(1.0, 0.0, 1.0)] * 3, source="one")
-    two = rows_of([(0.0, 1.0, 1.0)] * 2 + [(math.nan, 1.0, 1.0)], source="two")
+    one = pair_rows([(1.0, 0.0, 1.0)] * 3, source="one")
+    two = pair_rows([(0.0, 1.0, 1.0)] * 2 + [(math.nan, 1.0, 1.0)], source="two")
     apart = by_source([*two, *one], beta=1)
     assert list(apart) == ["two", "one"]
     assert (apart["one"].sums.accuracy, apart["two"].sums.accuracy) == (1.0, 0.0)
@@ -274,6 +249,6 @@ def test_columns_of_earlier_versions_get_the_names_of_today() -> None:
 
 
 def test_a_reply_that_has_two_rows_is_refused() -> None:
-    rows = rows_of([(1.0, 0.0, 1.0)])
+    rows = pair_rows([(1.0, 0.0, 1.0)])
     with pytest.raises(DataError, match="hold a reply twice"):
         evaluate([*rows, *rows], beta=1.0)

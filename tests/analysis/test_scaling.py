@@ -23,25 +23,12 @@ from rewardlab.analysis.scaling import (
 from rewardlab.analysis.score_table import score_table
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, ScoreRow
+from score_rows import pair_rows
 
 
 def rows_of(first: np.ndarray, second: np.ndarray, labels: np.ndarray, *, per_prompt: int = 1) -> list[ScoreRow]:
     """Pairs with these scores; so many in a row share a prompt."""
-    return [
-        ScoreRow(
-            preference_id=f"{n}",
-            source="s",
-            prompt_key=f"{n // per_prompt}",
-            reply=reply,
-            score=float(scores[n]),
-            num_tokens=4,
-            prompt_tokens=2,
-            truncated_tokens=0,
-            comparisons=(Comparison(first=0, second=1, label=float(labels[n])),) if reply == 0 else (),
-        )
-        for n in range(len(labels))
-        for reply, scores in enumerate((first, second))
-    ]
+    return pair_rows(list(zip(*map(np.ndarray.tolist, (first, second, labels)), strict=True)), each=per_prompt)
 
 
 def drawn(count: int, *, true_temperature: float, seed: int, location: float = 0.0) -> list[ScoreRow]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pages import module_at
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Comparison, TokenGroup
 from rewardlab.data.config import ReadingConfig
@@ -36,16 +36,6 @@ WANTED = {
 }
 
 
-def module(name: str) -> ModuleType:
-    """A program beside the plans."""
-    spec = importlib.util.spec_from_file_location(f"plans_{name}", PLANS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
 def test_all_are_there() -> None:
     assert {name.removesuffix(".yaml") for name in NAMES} == WANTED
 
@@ -54,7 +44,7 @@ def test_all_are_there() -> None:
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what `python examples/plans/tiny_data.py FOLDER` writes, and nothing else."""
     folder = tmp_path_factory.mktemp("tiny")
-    module("tiny_data").main(folder)
+    module_at(PLANS / "tiny_data.py").main(folder)
     return folder
 
 
@@ -245,7 +235,7 @@ def group(prompt: int, *replies: int) -> TokenGroup:
 
 
 def test_the_comparator_loses_the_pairs_that_a_budget_breaks() -> None:
-    split = module("split_pairs")
+    split = module_at(PLANS / "split_pairs.py")
     groups = [group(2, 3, 3), group(2, 3, 3), group(2, 3, 3)]  # replies of 5 tokens
     assert split.whole_pairs(groups, 100) == [[0, 1, 2]]
     assert split.whole_pairs(groups, 15) == [[0], [2]], "three replies fit: the second pair is broken"
@@ -254,7 +244,7 @@ def test_the_comparator_loses_the_pairs_that_a_budget_breaks() -> None:
 
 
 def test_its_micro_batches_count_the_same_however_many_pairs_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = module("split_pairs")
+    split = module_at(PLANS / "split_pairs.py")
     packed: list[Any] = []
     monkeypatch.setattr(split, "batch_of_step", lambda step, **how: [0, 1, 2])
     monkeypatch.setattr(split, "pack", lambda groups, **how: packed.append((groups, how["indices"])) or len(packed))
