@@ -63,6 +63,11 @@ def format_points(estimate: Estimate) -> str:
     return format_estimate(estimate, percent=True).replace("%", "")
 
 
+def format_p(p: float) -> str:
+    """Return a p-value for a cell: ``0.031``, ``<0.001`` below that, a dash for NaN."""
+    return "—" if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def over_seeds(estimate: Estimate) -> Estimate:
     """Return a mean over seeds; without an interval where every seed gives the same, which no seed could move."""
     if estimate.low < estimate.high:

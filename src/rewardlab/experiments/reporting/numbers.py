@@ -229,11 +229,6 @@ def _wanted(estimate: Estimate) -> int:
     return _decimals(width / 2 if known else abs(estimate.value) / 10)
 
 
-def p_text(p: float) -> str:
-    """Return a p-value as it is printed."""
-    return "—" if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
 def _decimals(size: float) -> int:
     """Return the decimals that show two digits of a number."""
     return min(max(1 - math.floor(math.log10(size)), 0), 8) if size > 0 and math.isfinite(size) else 2

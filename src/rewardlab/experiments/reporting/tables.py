@@ -20,14 +20,13 @@ from rewardlab.experiments.reporting.numbers import (
     Difference,
     interval,
     intervals,
-    p_text,
     search_named,
 )
 from rewardlab.experiments.reporting.sensitivity import Effect, Sensitivity
 from rewardlab.experiments.reporting.summary import Summary
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.charts import Axis
-from rewardlab.report.tables import column_notes, interval_note
+from rewardlab.report.tables import column_notes, format_p, interval_note
 
 OWN_SCALES: Final = Axis(
     label="each row on its own scale", low=-1.0, high=1.0, ticks=(-1.0, 0.0, 1.0), names=("fails", "0", "holds")
@@ -76,7 +75,7 @@ def verdicts(judged: Sequence[Judged]) -> Sheet:
     for one in judged:
         verdict = one.verdict
         for number, part in enumerate(verdict.parts or (None,)):
-            head = (verdict.name, one.found, p_text(_p(one))) if number == 0 else ("", "", "")
+            head = (verdict.name, one.found, format_p(_p(one))) if number == 0 else ("", "", "")
             holds = "—" if part is None else interval(part.estimate)
             rows.append((*head, holds, verdict.claim if part is None else part.text))
     parts = [part for one in judged for part in one.verdict.parts or (None,)]
@@ -225,7 +224,7 @@ def _signs(row: ArmRow) -> str:
 def changes(found: Sequence[Difference], caption: str, title: str, over: str) -> Sheet:
     """Return differences of arms with their intervals and p-values."""
     shown = intervals([one.estimate for one in found])
-    rows = [(f"{one.arm} − {one.other}", text, p_text(one.adjusted)) for one, text in zip(found, shown, strict=True)]
+    rows = [(f"{one.arm} − {one.other}", text, format_p(one.adjusted)) for one, text in zip(found, shown, strict=True)]
     known = [one.estimate for one in found if one.estimate is not None]
     why = list(dict.fromkeys(f"{one.why[0].upper()}{one.why[1:]}." for one in found if one.why))
     return Sheet(

@@ -19,10 +19,11 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.pictures import both_sets, charts_of, gold_of
 from rewardlab.gold.curving.run import PromptSet, Result, inputs_of
-from rewardlab.gold.curving.words import fit_sentence, headline, interval, p_value, sentence, sizes, told_apart
+from rewardlab.gold.curving.words import fit_sentence, headline, interval, sentence, sizes, told_apart
+from rewardlab.gold.findings import percent
 from rewardlab.report import document
 from rewardlab.report.document import Block, Charts, Document, Paragraph, Section, Table
-from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
+from rewardlab.report.tables import format_count, format_estimate, format_p, interval_note, report_width, text_table
 
 MADE_BY: Final = "rewardlab gold curve"
 HEADER: Final = ("proxy", "n", "KL ≤", "gold", "gain of gold", "gain of proxy")
@@ -194,24 +195,19 @@ def _says(own: Overoptimisation) -> list[str]:
 
 def _paired(result: Result, one: PromptSet) -> list[list[str]]:
     return [
-        [f"{own.second} − {own.first}", interval(own.difference), p_value(own.adjusted), told_apart(own)]
+        [f"{own.second} − {own.first}", interval(own.difference), format_p(own.adjusted), told_apart(own)]
         for own in result.contrasts
         if own.prompts == one.name
     ]
 
 
 def _facts(one: PromptSet) -> str:
-    levels = "; ".join(f"{name} {interval_percent(own)}" for name, own in one.levels.items())
+    levels = "; ".join(f"{name} {percent(own)}" for name, own in one.levels.items())
     return (
         f"{one.name.capitalize()}: {format_count(one.num_used)} rows of {format_count(one.num_rows)}, "
         f"{format_count(one.num_prompts)} prompts, {one.replies:g} replies each (median). Of the replies to a prompt "
-        f"{interval_percent(one.texts)} are different texts. Different scores: {levels}."
+        f"{percent(one.texts)} are different texts. Different scores: {levels}."
     )
-
-
-def interval_percent(estimate: Estimate) -> str:
-    """Return ``97.1% [96.0, 98.0]``."""
-    return format_estimate(estimate, percent=True)
 
 
 def _rows(result: Result, one: PromptSet) -> list[list[str]]:

@@ -9,6 +9,7 @@ from rewardlab.analysis.overoptimisation import Contrast, Fit, Overoptimisation,
 from rewardlab.analysis.turnover import ALPHA
 from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.run import Result
+from rewardlab.report.tables import format_p
 
 FAR: Final = 100.0
 """Multiple of the largest n at which a size that a fit gives is cut off."""
@@ -49,24 +50,24 @@ def sentence(one: Overoptimisation) -> str:
         )
         return (
             f"{where} has fallen by {interval(turn.fall)} from there to n = {most} (90% interval; "
-            f"p {p_value(one.adjusted_p)} with all curves accounted for).{_no_gain(one)}"
+            f"p {format_p(one.adjusted_p)} with all curves accounted for).{_no_gain(one)}"
         )
     alone = (
-        f" Alone it would be called a turn-over (p {p_value(turn.p)}); beside the other curves it is not enough."
+        f" Alone it would be called a turn-over (p {format_p(turn.p)}); beside the other curves it is not enough."
         if turn.p <= ALPHA
         else ""
     )
     if one.verdict == "undecided":
         return (
             f"Undecided: gold at n = {most} is not shown to lie below that at a smaller n "
-            f"(p {p_value(one.adjusted_p)}), but a fall of up to {number(turn.fall.high)} is not ruled out at 95%, and "
-            f"the most that it gained is {interval(one.gain)}. Take more prompts.{alone}{_no_gain(one)}"
+            f"(p {format_p(one.adjusted_p)}), but a fall of up to {number(turn.fall.high)} is not ruled out at 95%, "
+            f"and the most that it gained is {interval(one.gain)}. Take more prompts.{alone}{_no_gain(one)}"
         )
     if turn.may_be == (most,):
         return f"Gold still rises: at n = {most} it is shown to be higher than at any smaller n."
     return (
         f"No turn-over within n ≤ {most}: gold there is not shown to lie below that at a smaller n "
-        f"(p {p_value(one.adjusted_p)}), and a fall of more than {number(turn.fall.high)} is ruled out at 95%. It is "
+        f"(p {format_p(one.adjusted_p)}), and a fall of more than {number(turn.fall.high)} is ruled out at 95%. It is "
         f"highest at n = {sizes(one)} at 95%.{alone}{_no_gain(one)}"
     )
 
@@ -90,7 +91,7 @@ def fit_sentence(fit: Fit, most: int) -> str:
         return f"Fit of d(α − βd): the data cannot tell: {fit.why_not}."
     words = (
         f"Fit of d(α − βd), d = √(bound of the KL divergence): α {interval(fit.alpha)}, β {interval(fit.beta)}; the "
-        f"curve is at most {number(fit.furthest)} away from it (p {p_value(fit.misfit)} of having exactly this form)."
+        f"curve is at most {number(fit.furthest)} away from it (p {format_p(fit.misfit)} of having exactly this form)."
     )
     if fit.highest is None:
         return f"{words} It bends upwards, so it has no highest point."
@@ -116,11 +117,6 @@ def told_apart(one: Contrast) -> str:
         return "undecided"
     better = one.second if one.difference.value > 0 else one.first
     return f"{better} is better" if one.adjusted <= ALPHA else "not told apart"
-
-
-def p_value(p: float) -> str:
-    """Return a p-value as it is printed."""
-    return "—" if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def number(value: float, decimals: int | None = None) -> str:

@@ -27,6 +27,7 @@ from rewardlab.report.tables import (
     column_notes,
     format_count,
     format_estimate,
+    format_p,
     format_points,
     interval_note,
     missing_intervals,
@@ -273,7 +274,7 @@ def _slice_row(name: str, one: SliceMatch) -> tuple[str, ...]:
         format_count(one.num_pairs),
         percent(one.match),
         format_points(one.apart),
-        p_text(one.adjusted),
+        format_p(one.adjusted),
     )
 
 
@@ -299,7 +300,7 @@ def _beside(matched: Matched) -> Table:
             percent(one.difference.second),
             percent(one.difference.first),
             format_points(one.difference.difference),
-            p_text(one.adjusted),
+            format_p(one.adjusted),
             format_count(one.verdicts.only_second),
             format_count(one.verdicts.only_first),
             format_points(one.smallest),
@@ -340,21 +341,16 @@ def _beside_text(one: Beside) -> str:
     smallest = "" if math.isnan(one.smallest.value) else f"; the smallest difference shown: {points(one.smallest)}"
     return (
         f"{one.second} beside {one.first}: {percent(one.difference.second)} and {percent(one.difference.first)}, "
-        f"difference {points(one.difference.difference)}, p {p_text(one.adjusted)}; right where the other is wrong: "
+        f"difference {points(one.difference.difference)}, p {format_p(one.adjusted)}; right where the other is wrong: "
         f"{format_count(one.verdicts.only_second)} and {format_count(one.verdicts.only_first)} pairs{smallest}."
     )
 
 
 def _standings(matched: Matched) -> Table:
     rows = [
-        (name, format_estimate(one.rank, digits=1), f"{one.first:.0%}", p_text(one.p_best))
+        (name, format_estimate(one.rank, digits=1), f"{one.first:.0%}", format_p(one.p_best))
         for name, one in matched.standings.items()
     ]
     header = ("proxy", "rank by match", "best in so many draws", "p as good as the best")
     notes = (interval_note(one.rank for one in matched.standings.values()),)
     return Table(caption="Which may be the best", header=header, rows=tuple(rows), notes=notes)
-
-
-def p_text(value: float) -> str:
-    """Return a p-value as a cell."""
-    return "—" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"

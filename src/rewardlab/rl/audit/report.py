@@ -16,7 +16,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.report import document
 from rewardlab.report.charts import Axis, Chart, Rule, axis, band, cut_bands, line
 from rewardlab.report.document import Block, Charts, Document, Facts, Paragraph, Section
-from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
+from rewardlab.report.tables import format_count, format_estimate, format_p, interval_note, report_width, text_table
 from rewardlab.rl.audit.changes import Pair
 from rewardlab.rl.audit.config import AuditConfig
 from rewardlab.rl.audit.run import Audit, Curve, Part
@@ -179,13 +179,9 @@ def _row(audit: Audit, finding: Finding, pair: Pair) -> list[str]:
         format_estimate(pair.reward.estimate(), digits=2),
         format_estimate(pair.gold.estimate(), digits=2),
         format_count(pair.gold.num_prompts),
-        _p(p.get("exploited", math.nan)),
-        _p(p.get("not carried over", math.nan)),
+        format_p(p.get("exploited", math.nan)),
+        format_p(p.get("not carried over", math.nan)),
     ]
-
-
-def _p(value: float) -> str:
-    return "—" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _estimates(audit: Audit) -> Sequence[Estimate]:
