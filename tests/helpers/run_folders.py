@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.metrics import by_source, evaluate
-from rewardlab.core.files import jsonable, sha256_file, write_json, write_jsonl, write_summed_json
+from rewardlab.core.files import sha256_file, write_json, write_jsonl, write_summed_json
 from rewardlab.core.spec import Canary, RendererSpec, RewardSpec
 from rewardlab.core.types import Comparison, Message, ScoreRow, prompt_key
 from rewardlab.data.finding import find_sources
@@ -76,8 +76,8 @@ def write_evaluation(folder: Path, name: str, rows: Iterable[ScoreRow], *, beta:
         parts = [evaluate(rows, beta=beta), *by_source(rows, beta=beta).values()]
         _PARTS[key] = [
             {
-                "estimates": {metric: jsonable(asdict(estimate)) for metric, estimate in own.estimates.items()},
-                "sums": jsonable(asdict(own.sums)),
+                "estimates": encode(own.estimates),
+                "sums": encode(own.sums),
             }
             for own in parts
         ]

@@ -93,11 +93,6 @@ def finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def jsonable(values: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of `values` in which NaN and infinite numbers are None, so that it can be written as JSON."""
-    return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
-
-
 def write_json(path: Path, value: object) -> None:
     """Replace the content of `path` by `value` as JSON, in one step. Raises ValueError as `to_json` does."""
     write_text(path, encodable(to_json(value)) + "\n")

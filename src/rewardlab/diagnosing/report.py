@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rewardlab.analysis.ceiling import Ceiling
+from rewardlab.analysis.json_form import encode
 from rewardlab.core.types import Estimate
 from rewardlab.diagnosing.verdicts import LEVEL, NAMES, Finding
 from rewardlab.report.ceiling import ceiling_note
@@ -99,12 +100,12 @@ def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
         "headline": diagnosis.headline,
         **diagnosis.facts,
         "model_itself": {
-            "over_seeds": _finite(asdict(diagnosis.full)),
-            "over_conversations": _finite(asdict(diagnosis.full_conversations)),
-            "test": None if diagnosis.full_test is None else _finite(asdict(diagnosis.full_test)),
+            "over_seeds": encode(diagnosis.full),
+            "over_conversations": encode(diagnosis.full_conversations),
+            "test": None if diagnosis.full_test is None else encode(diagnosis.full_test),
         },
-        "ceiling": None if diagnosis.ceiling is None else _finite(asdict(diagnosis.ceiling)),
-        "controls": [_finite(asdict(found)) for found in diagnosis.findings],
+        "ceiling": None if diagnosis.ceiling is None else encode(diagnosis.ceiling),
+        "controls": [encode(found) for found in diagnosis.findings],
         "level": LEVEL,
         "adjusted_by": "Holm",
     }
@@ -161,12 +162,3 @@ def _details(found: Finding) -> list[str]:
             f"run whose true {what} is {band.truth:.2f} falls outside in {band.outside:.0%} of cases."
         )
     return lines
-
-
-def _finite(value: Any) -> Any:
-    """Return values as JSON can hold them: None for a number that is not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value

@@ -11,16 +11,16 @@ from typing import Final
 
 import numpy as np
 
+from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.scaling import Scaling, ScalingJudgement, fit_scaling, judge_scaling
 from rewardlab.artifact.calibrated import store_calibration
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import jsonable, provenance, write_json
+from rewardlab.core.files import provenance, write_json
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.run_folder import SPEC_SUM, claim_evaluation, clear_evaluation, holds_run, only_writer
 from rewardlab.core.spec import CalibrationSpec, read_spec
 from rewardlab.core.terminal import plural
-from rewardlab.core.types import Estimate
 from rewardlab.data.groups import Groups
 from rewardlab.data.sources import SourceReport
 from rewardlab.data.splits import count_shared_roots, hold_out
@@ -123,7 +123,7 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
         run.output_dir / CALIBRATION_FILE,
         {
             **asdict(scaling),
-            "estimates": {name: jsonable(asdict(estimate)) for name, estimate in scaling.estimates.items()},
+            "estimates": encode(scaling.estimates),
             "judged": judged,
         },
     )
@@ -196,15 +196,9 @@ def _shared_roots(parts: Mapping[str, Groups], *, store: bool) -> int:
 def judgement_as_dict(judgement: ScalingJudgement) -> dict[str, object]:
     """Return a judgement as JSON, NaN as null."""
 
-    def plain(table: Mapping[str, Mapping[str, Estimate]]) -> dict[str, object]:
-        return {
-            name: {measure: jsonable(asdict(estimate)) for measure, estimate in row.items()}
-            for name, row in table.items()
-        }
-
     return {
-        "pairs": plain(judgement.pairs),
-        "replies": plain(judgement.replies),
+        "pairs": encode(judgement.pairs),
+        "replies": encode(judgement.replies),
         "num_comparisons": judgement.num_comparisons,
         "num_non_finite": judgement.num_non_finite,
     }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.analysis.comparison import ComparisonOfModels, Disagreement, compare_models, name_apart
+from rewardlab.analysis.json_form import encode
 from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_json, sha256_file, to_float, write_json, write_jsonl
@@ -269,7 +270,7 @@ def write_comparison(folder: Path, compared: Compared, *, settings: Mapping[str,
 
 def as_json(compared: Compared, *, settings: Mapping[str, object]) -> dict[str, object]:
     """Return all results as JSON, with NaN as null. Disagreements are written to their own file."""
-    result = plain(compared.result)
+    result = encode(compared.result)
     for other in result["others"]:
         other["num_disagreements"] = len(other.pop("disagreements"))
     return {
@@ -305,16 +306,3 @@ def text_of(compared: Compared, one: Disagreement) -> Mapping[str, str]:
         if found := compared.texts.get((source, one.pair.preference_id)):
             return found
     return {}
-
-
-def plain(value: Any) -> Any:
-    """Return dataclasses, mappings and tuples as JSON values, NaN and infinity as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {name: plain(own) for name, own in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(own) for own in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,9 +24,10 @@ from rewardlab.analysis.ensembles import (
     ensemble_of,
     scale_of,
 )
+from rewardlab.analysis.json_form import encode
 from rewardlab.artifact.adapters import Members
 from rewardlab.core.errors import ArtifactError, ConfigError
-from rewardlab.core.files import jsonable, write_json
+from rewardlab.core.files import write_json
 from rewardlab.core.spec import RewardSpec, read_spec
 from rewardlab.core.types import ScoreRow
 from rewardlab.evaluation.config import EvalConfig
@@ -308,8 +309,8 @@ def _judged(config: EvalConfig, ensemble: Ensemble, members: Sequence[str], scal
             "calibrated": config.run.calibrated,
             "left_out": ensemble.left_out,
             "disagreement": {
-                "by_spread": jsonable(asdict(found.by_spread)),
-                "by_margin": jsonable(asdict(found.by_margin)),
+                "by_spread": encode(found.by_spread),
+                "by_margin": encode(found.by_margin),
                 "num_errors": found.num_errors,
                 "num_right": found.num_right,
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.judgement import Judgement, judge_rows
 from rewardlab.analysis.kwise import ReplyKey
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
@@ -24,7 +25,6 @@ from rewardlab.artifact.load import load
 from rewardlab.core.config import require, require_kind, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import (
-    jsonable,
     provenance,
     read_json,
     read_jsonl,
@@ -186,8 +186,8 @@ def summary(result: EvalResult) -> dict[str, object]:
     found |= {source_apart(name, taken): (own.estimates, own.sums) for name, own in result.by_source.items()}
     return {
         name: {
-            "estimates": {metric: jsonable(asdict(estimate)) for metric, estimate in estimates.items()},
-            "sums": jsonable(asdict(sums)),
+            "estimates": encode(estimates),
+            "sums": encode(sums),
         }
         for name, (estimates, sums) in found.items()
     }

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.robustness import Effect, effect_of
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import finite_or_none, jsonable, write_json
+from rewardlab.core.files import finite_or_none, write_json
 from rewardlab.core.spec import LEAVE_OUT, STOP
 from rewardlab.core.types import Preference, ScoreRow, TokenGroup
 from rewardlab.data.originals import Key, Original
@@ -49,7 +50,7 @@ class Robustness:
             "perturbations": {
                 name: {
                     "meaning": PERTURBATIONS[name].meaning,
-                    "estimates": {measure: jsonable(asdict(one)) for measure, one in effect.estimates.items()},
+                    "estimates": encode(effect.estimates),
                     "p_shift": finite_or_none(effect.p_shift),
                     "p_shift_holm": finite_or_none(self.p_shift[name]),
                     "p_accuracy": finite_or_none(effect.p_accuracy),

@@ -15,11 +15,12 @@ from typing import Final
 import numpy as np
 import torch
 
+from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.precision import CANONICAL, NEAREST, PrecisionCard, precision_card
 from rewardlab.artifact.halves import computing_in, round_to_nearest
 from rewardlab.artifact.save import live_scores
 from rewardlab.core.errors import ModelError
-from rewardlab.core.files import jsonable, write_json
+from rewardlab.core.files import write_json
 from rewardlab.core.types import ScoreRow, TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.model.load import PRECISION
@@ -144,17 +145,13 @@ def judge_live(
 
 def write_card(folder: Path, card: PrecisionCard, name: str = CARD_FILE) -> None:
     """Write every estimate of the card, its sample and, for a saved model, the precisions in which it may be served."""
-    values = {
-        name: {measure: jsonable(asdict(estimate)) for measure, estimate in part.items()}
-        for name, part in card.measures.items()
-    }
     write_json(
         folder / name,
         {
             "preferences": card.num_preferences,
             "available": card.num_available,
             "seed": card.seed,
-            "measures": values,
+            "measures": encode(card.measures),
             "off": card.off(),
             "not_finite": dict(card.not_finite),
             # The card of an evaluation during training has no verdicts: that model cannot be served.

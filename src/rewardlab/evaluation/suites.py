@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.suites.judging import SuiteResult, judge_suite
 from rewardlab.core.bars import bar
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import RenderError
-from rewardlab.core.files import finite_or_none, jsonable, provenance, sha256_file, write_json, write_jsonl
+from rewardlab.core.files import finite_or_none, provenance, sha256_file, write_json, write_jsonl
 from rewardlab.core.run_folder import SCORES_SUM, SPEC_SUM, claim_evaluation, clear_evaluation, only_writer
 from rewardlab.core.suites import SuiteItem
-from rewardlab.core.types import Comparison, Estimate, Message, Preference, ScoreRow, TokenGroup
+from rewardlab.core.types import Comparison, Message, Preference, ScoreRow, TokenGroup
 from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import EndsInPadding, Overlong, Renderer, ReplyTooLong
 from rewardlab.data.layout import Rendered, lay_out
@@ -235,11 +236,11 @@ def suite_summary(evaluation: SuiteEvaluation) -> dict[str, object]:
                 "name": row.name,
                 "kind": row.kind,
                 "rows": row.num_rows,
-                "score": _json(row.score),
-                "ties_at_random": _json(row.fair),
-                "baselines": {name: _json(own) for name, own in row.baselines.items()},
+                "score": encode(row.score),
+                "ties_at_random": encode(row.fair),
+                "baselines": {name: encode(own) for name, own in row.baselines.items()},
                 "better_baseline": row.better,
-                "gain": _json(row.gain),
+                "gain": encode(row.gain),
                 "p_value": finite_or_none(row.p_value),
                 "p_holm": finite_or_none(row.p_holm),
             }
@@ -254,10 +255,6 @@ def suite_summary(evaluation: SuiteEvaluation) -> dict[str, object]:
         "left_out": dict(evaluation.left_out),
         "incomplete": {name: {"there": there, "published": all_} for name, (there, all_) in result.incomplete.items()},
     }
-
-
-def _json(estimate: Estimate) -> dict[str, Any]:
-    return jsonable(asdict(estimate))
 
 
 def facts(data: SuiteData) -> dict[str, object]:

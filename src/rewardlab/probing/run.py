@@ -11,20 +11,21 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.base import Base, open_base, require_inputs, settle_rendering
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.core.config import config_hash, require_kind, to_mapping
 from rewardlab.core.errors import ArtifactError, DataError, RewardlabError
-from rewardlab.core.files import cache_folder, jsonable, provenance, write_json, write_jsonl
+from rewardlab.core.files import cache_folder, provenance, write_json, write_jsonl
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import TokenGroup
@@ -355,9 +356,7 @@ def _write_results(result: ProbeResult) -> None:
                     "penalty": layer.penalty,
                     "penalty_at_edge": layer.at_edge,
                     "folds": layer.num_folds,
-                    "held_out": {
-                        name: jsonable(asdict(estimate)) for name, estimate in layer.result.overall.estimates.items()
-                    },
+                    "held_out": encode(layer.result.overall.estimates),
                 }
                 for layer in result.layers
             ],
@@ -365,18 +364,15 @@ def _write_results(result: ProbeResult) -> None:
                 {
                     "share_of_prompts": point.share,
                     "comparisons": point.comparisons,
-                    "eval_accuracy": jsonable(asdict(point.accuracy)),
-                    "eval_loss": jsonable(asdict(point.loss)),
+                    "eval_accuracy": encode(point.accuracy),
+                    "eval_loss": encode(point.loss),
                 }
                 for point in result.curve
             ],
             "uncertainty": None
             if result.uncertainty is None
             else {
-                **{
-                    name: jsonable(asdict(getattr(result.uncertainty, name)))
-                    for name in ("over_heads", "sure", "unsure")
-                },
+                **{name: encode(getattr(result.uncertainty, name)) for name in ("over_heads", "sure", "unsure")},
                 "bias": result.uncertainty.bias,
                 "num_sure": result.uncertainty.num_sure,
                 "num_unsure": result.uncertainty.num_unsure,

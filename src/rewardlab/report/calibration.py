@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping
 
 from rewardlab.analysis.scaling import MEASURES, Scaling, ScalingJudgement
 from rewardlab.core.terminal import plural
 from rewardlab.core.types import Estimate
-from rewardlab.report.tables import column_notes, format_estimate, report_width, text_table
+from rewardlab.report.tables import column_notes, format_estimate, text_table, wrapped
 
 SHARES = {
     "reply": "no first turn and no reply but for phrases",
@@ -48,12 +47,12 @@ def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: s
     )
     return "\n\n".join(
         [
-            "\n".join(map(_wrapped, [fitted, *notes])),
-            *map(_wrapped, [*lines, judged]),
+            "\n".join(map(wrapped, [fitted, *notes])),
+            *map(wrapped, [*lines, judged]),
             _table("pairs", judgement.pairs),
-            _wrapped("pairs: probability that the first of two replies is preferred, σ(β · difference / temperature)."),
+            wrapped("pairs: probability that the first of two replies is preferred, σ(β · difference / temperature)."),
             _table("replies", judgement.replies),
-            _wrapped(
+            wrapped(
                 "replies: probability that a reply is a preferred one, σ(scale · score + shift); before, σ(score), "
                 "what a server gives that puts a sigmoid on the score."
             ),
@@ -73,8 +72,4 @@ def _table(first: str, found: Mapping[str, Mapping[str, Estimate]]) -> str:
         for name, own in found.items()
     ]
     columns = {measure: [own[measure] for own in found.values() if measure in own] for measure in MEASURES}
-    return "\n".join([text_table([first, *MEASURES], rows), *map(_wrapped, column_notes(columns))])
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, width=report_width())
+    return "\n".join([text_table([first, *MEASURES], rows), *map(wrapped, column_notes(columns))])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from rewardlab.analysis.ensembles import COMBINATIONS, Disagreement
 from rewardlab.core.terminal import number_of
-from rewardlab.report.tables import column_notes, format_estimate, report_width, text_table
+from rewardlab.report.tables import column_notes, format_estimate, text_table, wrapped
 
 
 def ensemble_block(
@@ -27,13 +26,9 @@ def ensemble_block(
         *([left_out_note(left_out)] if left_out else []),
     ]
     table = text_table(["what predicts errors", "AUROC"], rows)
-    return "\n".join([_wrapped(title), table, *map(_wrapped, notes)])
+    return "\n".join([wrapped(title), table, *map(wrapped, notes)])
 
 
 def left_out_note(left_out: int) -> str:
     """Return what is said of preferences that an ensemble does not judge."""
     return f"{number_of(left_out, 'preference')} left out, which not all members have scored alike."
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, width=report_width())

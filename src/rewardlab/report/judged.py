@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +16,7 @@ from rewardlab.report.from_scores import RATES
 from rewardlab.report.precision import card_block, verdict_block
 from rewardlab.report.robustness import Moved, robustness_block
 from rewardlab.report.run import COLUMNS, DIGITS, by_source_and_name, comparison_table, evaluation_report
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table, wrapped
 
 SEVERAL = ("accuracy", "NLL", "ECE")
 """Columns of a table of several models. Margins are in the unit of each model's score, so they are not compared."""
@@ -97,7 +96,7 @@ def slice_table(judgements: Mapping[str, Judgement], column: str) -> str:
                 for metric_name, metric in metrics.items():
                     estimates[metric_name].append(one.estimates[metric])
     notes = [*column_notes(estimates), "Slices are not corrected for their number: of twenty, one differs by chance."]
-    return "\n".join([text_table([column, *metrics, "pairs"], rows), *map(_wrapped, notes)])
+    return "\n".join([text_table([column, *metrics, "pairs"], rows), *map(wrapped, notes)])
 
 
 def threshold_table(judgements: Mapping[str, Judgement], thresholds: Sequence[float]) -> str:
@@ -113,7 +112,7 @@ def threshold_table(judgements: Mapping[str, Judgement], thresholds: Sequence[fl
                 estimates[RATES[stem]].append(estimate)
     meanings = [f"{title}: {AT_THRESHOLD[stem]}" for stem, title in RATES.items()]
     notes = [*column_notes(estimates), *meanings]
-    return "\n".join([text_table(["threshold", *RATES.values()], rows), *map(_wrapped, notes)])
+    return "\n".join([text_table(["threshold", *RATES.values()], rows), *map(wrapped, notes)])
 
 
 def gold_table(judgements: Mapping[str, Judgement]) -> str:
@@ -137,8 +136,4 @@ def gold_table(judgements: Mapping[str, Judgement]) -> str:
                 f"{model}: {missing:,} of {number_of(judged.counts.replies, 'reply')} "
                 f"{plural(missing, 'has', 'have')} no gold score"
             )
-    return "\n".join([text_table(["by gold scores", "value", "replies or groups"], rows), *map(_wrapped, notes)])
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, width=report_width())
+    return "\n".join([text_table(["by gold scores", "value", "replies or groups"], rows), *map(wrapped, notes)])

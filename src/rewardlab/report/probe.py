@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +12,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.compare import paired_lines
 from rewardlab.report.precision import card_block
 from rewardlab.report.run import Judged, comparison_table, evaluation_report, judged_table, next_steps
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table, wrapped
 
 
 @runtime_checkable
@@ -156,4 +155,4 @@ def _spread(spread: Spread) -> str:
         f"{number_of(spread.num_sure, 'pair')}; "
         f"elsewhere {format_estimate(spread.unsure)} on {format_count(spread.num_unsure)}.",
     )
-    return "\n".join(textwrap.fill(line, width=report_width()) for line in lines)
+    return "\n".join(map(wrapped, lines))

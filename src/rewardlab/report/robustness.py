@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.robustness import MEASURES, Effect
 from rewardlab.core.terminal import plural
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table, wrapped
 
 LEVEL = 0.05
 MOVES = (
@@ -71,7 +70,7 @@ def robustness_block(robustness: Moved) -> str:
         *left_out_notes({name: (own.not_applicable, own.lost) for name, own in robustness.effects.items()}),
     ]
     table = text_table(["texts", *MEASURES, "moves", "prefs"], rows)
-    return "\n".join([_wrapped(title), table, *map(_wrapped, notes)])
+    return "\n".join([wrapped(title), table, *map(wrapped, notes)])
 
 
 def left_out_notes(counts: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -102,7 +101,3 @@ def moves(p_shift: float, p_accuracy: float) -> str:
 
 def _p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, width=report_width())

@@ -19,7 +19,7 @@ from rewardlab.report.ceiling import ceiling_lines
 from rewardlab.report.compare import paired_lines
 from rewardlab.report.overlap import overlap_of
 from rewardlab.report.precision import card_block, live_block
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table, wrapped
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
 """Column of every table of evaluations, in the terminal and on pages -> its metric."""
@@ -154,7 +154,7 @@ def train_report(
         if judged:
             paired = paired_lines(judged, chose=chose)
             blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged), *paired]))
-    blocks += [*cards, *warning_block(warnings), textwrap.fill(speed, width=report_width()), ending]
+    blocks += [*cards, *warning_block(warnings), wrapped(speed), ending]
     return "\n" + "\n\n".join(blocks)
 
 

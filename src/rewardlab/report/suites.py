@@ -17,6 +17,7 @@ from rewardlab.report.tables import (
     interval_note,
     report_width,
     text_table,
+    wrapped,
 )
 
 MOST_SHOWN = 6
@@ -67,7 +68,7 @@ def suite_report(
     ]
     if result.differs:
         title = "With ties broken at random (½ for a pair, 1/k at the top) in place of the suite's rule:"
-        blocks += [textwrap.fill(title, width=report_width()), _fair(rows)]
+        blocks += [wrapped(title), _fair(rows)]
     return "\n" + "\n\n".join(blocks)
 
 

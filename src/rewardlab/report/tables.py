@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -147,6 +148,11 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_widt
 def report_width() -> int:
     """Return the width of a report: that of the terminal, within limits, or a default without a terminal."""
     return min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, _NARROWEST), _WIDEST)
+
+
+def wrapped(text: str) -> str:
+    """Return a text in lines as wide as a report."""
+    return textwrap.fill(text, width=report_width())
 
 
 def _num_fitting(widths: list[int], max_width: int) -> int:
