@@ -81,7 +81,7 @@ def test_what_is_said_of_the_scores_is_so(members, tmp_path, capsys):
     wanted = own[:2].mean(0)
     said = capsys.readouterr().out
     assert f"at most {float((own[2] - wanted).abs().max()):.2g} from the average" in said
-    assert f"standard deviation of {float(wanted.std()):.2g}" in said
+    assert f"(their standard deviation: {float(wanted.std()):.2g})" in said
 
 
 def test_equal_models_average_to_themselves_bit_for_bit(members, tmp_path):

@@ -59,8 +59,8 @@ class Averaged:
             f"{target}: the average of {len(self.shares)} models in float32, verified. Heads of two members have a "
             f"cosine of {self.head_cosine:.3f} or more.",
             f"Its scores of the {len(self.spec.canaries)} canaries are at most {self.distance:.2g} from the average of "
-            f"the members' scores, which have a standard deviation of {self.spread:.2g}. What it is worth, "
-            f"`rewardlab eval` tells beside its members.",
+            f"the members' scores (their standard deviation: {self.spread:.2g}).",
+            "What it is worth, `rewardlab eval` tells beside its members.",
         ]
 
 
