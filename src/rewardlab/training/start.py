@@ -165,6 +165,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         "base_commit": base.commit,
         "truncation": base.renderer.spec.truncation,
         "ranks": ranks.size,
+        # What a GPU computes does not depend on them.
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
     }
     changes: Sequence[str] = ()
     if interrupted is not None:

@@ -58,7 +58,9 @@ def test_what_would_be_another_run_is_refused_by_name(change, stopped):
 def test_what_moves_no_weight_may_change_and_is_told(base_model, pairs_file, tmp_path, monkeypatch, log):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     log.clear()
+    torch.set_num_threads(2)
     train(config.replace(log_every=1, micro_token_budget=300, early_stopping_patience=50, checkpoint_limit=1))
+    assert "RESUME: 2 threads (OMP_NUM_THREADS), it was 1; equal up to rounding" in log.text
     assert "--log-every 1, it was 3" in log.text
     assert "--micro-token-budget 300, it was 256 (equal up to rounding from here on)" in log.text
     assert "--early-stopping-patience 50, it was None (which model is chosen may change)" in log.text

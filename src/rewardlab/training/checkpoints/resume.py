@@ -368,6 +368,9 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
         logger.warning("RESUME: the version that began this run drew the dropout of adapters otherwise, by micro-batch")
     if run.manifest.get("ranks") != now["ranks"]:
         logger.warning("RESUME: %s ranks, it was %s; equal up to rounding", now["ranks"], run.manifest.get("ranks"))
+    threads = run.manifest.get("threads")  # earlier versions did not keep it
+    if threads is not None and now["threads"] not in (None, threads):
+        logger.warning("RESUME: %s threads (OMP_NUM_THREADS), it was %s; equal up to rounding", now["threads"], threads)
     entry = {
         "step": run.checkpoint.step,
         "changed": list(changes),
