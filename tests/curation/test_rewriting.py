@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from rewardlab.core.errors import DataError
 from rewardlab.curation import rewriting
-from rewardlab.curation.rewriting import as_line, stamp, write_without
+from rewardlab.curation.rewriting import as_line, replacing_lines, stamp, write_without
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source, find_sources, source_of_rows
 from rewardlab.data.judgements import Rules
@@ -159,3 +161,15 @@ def test_the_rows_of_a_preference_are_all_that_share_its_group(tmp_path: Path) -
     assert rows_of_units(
         source_of_rows([{"prompt": "p", "chosen": "a", "rejected": "b"}] * 3, "pairs"), rules(), [2]
     ) == {2: [2]}
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst"])
+def test_a_full_disk_names_the_file_of_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as refused, replacing_lines(tmp_path / name) as rows:
+        rows.write(b"{}\n")
+    assert refused.value.filename == str(tmp_path / name)
+    assert not list(tmp_path.iterdir())
