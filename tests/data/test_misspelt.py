@@ -13,6 +13,7 @@ import pytest
 from common import make_tokenizer
 from loading import load, pair, write
 from parsing import read
+from rewardlab.cli import main
 from rewardlab.core.errors import DataError
 from rewardlab.data.formats import meant_column
 from rewardlab.data.formats.known import nearest
@@ -173,3 +174,12 @@ def test_several_replies_in_the_place_of_one_are_told_where_they_go(tmp_path: Pa
     path = write(tmp_path / "a.jsonl", [pair(0) | {"rejected": ["No.", "Never."]}])
     with pytest.raises(DataError, match="got a list of texts.*wanted one reply; .* `replies` with `comparisons`"):
         load(path)
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_tools_tell_of_messages_that_are_written_into_a_text(tmp_path: Path, log, capsys, command) -> None:
+    said = json.dumps([{"role": "user", "content": "Why?"}])
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(pair(n) | {"prompt": said}) + "\n" for n in range(2)))
+    main(["data", command, str(path), *(["--output", str(tmp_path / "b.jsonl")] if command == "convert" else [])])
+    assert "in 2 rows a text is messages written as JSON, and is read as a text" in log.text

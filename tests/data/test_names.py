@@ -11,6 +11,7 @@ import pytest
 
 from loading import THREE, THREE_CONTENTS, contents, ids, load, pair, write
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.data.finding import find_sources
 
 
 class TestNames:
@@ -160,3 +161,13 @@ class TestHub:
         with pytest.raises(DataError, match="no such file"):
             load(name)
         assert not hub
+
+
+def test_a_folder_of_configurations_names_them(tmp_path: Path) -> None:
+    for name, file in (("helpful", "train.jsonl"), ("harmless", "train-00000-of-00001.jsonl"), ("notes", "a.txt")):
+        (tmp_path / "hh" / name).mkdir(parents=True)
+        (tmp_path / "hh" / name / file).write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    with pytest.raises(DataError, match=r"has folders with one: harmless, helpful\. Name one, such as .*hh/harmless\."):
+        find_sources([str(tmp_path / "hh")], "train")
+    with pytest.raises(DataError, match=r"no such file\. Looked for"):
+        find_sources([str(tmp_path / "hh")], "test")

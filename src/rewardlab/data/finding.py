@@ -184,6 +184,14 @@ def _candidates(path: Path, split: str) -> list[_Found]:
     return found + [_Found(path=pattern, shards=files) for pattern, files in find_numbered(path, split)]
 
 
+def _folders_with(path: Path, split: str) -> list[str]:
+    """Return the names of the folders in a folder that hold data of a split, such as a hub dataset's configurations."""
+    try:
+        return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and _candidates(entry, split))
+    except OSError:  # it is no folder, or may not be read
+        return []
+
+
 def _missing(name: str, path: Path, split: str, near: Sequence[str]) -> DataError:
     """Return the error for a local dataset that is not there."""
     what = f"dataset {name!r}, split {split!r}: no such file."
@@ -192,6 +200,9 @@ def _missing(name: str, path: Path, split: str, near: Sequence[str]) -> DataErro
     if unread := _unread_file(path, split):
         kinds = ", ".join(EXTENSIONS)
         return DataError(f"{what} There is {unread}, and only {kinds} files are read. {how_to_read(unread)}")
+    if below := _folders_with(path, split):
+        where = "folders" if len(below) > 1 else "a folder"
+        return DataError(f"{what} {path} has {where} with one: {_listed(below)}. Name one, such as {path / below[0]}.")
     endings = f"(.* is one of {', '.join(EXTENSIONS)})"
     looked_for = str(path) if extension_of(path) else f"{path}/{split}.* and {path}.{split}.* {endings}"
     return DataError(

@@ -175,6 +175,19 @@ def unread_columns(source: Source, reading: ReadingConfig) -> list[str]:
     return [f"the column {name} is not read; {remedy}." for name, remedy in said]
 
 
+def tell_json_texts(report: SourceReport) -> None:
+    """Log a warning if texts of a dataset are messages as JSON."""
+    if report.json_texts:
+        logger.warning(
+            "data: %s[%s]: in %d %s a text is messages written as JSON, and is read as a text; if messages are meant, "
+            "store them as lists, not as text",
+            report.name,
+            report.split,
+            report.json_texts,
+            plural(report.json_texts, "row"),
+        )
+
+
 def log_source(report: SourceReport) -> None:
     """Log how many rows of a dataset were read, kept and dropped."""
     dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
@@ -200,15 +213,7 @@ def log_source(report: SourceReport) -> None:
             plural(report.labelled, "row"),
             f"; in {report.swapped} it is below 1/2, so that rejected is preferred" if report.swapped else "",
         )
-    if report.json_texts:
-        logger.warning(
-            "data: %s[%s]: in %d %s a text is messages written as JSON, and is read as a text; if messages are meant, "
-            "store them as lists, not as text",
-            report.name,
-            report.split,
-            report.json_texts,
-            plural(report.json_texts, "row"),
-        )
+    tell_json_texts(report)
     if report.second_preferred:
         logger.info(
             "data: %s[%s]: %d of the comparisons %s a label below 1/2, so that their second reply is preferred",
