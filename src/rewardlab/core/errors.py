@@ -77,7 +77,9 @@ class DeviceMemoryError(RewardlabError):
 class DiskFullError(RewardlabError, OSError):
     """A disk that takes no more of what a run writes. It is an OSError too, as the error of the system is."""
 
-    __reduce__ = OSError.__reduce__  # which keeps the number and the file
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as errors of the system do, with number and file."""
+        return tuple(OSError.__reduce__(self))
 
 
 class NonFiniteError(RewardlabError):
