@@ -30,13 +30,12 @@ def evaluate(arguments: Sequence[str]) -> None:
 
     claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
+    from rewardlab.data.formats import unit_of
     from rewardlab.evaluation.models import judge_folders
     from rewardlab.report.ensembles import ensemble_block
     from rewardlab.report.judged import judged_blocks
 
     judged = judge_folders(config)
-    from rewardlab.data.formats import unit_of
-
     reports = dict.fromkeys(
         f"{report.name}[{report.split}]: {report.rows_read} {plural(report.rows_read, unit_of(report.format))} read, "
         f"{report.kept} kept, "
