@@ -44,6 +44,12 @@ def test_test_data_of_a_plan_whose_arms_are_all_programs_are_counted(tmp_path: P
     assert "power: 20 comparisons of 20 test prompts (counted, a row as one comparison)" in report
 
 
+def test_a_plan_without_hypotheses_has_no_heading_of_power(tmp_path: Path) -> None:
+    report = check_report(check(read_plan(write_plan(tmp_path, PLAN.partition("hypotheses:")[0]))))
+    assert "power:" not in report
+    assert "power:" in check_report(check(read_plan(write_plan(tmp_path))))
+
+
 def checked(folder: Path, **settings: Any) -> tuple[Cost, str]:
     """The cost of a run, and the whole report."""
     base = {"model": "org/some-model", "dataset": ["org/d"], "test_dataset": ["org/t"], "eval_fraction": 0.1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -116,6 +117,17 @@ def test_a_run_that_ends_before_it_can_write_why_is_interrupted(
     assert run_all(study, study.runs[:1], jobs=1, say=told.append) == [study.runs[0]]
     assert told[-1] == "plain/seed_0: interrupted: stopped while it began, or between two steps"
     assert record_of(study, study.runs[0]).state == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_is_shown_with_the_end_of_its_output(tmp_path: Path) -> None:
+    code = "import sys; print('no such folder: data'); sys.exit(3)"
+    words = json.dumps(["{python}", "-c", code])
+    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
+    told: list[str] = []
+    run_all(study, study.runs[:1], jobs=1, say=told.append)
+    assert "plain/seed_0: failed: exit status 3" in told
+    assert any(line.strip() == "no such folder: data" for line in told)
 
 
 @pytest.mark.parametrize(("error", "by", "status"), [(KeyboardInterrupt, "Ctrl-C", 130), (Terminated, "SIGTERM", 75)])

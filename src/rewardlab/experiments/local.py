@@ -166,7 +166,7 @@ class _Work:
             return
         why = record.message or f"exit status {status}"
         self._say(f"{run.name}: {record.state}: {why}")
-        if not record.message:
+        if why.startswith("exit status"):  # which says nothing: what another program wrote at its end may
             for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]:
                 self._say(f"    {line}")
 

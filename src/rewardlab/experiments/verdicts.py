@@ -391,7 +391,8 @@ def _decide(sizes: Needed, chosen: Sequence[_Tested], *, supporting: bool) -> st
         return "Noise over seeds is not known with one seed, so no size can be named; run two more seeds first."
     if not ways:
         return (
-            f"Neither: the estimate lies on the boundary. Not even {MOST_TIMES} times the prompts and seeds would "
-            f"{side} it with {POWER:.0%} chance, if the truth is what was estimated."
+            f"More data would hardly decide it: the estimate lies so close to the claim's limit that, if the truth is "
+            f"what was estimated, not even {MOST_TIMES} times the prompts and seeds would {side} it with {POWER:.0%} "
+            f"chance."
         )
     return f"If the truth is what was estimated, {', or '.join(ways)} would {side} it with {POWER:.0%} chance."

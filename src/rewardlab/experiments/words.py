@@ -34,13 +34,14 @@ def check_report(checked: Checked) -> str:
         blocks.append(_wrapped(_memory(checked.costs, arms)))
     if plan.left_out:
         blocks += ["", "left out:", *(folded(f"  {arm}: {why}", report_width()) for arm, why in plan.left_out.items())]
-    blocks += ["", _wrapped(_power(checked))]
     rows = [
         (name, part.text, part.source if math.isnan(part.visible) else f"{part.visible:.3g}")
         for name, one in checked.tested.items()
         if one.power is not None
         for part in one.power.parts
     ]
+    if rows or (checked.tested and not checked.num_prompts):
+        blocks += ["", _wrapped(_power(checked))]
     if rows:
         blocks.append(text_table(("hypothesis", "comparison", "smallest difference seen"), rows))
     if checked.unpinned:
