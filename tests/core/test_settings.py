@@ -32,6 +32,8 @@ from rewardlab.training.settings.config import RewardTrainerConfig
         ("load_best_model_at_end", "early_stopping_metric"),
         ("dataset_num_proc", "num_workers"),
         ("label_smothing", "label_smoothing"),
+        ("tokenizer_chat_template", "chat_template"),
+        ("l2", "weight_decay"),
     ],
 )
 def test_an_unknown_keyword_names_the_nearest_setting(name, near):

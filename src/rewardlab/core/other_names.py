@@ -44,6 +44,9 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "chosen_key": "chosen_column",
         "rejected_key": "rejected_column",
         "template": "chat_template",
+        "tokenizer_chat_template": "chat_template",
+        "additional_target": "lora_modules_to_save",
+        "l2": "weight_decay",
         "save_path": "output_dir",
         "overwrite_output_dir": "overwrite",
         "logging_steps": "log_every",
@@ -159,6 +162,11 @@ SETTLED: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(("push_to_hub", "hub_model_id"), "`rewardlab push` uploads a saved model."),
         **dict.fromkeys(("stage", "rlhf_type", "do_train"), "`rewardlab train` always trains a reward model."),
         "num_labels": "A reward model gives one score.",
+        "disable_dropout": "The model's own dropout is always off; --lora-dropout is that of adapters.",
+        "max_prompt_length": "Prompt and reply have one limit, --max-seq-len; --truncation says what is cut.",
+        "wandb_project": "The environment variable WANDB_PROJECT names the project; --report-to wandb writes to it.",
+        "save_hf_ckpt": "Saved models are folders of Hugging Face.",
+        "dataset_dir": "Name the data file itself, as --dataset FOLDER/FILE. Its columns are recognised.",
         "remove_unused_columns": "Columns that a format does not have are left out.",
     }
 )
