@@ -11,7 +11,7 @@ from rewardlab.commands.training import parse_train
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.settings.other_files import OWN_KEYS
+from rewardlab.training.settings.other_files import LAUNCHERS, OWN_KEYS
 from rewardlab.training.settings.trl_keys import KEYS
 
 FACTORY = {
@@ -58,11 +58,23 @@ def test_a_file_of_another_trainer_is_refused_with_our_names(trainer, values, sa
     assert all(part in message for part in said)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "values"),
+    [
+        ("accelerate", {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "num_processes": 8}),
+        ("DeepSpeed", {"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}),
+    ],
+)
+def test_a_file_of_a_launcher_is_refused_with_what_takes_its_place(launcher, values, tmp_path):
+    message = refused(tmp_path, values)
+    assert f"this is a configuration of {launcher}, which is not used here. torchrun starts a run" in message
+
+
 def test_one_key_of_another_trainer_is_a_slip(tmp_path):
     message = refused(tmp_path, {"model": "m", "dataset": "d", "cutoff_len": 8})
     assert message.endswith("unknown setting 'cutoff_len'. Did you mean 'max_seq_len'?")
 
 
 def test_keys_by_which_other_trainers_are_recognised_are_neither_ours_nor_those_of_trl():
-    theirs = frozenset().union(*OWN_KEYS.values())
+    theirs = frozenset().union(*OWN_KEYS.values(), *LAUNCHERS.values())
     assert not theirs & {*settings_of(RewardTrainerConfig), *KEYS}

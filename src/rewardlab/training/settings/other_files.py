@@ -33,6 +33,11 @@ OWN_KEYS: Final[Mapping[str, frozenset[str]]] = {
     ),
 }
 """Trainer -> keys that its files have and TRL's have not."""
+LAUNCHERS: Final[Mapping[str, frozenset[str]]] = {
+    "accelerate": frozenset({"compute_environment", "distributed_type", "main_training_function", "rdzv_backend"}),
+    "DeepSpeed": frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "gradient_clipping"}),
+}
+"""What starts runs of other trainers -> keys that its files have."""
 FEWEST: Final = 2
 """Keys of a trainer by which its files are recognised: one alone may be a slip."""
 
@@ -43,6 +48,12 @@ MOST: Final = 20
 def require_no_other_trainer(values: Collection[str], ours: Collection[str], where: str) -> None:
     """Raise ConfigError for the keys of a file that is another trainer's, with what they are called here."""
     keys = [str(key) for key in values]
+    for launcher, own in LAUNCHERS.items():
+        if len(own.intersection(keys)) >= FEWEST:
+            raise ConfigError(
+                f"{where}: this is a configuration of {launcher}, which is not used here. torchrun starts a run on "
+                f"many devices, and --sharding says how they share the model."
+            )
     found = {trainer: [key for key in keys if key in own] for trainer, own in OWN_KEYS.items()}
     trainer = max(found, key=lambda name: len(found[name]))
     if len(found[trainer]) < FEWEST:
