@@ -62,7 +62,7 @@ def idle_patience(settings: Settings, stopped: Mapping[str, int]) -> dict[str, i
     `stopped` maps arms with finished runs to how many of these ended before their last step.
     """
     own = {arm: settings.get(arm, {}).get(PATIENCE) for arm, number in stopped.items() if not number}
-    return {arm: int(patience) for arm, patience in own.items() if patience is not None}
+    return {arm: patience for arm, patience in own.items() if isinstance(patience, int)}
 
 
 def _without(names: Sequence[str], base: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
