@@ -202,7 +202,7 @@ def _missing(name: str, path: Path, split: str, near: Sequence[str]) -> DataErro
         return DataError(f"{what} There is {unread}, and only {kinds} files are read. {how_to_read(unread)}")
     if below := _folders_with(path, split):
         where = "folders" if len(below) > 1 else "a folder"
-        return DataError(f"{what} {path} has {where} with one: {_listed(below)}. Name one, such as {path / below[0]}.")
+        return DataError(f"{what} {path} has {where} with one: {listed(below)}. Name one, such as {path / below[0]}.")
     endings = f"(.* is one of {', '.join(EXTENSIONS)})"
     looked_for = str(path) if extension_of(path) else f"{path}/{split}.* and {path}.{split}.* {endings}"
     return DataError(

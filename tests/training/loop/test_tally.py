@@ -84,7 +84,9 @@ def test_a_run_on_rankings_says_that_it_counts_comparisons(replies, unit, tmp_pa
         trainer.fit()
     said = " ".join(caplog.text.split())
     assert re.search(rf"step 1/1 loss .* {unit}/s 0s left", said)
-    assert re.search(rf"step 1/1 EVAL .* {sum(len(group.comparisons) for group in held_out)} {unit}\b", said)
+    count = sum(len(group.comparisons) for group in held_out)
+    each = r"-?\d\.\d{3} \[\S+(, \S+)?\]"
+    assert re.search(rf"step 1/1 EVAL accuracy {each} loss {each} margin {each} {count} {unit}\b", said)
     assert re.search(rf"step 1/1 SPEED .* tok/s \S+ {unit}/s padding", said)
     assert re.match(rf"Speed: \S+ {unit}/s, ", trainer.speed())
 

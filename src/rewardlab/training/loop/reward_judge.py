@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +102,7 @@ class RewardJudge:
             self._num_steps,
             format_estimate(estimates["eval_accuracy"]),
             format_estimate(estimates["eval_loss"]),
-            _signed(estimates["eval_margin"].value),
+            format_estimate(estimates["eval_margin"]),
             result.overall.sums.comparisons,
             unit_of(self.data.eval),
         )
@@ -287,7 +286,3 @@ class RewardJudge:
             self._remove(best)
         self._best_on_disk = None
         self.selection.lose()
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}" if math.isfinite(value) else "—"
