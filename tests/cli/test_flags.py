@@ -295,7 +295,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ("--max_samples 8", "unknown flag '--max_samples'. Did you mean '--limit'?"),
         ("--subset a", "is written behind its name, as NAME:CONFIGURATION. `rewardlab train"),
         ("--run-name a", "unknown flag '--run-name'. `rewardlab train --help` lists the flags"),
-        ("--l2 0.1", "unknown flag '--l2'. `rewardlab train --help` lists the flags"),
+        ("--l3 0.1", "unknown flag '--l3'. `rewardlab train --help` lists the flags"),
         ("--lr-scheduler none", "cosine_with_min_lr. Did you mean 'constant'?"),
         ("--lr-scheduler None", "cosine_with_min_lr. Did you mean 'constant'?"),
         (

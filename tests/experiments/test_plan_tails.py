@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rewardlab.analysis.crossed import Observed
-from rewardlab.analysis.linearised import observed_all
+from rewardlab.analysis.linearised import observed_in
+from rewardlab.analysis.score_table import score_table
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.power import Assumed, Noise, assumed_noise, chance, needed, noise_of, visible
@@ -79,7 +80,9 @@ def test_only_claims_whose_test_knows_of_a_tail_have_one() -> None:
     assert brier is not None
     assert not brier.is_loss
     rows = rows_of(np.random.default_rng(0).normal(size=(40, 2)))
-    for name, one in observed_all(["accuracy", "loss", "brier", "roc_auc", "ece", "margin"], {0: rows}).items():
+    table = {0: score_table(rows)}
+    for name in ("accuracy", "loss", "brier", "roc_auc", "ece", "margin"):
+        one = observed_in(name, table)
         quantity = quantity_named(name)
         assert quantity.has_ends == (quantity.is_share or one.turned_S is not None), name
 

@@ -53,7 +53,6 @@ def facts(**changed: object) -> RunFacts:
         own_accuracy=sure(0.88),
         own_accuracy_on="test",
         learning_rate=5e-6,
-        num_epochs=1.0,
         problems=(),
     )
     return dataclasses.replace(base, **changed)
