@@ -188,7 +188,7 @@ def _folders_with(path: Path, split: str) -> list[str]:
     """Return the names of the folders in a folder that hold data of a split, such as a hub dataset's configurations."""
     try:
         return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and _candidates(entry, split))
-    except OSError:  # it is no folder, or may not be read
+    except OSError:  # it is not a folder, or may not be read
         return []
 
 
