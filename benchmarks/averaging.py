@@ -83,10 +83,10 @@ def mean_member(members: Sequence[Columns]) -> Columns:
     return {**members[0], **{metric: np.mean([one[metric] for one in members], axis=0) for metric in METRICS}}
 
 
-def cell(values: np.ndarray, prompts: Sequence[str], sign: str = "") -> str:
+def cell(values: np.ndarray, prompts: Sequence[str], sign: str = "", mark: str = "") -> str:
     """A mean with its interval by prompt."""
     found = stats.mean(values, prompts)
-    return f"{found.value:{sign}.3f} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]"
+    return f"{mark}{found.value:{sign}.3f}{mark} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]"
 
 
 def table(arms: Mapping[str, Mapping[str, Columns]]) -> str:
@@ -97,7 +97,7 @@ def table(arms: Mapping[str, Mapping[str, Columns]]) -> str:
         for name, found in ways.items():
             line = [start, name]
             for metric in METRICS:
-                line.append(cell(found[metric], prompts))
+                line.append(cell(found[metric], prompts, mark="**" if name == WEIGHTS else ""))
                 for other in (MEMBER, SCORES):
                     same = name == other or (name, other) == (MEMBER, SCORES)
                     line.append("" if same else cell(found[metric] - ways[other][metric], prompts, "+"))
