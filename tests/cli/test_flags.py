@@ -105,6 +105,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--attention-backend varlen", {"attention_backend": "varlen"}),
     ("--linear-backend onednn", {"linear_backend": "onednn"}),
     ("--norm-backend blockwise", {"norm_backend": "blockwise"}),
+    ("--elementwise-backend torch", {"elementwise_backend": "torch"}),
     ("--allocator system", {"allocator": "system"}),
     ("--compile", {"compile": True}),
     ("--activation-checkpointing full", {"activation_checkpointing": "full"}),

@@ -236,7 +236,8 @@ def test_what_an_adapter_adds_is_not_left_to_cublas_which_rounds_before_it_adds(
         model.half_weights = None
     batch = pack(GROUPS).to(DEVICE)
     rewards = model(batch)
-    assert device.calls["rewardlab::summed_product"] == 7 * model.config.num_hidden_layers
+    name = "adapted_product" if copies else "summed_product"
+    assert device.calls[f"rewardlab::{name}"] == 7 * model.config.num_hidden_layers
     run_backward(preference_loss(rewards, batch, LossConfig()))
     require_gradients(model)
 

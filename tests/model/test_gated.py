@@ -38,7 +38,7 @@ def test_outputs_and_gradients_have_the_bits_of_pytorch(name, dtype):
     activation = ACT2FN[name]
     gate, up = ((3 * torch.randn(2, 5, 64)).to(dtype).requires_grad_() for _ in range(2))
     gradient = torch.randn(2, 5, 64).to(dtype)
-    outputs = activation(gate) * up, GatedProduct.apply(gate, up, ACTIVATIONS[type(activation)])
+    outputs = activation(gate) * up, GatedProduct.apply(gate, up, ACTIVATIONS[type(activation)], False)
     plain, ours = ((output, *torch.autograd.grad(output, (gate, up), gradient)) for output in outputs)
     for a, b in zip(plain, ours, strict=True):
         assert a.dtype is b.dtype is dtype
@@ -49,7 +49,7 @@ def test_outputs_and_gradients_have_the_bits_of_pytorch(name, dtype):
 def test_gradients_are_those_of_differences(name):
     kind = ACTIVATIONS[type(ACT2FN[name])]
     given = [torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    assert torch.autograd.gradcheck(lambda gate, up: GatedProduct.apply(gate, up, kind), given)
+    assert torch.autograd.gradcheck(lambda gate, up: GatedProduct.apply(gate, up, kind, False), given)
 
 
 def model_of(family="llama"):

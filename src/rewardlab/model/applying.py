@@ -40,7 +40,8 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
     if model.device.type == "cpu" and config.linear_backend == "onednn":
         use_onednn(model.backbone)
     if model.compute_dtype in HALF:
-        _compute_in_half(model, half_rounding)
+        by_kernels = isinstance(config, TrainComputeConfig) and config.elementwise_backend == "triton"
+        _compute_in_half(model, half_rounding, by_kernels=by_kernels)
     if isinstance(config, TrainComputeConfig):
         _replace_parts(model, config)
         checkpoint_activations(model, config.activation_checkpointing)
@@ -62,15 +63,19 @@ def _replace_parts(model: RewardModel, config: TrainComputeConfig) -> None:
     if config.liger:
         _use_liger(model)
     elif not config.compile:
-        use_gated_products(model.backbone, keep_product=config.activation_checkpointing != "none")
+        use_gated_products(
+            model.backbone,
+            keep_product=config.activation_checkpointing != "none",
+            by_kernels=config.elementwise_backend == "triton",
+        )
 
 
-def _compute_in_half(model: RewardModel, rounding: HalfRounding) -> None:
+def _compute_in_half(model: RewardModel, rounding: HalfRounding, *, by_kernels: bool) -> None:
     """Give linear layers half-precision copies of their weights, and make the sums of adapters see small updates."""
     model.half_weights = HalfWeights(model.backbone, "backbone", model.compute_dtype, rounding)
     # To the nearest is what others compute by, so there everything is as PEFT does it.
     if rounding == "stochastic":
-        sum_before_rounding(model.backbone)
+        sum_before_rounding(model.backbone, by_kernels=by_kernels)
 
 
 def checkpoint_activations(model: RewardModel, mode: str) -> None:
@@ -111,6 +116,7 @@ def _keep_matmuls() -> Any:
         torch.ops.rewardlab.onednn_linear.default,
         torch.ops.rewardlab.widened_product.default,
         torch.ops.rewardlab.summed_product.default,
+        torch.ops.rewardlab.adapted_product.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,

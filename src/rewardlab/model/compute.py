@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.libc import can_keep_freed_memory
 from rewardlab.core.types import Log
-from rewardlab.model import norm
+from rewardlab.model import fused, norm
 from rewardlab.model.attention import leave_out_cudnn
 from rewardlab.model.attention_backends import BACKENDS, HALF, unavailable
 from rewardlab.model.attention_formula import Formula, formulas_of
@@ -70,6 +70,8 @@ def choose_compute(
     said = ""
     if isinstance(config, TrainComputeConfig):
         chosen["norm_backend"], said = _choose_norm(config, text_config, device)
+        chosen["elementwise_backend"], more = _choose_elementwise(config, text_config, device, dtype)
+        said += more
     allocator = config.allocator
     if allocator == "auto":
         allocator = "keep" if device.type == "cpu" and can_keep_freed_memory() else "system"
@@ -244,12 +246,40 @@ def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: t
         )
     if wanted != "auto" or not possible:
         return ("torch" if wanted == "auto" else wanted), ""
-    # Architectures without this field (GPT-2 and its like) have feed-forward parts of four times the hidden width.
-    inner = getattr(text_config, "intermediate_size", None) or 4 * text_config.hidden_size
+    inner = _inner_width(text_config)
     if min(text_config.hidden_size, inner) < MIN_WIDTH:
         return "torch", ""
     ratio = onednn_speed(text_config.hidden_size, inner)
     return ("onednn" if ratio >= WORTH_IT else "torch"), f" (oneDNN is {ratio:.2f} times as fast)"
+
+
+def _inner_width(text_config: Any) -> int:
+    # Architectures without this field (GPT-2 and its like) have feed-forward parts of four times the hidden width.
+    return getattr(text_config, "intermediate_size", None) or 4 * int(text_config.hidden_size)
+
+
+def _choose_elementwise(
+    config: TrainComputeConfig, text_config: Any, device: torch.device, dtype: torch.dtype
+) -> tuple[str, str]:
+    """Return (backend of gated products and sums of adapters in training, remark for the log).
+
+    Raises ConfigError if Triton is asked for and cannot be used here.
+    """
+    wanted = config.elementwise_backend
+    possible = device.type == "cuda" and dtype in HALF
+    if wanted == "torch" or (wanted == "auto" and not possible):
+        return "torch", ""
+    reason = fused.trial(device, dtype) if possible else "it is for half precision on CUDA"
+    if wanted == "triton" and reason:
+        raise ConfigError(f"--elementwise-backend triton: {reason}. Use auto or torch.")
+    if wanted == "triton":
+        return wanted, "; element-wise parts triton"
+    if reason:
+        return "torch", f"; element-wise parts torch (not triton: {reason})"
+    ratios = fused.speed(_inner_width(text_config), device, dtype)
+    chosen = "triton" if overall_speed(ratios) >= WORTH_IT else "torch"
+    gated, sums = ratios
+    return chosen, f"; element-wise parts {chosen} (triton is {gated:.2f} and {sums:.2f} times as fast)"
 
 
 def _choose_norm(config: TrainComputeConfig, text_config: Any, device: torch.device) -> tuple[str, str]:

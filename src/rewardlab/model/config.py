@@ -42,6 +42,9 @@ class TrainComputeConfig(ComputeConfig):
     norm_backend: Literal["auto", "torch", "blockwise", "fused"] = "auto"
     """RMSNorm in float32: one operation after the other, on the CPU a few rows at a time (`blockwise`), on CUDA one
     kernel (`fused`); `auto` measures both."""
+    elementwise_backend: Literal["auto", "torch", "triton"] = "auto"
+    """In half precision on CUDA, what multiplies the factors of gated feed-forward parts and adds up adapters:
+    PyTorch's operations, or one kernel of Triton for each; `auto` measures both."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Compute activations again in the backward pass, to save memory: of every layer, or all but its matmuls."""
     liger: bool = False

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
+from rewardlab.model import fused
 from rewardlab.model.autograd import first_order, in_parts
 from rewardlab.model.trials import alike, trial_on_cpu
 
@@ -61,32 +62,41 @@ class GatedProduct(torch.autograd.Function):
     multiple of 64: of other widths PyTorch computes the end of a tensor, or of a part, by other instructions."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation, by_kernels: bool) -> Tensor:
         ctx.save_for_backward(gate, up)
-        ctx.activation = activation
-        return multiply(gate, up, activation)
+        ctx.activation, ctx.by_kernels = activation, by_kernels
+        return multiply(gate, up, activation, by_kernels=by_kernels)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         gate, up = (_rows(kept) for kept in ctx.saved_tensors)
         gradient = _rows(gradients[0])
         d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
+        shape = gradients[0].shape
+        if ctx.by_kernels and fused.can_read(gate, up, gradient):
+            silu = ctx.activation is SILU
+            fused.load_kernels().multiply_backward(gate, up, gradient, d_gate, d_up, silu=silu)
+            return d_gate.view(shape), d_up.view(shape), None, None
         through: Tensor | None = None
         for own_gate, own_up, incoming, to_gate, to_up in in_parts(gate, up, gradient, d_gate, d_up):
             through = torch.empty_like(own_up) if through is None else through[: len(own_up)]
             ctx.activation.forward(own_gate, out=to_up).mul_(incoming)
             torch.mul(incoming, own_up, out=through)
             ctx.activation.backward(through, own_gate, grad_input=to_gate)
-        shape = gradients[0].shape
-        return d_gate.view(shape), d_up.view(shape), None
+        return d_gate.view(shape), d_up.view(shape), None, None
 
 
-def multiply(gate: Float[Tensor, "... F"], up: Float[Tensor, "... F"], activation: Activation) -> Tensor:
-    """Return act(gate) · up [..., F] of tensors of one dtype, without a gradient."""
-    rows_up = _rows(up)
+def multiply(
+    gate: Float[Tensor, "... F"], up: Float[Tensor, "... F"], activation: Activation, *, by_kernels: bool = False
+) -> Float[Tensor, "... F"]:
+    """Return act(gate) · up of tensors of one dtype, without a gradient; by Triton's kernel if `by_kernels`."""
+    rows_gate, rows_up = _rows(gate), _rows(up)
     output = torch.empty_like(rows_up)
-    for own_gate, own_up, target in in_parts(_rows(gate), rows_up, output):
+    if by_kernels and fused.can_read(rows_gate, rows_up):
+        fused.load_kernels().multiply(rows_gate, rows_up, output, silu=activation is SILU)
+        return output.view_as(up)
+    for own_gate, own_up, target in in_parts(rows_gate, rows_up, output):
         activation.forward(own_gate, out=target).mul_(own_up)
     return output.view_as(up)
 
@@ -132,6 +142,8 @@ class _Gated(nn.Module):
     act_fn: nn.Module
     keeps_product: bool = False
     """Whether the product is kept for the backward pass. Checkpoints of activations keep track of what is."""
+    by_kernels: bool = False
+    """Whether Triton's kernels compute the product, in half precision on a GPU."""
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... in"]:
         """Compute as the part's own class does; without gradients and when compiled, by that class."""
@@ -147,8 +159,10 @@ class _Gated(nn.Module):
             return plainly
         activation = ACTIVATIONS[type(self.act_fn)]
         product: Any = GatedProduct
-        inner: Tensor = product.apply(gate, up, activation)
-        again = nullcontext() if self.keeps_product else computed_again(inner, partial(multiply, gate, up, activation))
+        by_kernels = self.by_kernels and activation in (SILU, GELU_TANH) and gate.dtype in fused.HALF
+        inner: Tensor = product.apply(gate, up, activation, by_kernels)
+        compute = partial(multiply, gate, up, activation, by_kernels=by_kernels)
+        again = nullcontext() if self.keeps_product else computed_again(inner, compute)
         with again:
             output: Tensor = self.down_proj(inner)
         return output
@@ -160,9 +174,10 @@ def _gated(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Gated{kind.__name__}", (_Gated, kind), {})
 
 
-def use_gated_products(module: nn.Module, *, keep_product: bool = False) -> int:
+def use_gated_products(module: nn.Module, *, keep_product: bool = False, by_kernels: bool = False) -> int:
     """Make every gated feed-forward part inside train by GatedProduct, in place, if its numbers are the same; return
-    how many do. With `keep_product` the product is kept for the backward pass, as checkpoints of activations need it.
+    how many do. With `keep_product` the product is kept for the backward pass, as checkpoints of activations need it;
+    with `by_kernels` Triton computes it, in half precision on a GPU.
     """
     parts = [child for child in module.modules() if _is_gated(child)]
     kinds = {_alike(child): child for child in parts}
@@ -173,7 +188,7 @@ def use_gated_products(module: nn.Module, *, keep_product: bool = False) -> int:
         kind: Any = type(child)
         child.__class__ = _gated(kind)
         made: Any = child
-        made.keeps_product = keep_product
+        made.keeps_product, made.by_kernels = keep_product, by_kernels
     return len(changed)
 
 
@@ -210,7 +225,7 @@ def _tried(part: nn.Module, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
             shapes = ((width, inner), (width, inner), (inner, width))
             layers = [nn.Linear(*shape, bias=False, dtype=dtype) for shape in shapes]
             x = (FAR * torch.randn(1, 16, width, dtype=dtype)).requires_grad_()
-        own.keeps_product = False
+        own.keeps_product = own.by_kernels = False
         own._modules = dict(zip(("gate_proj", "up_proj", "down_proj"), layers, strict=True), act_fn=own.act_fn)
         trained = (x, *(layer.weight for layer in layers))
         for forward in (type(part).forward, _Gated.forward):

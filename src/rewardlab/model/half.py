@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rewardlab.model.autograd import first_order
 from rewardlab.model.config import HalfRounding
-from rewardlab.model.linear import OneDnnLinear, is_widened, summed_product, widened_product
+from rewardlab.model.linear import OneDnnLinear, adapted_product, is_widened, summed_product, widened_product
 from rewardlab.model.rounding import Part, name_seed, round_together, round_weights
 
 AS_SAVED: Final = ()
@@ -84,6 +84,23 @@ def half_product(
         # Not in place: selective checkpointing keeps the product for the backward pass.
         output = output if bias is None else output + bias
     return output
+
+
+def adapted_half_product(
+    narrow: Float[Tensor, "N in"],
+    half: Float[Tensor, "out in"],
+    bias: Float[Tensor, " out"] | None,
+    inner: Float[Tensor, "N r"],
+    second: Float[Tensor, "out r"],
+    *,
+    by_kernels: bool,
+) -> Float[Tensor, "N out"]:
+    """Compute `half_product` plus `inner` times `second` transposed, which is added before the sum is rounded; on a GPU
+    by Triton's kernel if `by_kernels`.
+    """
+    if half.device.type == "cuda":
+        return adapted_product(narrow, half.t(), inner, second, bias, by_kernels=by_kernels)
+    return half_product(narrow, half, bias, half_product(inner, second))
 
 
 def gradient_product(left: Tensor, right: Tensor, dtype: torch.dtype, *, widened: bool) -> Float[Tensor, "N M"]:

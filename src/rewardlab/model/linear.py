@@ -21,10 +21,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rewardlab.model import fused
+
 MIN_WIDTH: Final = 64
 """Layers narrower than this, such as the two matrices of an adapter, stay with PyTorch: a call costs more than its
 work there."""
 
+MOST_RANK: Final = 128
+"""Rank of an adapter up to which one kernel adds it up on a GPU."""
 CPUINFO: Final = Path("/proc/cpuinfo")
 
 
@@ -149,10 +153,13 @@ torch.library.define("rewardlab::summed_product", "(Tensor left, Tensor right, T
 
 
 def _summed_on_cuda(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | None) -> Tensor:
-    wide = torch.mm(left, right, out_dtype=torch.float32)
+    return _rounded_sum(torch.mm(left, right, out_dtype=torch.float32), update, bias)
+
+
+def _rounded_sum(wide: Tensor, update: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None:
         wide += bias
-    return torch.add(wide, update, out=torch.empty_like(wide, dtype=left.dtype))  # adds and rounds in one pass
+    return torch.add(wide, update, out=torch.empty_like(wide, dtype=update.dtype))  # adds and rounds in one pass
 
 
 def _shape_of_sum(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | None) -> Tensor:
@@ -171,6 +178,46 @@ def summed_product(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | N
     it computes that.
     """
     output: Tensor = torch.ops.rewardlab.summed_product(left, right, update, bias)
+    return output
+
+
+torch.library.define(
+    "rewardlab::adapted_product",
+    "(Tensor left, Tensor right, Tensor inner, Tensor second, Tensor? bias, bool by_kernels) -> Tensor",
+)
+
+
+def _adapted_on_cuda(
+    left: Tensor, right: Tensor, inner: Tensor, second: Tensor, bias: Tensor | None, by_kernels: bool
+) -> Tensor:
+    wide = torch.mm(left, right, out_dtype=torch.float32)
+    if by_kernels and inner.shape[1] <= MOST_RANK and fused.can_read(wide, inner, second):
+        output = torch.empty_like(wide, dtype=left.dtype)
+        fused.load_kernels().add_product(wide, inner, second, bias, output)
+        return output
+    return _rounded_sum(wide, torch.mm(inner, second.t()), None if bias is None else bias.to(left.dtype))
+
+
+def _shape_of_adapted(
+    left: Tensor, right: Tensor, inner: Tensor, second: Tensor, bias: Tensor | None, by_kernels: bool
+) -> Tensor:
+    return left.new_empty(left.shape[0], right.shape[1])
+
+
+torch.library.impl("rewardlab::adapted_product", "CUDA", _adapted_on_cuda)
+torch.library.register_fake("rewardlab::adapted_product", _shape_of_adapted)
+
+
+def adapted_product(
+    left: Tensor, right: Tensor, inner: Tensor, second: Tensor, bias: Tensor | None, *, by_kernels: bool
+) -> Tensor:
+    """Compute left [N, in] times right [in, out] plus inner [N, r] times second [out, r] transposed plus `bias` [out],
+    in half precision on a GPU.
+
+    The sum is float32 and rounded once; what is added to the product is rounded before too, unless Triton computes it
+    (`by_kernels`). It has no gradient of its own: who calls it computes that.
+    """
+    output: Tensor = torch.ops.rewardlab.adapted_product(left, right, inner, second, bias, by_kernels)
     return output
 
 

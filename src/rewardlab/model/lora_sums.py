@@ -10,7 +10,7 @@ product is given out in float32 and rounded after the addition.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,7 @@ from rewardlab.model.half import (
     Cast,
     HalfConv1D,
     HalfLinear,
+    adapted_half_product,
     gradient_product,
     half_product,
     product,
@@ -37,6 +38,9 @@ SUMMED: Final = (*COPYING, *COPYING.values())
 
 class SummedLora(LoraLinear):  # type: ignore[misc]  # peft has no types, so mypy sees a base that is Any
     """PEFT's adapted linear layer, whose addition is summed before rounding where it computes in half precision."""
+
+    by_kernels: bool = False
+    """Whether Triton's kernel adds it up, on a GPU."""
 
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
         """Compute as PEFT does, but for the order of the sum; in float32, and for DoRA, in PEFT's own."""
@@ -51,7 +55,7 @@ class SummedLora(LoraLinear):  # type: ignore[misc]  # peft has no types, so myp
         first, second, dropout = self.lora_A[name], self.lora_B[name], self.lora_dropout[name]
         frozen = not any(parameter.requires_grad for parameter in base.parameters(recurse=False))
         if frozen and type(dropout) is nn.Identity and has_copy(base) and has_copy(first) and has_copy(second):
-            return adapted_product(x, base, first, second, self.scaling[name])
+            return adapted_product(x, base, first, second, self.scaling[name], by_kernels=self.by_kernels)
         narrowed = self._cast_input_dtype(x, self.lora_A[name].weight.dtype)
         update: Tensor = second(first(dropout(narrowed)) * self.scaling[name])
         return product_and(update, x, base)
@@ -60,6 +64,16 @@ class SummedLora(LoraLinear):  # type: ignore[misc]  # peft has no types, so myp
 def has_copy(layer: nn.Module) -> TypeGuard[HalfLinear | HalfConv1D]:
     """Return whether a layer computes by a half-precision copy of its weight."""
     return isinstance(layer, HalfLinear | HalfConv1D) and layer.half_weight is not None
+
+
+class _Copies(NamedTuple):
+    """What a layer and its adapter are computed by."""
+
+    layer: Tensor
+    first: Tensor
+    second: Tensor
+    by_kernels: bool
+    """Whether Triton's kernel adds up, on a GPU."""
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -77,15 +91,15 @@ class _AdaptedProduct(torch.autograd.Function):
         input: Tensor,
         weight_a: Tensor,
         weight_b: Tensor,
-        halves: tuple[Tensor, Tensor, Tensor],
+        copies: _Copies,
         bias: Tensor | None,
         scaling: float,
         cast: Cast,
     ) -> Tensor:
-        half, half_a, half_b = halves
+        half, half_a, half_b, by_kernels = copies
         narrow = cast.of(input, half.dtype).reshape(-1, input.shape[-1])
         inner = half_product(narrow, half_a) * scaling
-        output = half_product(narrow, half, bias, half_product(inner, half_b))
+        output = adapted_half_product(narrow, half, bias, inner, half_b, by_kernels=by_kernels)
         ctx.save_for_backward(narrow, inner, half_a, half_b, half if ctx.needs_input_grad[0] else None)
         ctx.scaling, ctx.dtypes = scaling, (input.dtype, weight_a.dtype, weight_b.dtype)
         return output.view(*input.shape[:-1], output.shape[-1])
@@ -110,7 +124,7 @@ class _AdaptedProduct(torch.autograd.Function):
 
 
 def adapted_product(
-    input: Float[Tensor, "... in"], base: Any, first: Any, second: Any, scaling: float
+    input: Float[Tensor, "... in"], base: Any, first: Any, second: Any, scaling: float, *, by_kernels: bool = False
 ) -> Float[Tensor, "... out"]:
     """Return the output of a frozen layer plus `scaling` times what its adapter adds; all three have a copy.
 
@@ -118,7 +132,7 @@ def adapted_product(
     """
     function: Any = _AdaptedProduct
     half = base.half_weight.t() if isinstance(base, Conv1D) else base.half_weight
-    copies = (half, first.half_weight, second.half_weight)
+    copies = _Copies(half, first.half_weight, second.half_weight, by_kernels)
     output: Tensor = function.apply(input, first.weight, second.weight, copies, base.bias, scaling, CAST)
     return output
 
@@ -143,9 +157,13 @@ def product_and(
     return flat.view(update.shape)
 
 
-def sum_before_rounding(module: nn.Module) -> None:
-    """Make every adapted linear layer inside sum before it rounds, in place. Adapted embeddings stay as they are."""
+def sum_before_rounding(module: nn.Module, *, by_kernels: bool = False) -> None:
+    """Make every adapted linear layer inside sum before it rounds, in place; on a GPU by Triton's kernel if
+    `by_kernels`. Adapted embeddings stay as they are.
+    """
     for child in module.modules():
         if type(child) is LoraLinear:
             # The class is swapped and the module kept, so that names and references stay valid.
             child.__class__ = SummedLora
+            made: Any = child
+            made.by_kernels = by_kernels

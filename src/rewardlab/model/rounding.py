@@ -10,13 +10,19 @@ implementation, error analysis and applications").
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rewardlab.model import fused
+from rewardlab.model.trials import failed
+
+logger = logging.getLogger("rewardlab")
 AT_A_TIME: Final = 1 << 18
 """Weights rounded at a time on the CPU: few enough for the processor's caches, and enough for all of its cores."""
 TOGETHER: Final = 1 << 24
@@ -37,6 +43,10 @@ SMALLEST_NORMAL: Final = 2.0**-14
 """Smallest normal float16; smaller values have fewer mantissa bits."""
 FLOAT16_STEP: Final = 2.0**-24
 """Distance between neighbouring float16 values below SMALLEST_NORMAL."""
+TRIAL_VALUES: Final = (0.0, -0.0, 1e-7, -3e-6, 6e-5, 7e4, -1e30, float("inf"), float("-inf"), float("nan"))
+"""Values of which a kernel that rounds must know what to do with them."""
+NO_NUMBER: Final = 123.0
+"""What stands for NaN where values are compared."""
 
 
 def name_seed(name: str) -> tuple[int, int]:
@@ -60,14 +70,19 @@ def round_stochastically(
     if dtype not in BITS_DROPPED:
         raise ValueError(f"dtype {dtype}: stochastic rounding is to bfloat16 or float16.")
     out = torch.empty(tensor.shape, dtype=dtype, device=tensor.device) if out is None else out
-    source, target = tensor.detach().reshape(-1), out.view(-1)
-    key = _key(seed, dtype)
-    at_a_time = AT_A_TIME if tensor.device.type == "cpu" else max(1, len(source))
-    for place in range(0, len(source), at_a_time):
-        part = source[place : place + at_a_time].to(torch.float32)
-        noise = _draws(start + place, len(part), key, tensor.device)
-        _round_into(target[place : place + at_a_time], part, noise, dtype)
+    round_together([Part(tensor.detach(), seed, out, start)], dtype)
     return out
+
+
+def _round_alone(part: Part, dtype: torch.dtype) -> None:
+    """Round a tensor by PyTorch's operations."""
+    source, target = part.tensor.reshape(-1), part.out.view(-1)
+    key = _key(part.seed, dtype)
+    at_a_time = AT_A_TIME if source.device.type == "cpu" else max(1, len(source))
+    for place in range(0, len(source), at_a_time):
+        values = source[place : place + at_a_time].to(torch.float32)
+        noise = _draws(part.start + place, len(values), key, source.device)
+        _round_into(target[place : place + at_a_time], values, noise, dtype)
 
 
 class Part(NamedTuple):
@@ -82,14 +97,81 @@ class Part(NamedTuple):
 def round_together(parts: Sequence[Part], dtype: torch.dtype) -> None:
     """Round float tensors of one device, each into its `out`, to the bits that `round_stochastically` gives it.
 
-    Alone a tensor takes some thirty operations, however small it is. On a GPU it is their number that costs time.
+    Alone a tensor takes some thirty operations, however small it is. On a GPU it is their number that costs time, or
+    the memory that each of them reads and writes: there one kernel rounds them all, where Triton is to be had.
     """
-    for portion in _portions(parts):
+    left: list[Part] = []
+    by_kernel: dict[torch.dtype, list[Part]] = {}
+    for part in parts:
+        can = _is_known(part, dtype) and _agrees(part.tensor.device, dtype, part.out.dtype)
+        (by_kernel.setdefault(part.out.dtype, []) if can else left).append(part)
+    for own in by_kernel.values():
+        _round_by(fused.load_kernels(), own, dtype)
+    for portion in _portions(left):
         if len(portion) == 1:
-            (only,) = portion
-            round_stochastically(only.tensor, dtype, only.seed, out=only.out, start=only.start)
+            _round_alone(portion[0], dtype)
         else:
             _round_portion(portion, dtype)
+
+
+def _is_known(part: Part, dtype: torch.dtype) -> bool:
+    """Return whether a kernel of Triton can read and write a tensor."""
+    tensor, out = part.tensor, part.out
+    return tensor.dtype is torch.float32 and out.dtype in (dtype, torch.float32) and fused.can_read(tensor, out)
+
+
+def _round_by(kernels: Any, parts: Sequence[Part], dtype: torch.dtype) -> None:
+    """Round float32 tensors of one GPU in one launch, each into its `out`, which are of one dtype."""
+    rows = [
+        (part.tensor.data_ptr(), part.out.data_ptr(), part.tensor.numel(), signed(_key(part.seed, dtype)), part.start)
+        for part in parts
+    ]
+    table = torch.tensor(rows, dtype=torch.int64)
+    device = parts[0].tensor.device
+    kernels.round_all(
+        table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table,
+        max(row[2] for row in rows),
+        bf16=dtype is torch.bfloat16,
+        wide=parts[0].out.dtype is torch.float32,
+        # A thread reads four values at once where all begin at such a place, and none has a rest.
+        aligned=not any(row[0] % 16 or row[1] % 16 or row[2] % PLACES or row[4] % PLACES for row in rows),
+    )
+
+
+@cache
+def _agrees(device: torch.device, dtype: torch.dtype, kind: torch.dtype) -> bool:
+    """Return whether Triton's kernel rounds every value of a trial as PyTorch's operations do, to the bit; `kind` is
+    the dtype of what it writes.
+    """
+    try:
+        reason = "" if _same_bits(fused.load_kernels(), device, dtype, kind) else "it gives other bits here"
+    except ImportError:
+        return False
+    except Exception as error:  # of any class: see `failed`
+        reason = failed(error)
+    if reason:
+        logger.warning("weights are rounded by PyTorch's operations, not by Triton's kernel: %s", reason)
+    return not reason
+
+
+def _same_bits(kernels: Any, device: torch.device, dtype: torch.dtype, kind: torch.dtype) -> bool:
+    draw = torch.Generator().manual_seed(0)
+    # All at places that are multiples of four, which the kernel reads at once, and not.
+    for sizes, starts in (((4096, 64), (0, 8)), ((4099, 61), (0, 5))):
+        sources = [torch.randn(size, generator=draw) * torch.randn(size, generator=draw).exp() for size in sizes]
+        sources[0][: len(TRIAL_VALUES)] = torch.tensor(TRIAL_VALUES)
+        parts = [
+            Part(source.to(device), (number, 7), torch.empty_like(source, dtype=kind, device=device), start)
+            for number, (source, start) in enumerate(zip(sources, starts, strict=True))
+        ]
+        _round_by(kernels, parts, dtype)
+        for part in parts:
+            by_operations = part._replace(out=torch.empty_like(part.out))
+            _round_alone(by_operations, dtype)
+            # A NaN has many bits, and none of them matters.
+            if not torch.equal(*(one.out.nan_to_num(NO_NUMBER) for one in (part, by_operations))):
+                return False
+    return True
 
 
 def _portions(parts: Sequence[Part]) -> Iterator[list[Part]]:

@@ -39,10 +39,11 @@ PROBED: Final = (
     "attention_backend",
     "linear_backend",
     "norm_backend",
+    "elementwise_backend",
     "allocator",
 )
 """Settings that are measured or found out when a run begins; a resumed run takes what was decided then."""
-EARLIER: Final = {"special_tokens_in_text": "keep", "norm_backend": "torch"}
+EARLIER: Final = {"special_tokens_in_text": "keep", "norm_backend": "torch", "elementwise_backend": "torch"}
 """Values that runs had before a setting existed, where they differ from today's default."""
 BY_CONTENT: Final = (
     "model",
@@ -97,6 +98,7 @@ ROUNDING: Final = (
     "attention_backend",
     "linear_backend",
     "norm_backend",
+    "elementwise_backend",
     "allocator",
     "compile",
     "activation_checkpointing",

@@ -1,0 +1,145 @@
+"""One kernel of Triton in place of several operations of PyTorch, in half precision on a GPU.
+
+Rounding weights, multiplying the two factors of a gated part and adding up an adapter take PyTorch several passes over
+a GPU's memory, and the host as many operations to start. Each of them is one kernel here (model/triton_kernels.py).
+Triton comes with PyTorch for CUDA; where it is not there, or its numbers are not those of PyTorch's operations, these
+take over.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rewardlab.model.trials import beyond_rounding, failed
+
+HALF: Final = (torch.bfloat16, torch.float16)
+PLAIN: Final = (Tensor, nn.Parameter)
+"""Classes of tensors that a kernel can read: not those that stand for others, as in tracing or in sharded models."""
+MODULE: Final = "rewardlab.model.triton_kernels"
+TRIAL_SHAPE: Final = (70, 152)
+"""Rows and width of the tensors that kernels are tried with: no multiples of what a program computes."""
+TRIAL_RANK: Final = 4
+SPEED_ROWS: Final = 3000
+"""Rows with which kernels are timed: about those of a micro-batch."""
+
+
+@cache
+def load_kernels() -> Any:
+    """Return the module of kernels. Raises ImportError where there is no Triton."""
+    if find_spec("triton") is None:
+        raise ImportError("Triton is not installed")
+    return importlib.import_module(MODULE)
+
+
+def can_read(*tensors: Tensor) -> bool:
+    """Return whether a kernel can read these tensors of one GPU."""
+    first = tensors[0]
+    return (
+        first.is_cuda
+        and all(type(tensor) in PLAIN and tensor.is_contiguous() for tensor in tensors)
+        and first.get_device() == torch.cuda.current_device()  # on which Triton starts its kernels
+    )
+
+
+def trial(device: torch.device, dtype: torch.dtype) -> str:
+    """Return why kernels cannot take the place of PyTorch's operations in this dtype, or ""."""
+    try:
+        kernels = load_kernels()
+        return _gated_reason(kernels, device, dtype) or _sum_reason(kernels, device, dtype)
+    except Exception as error:
+        return str(error) if isinstance(error, ImportError) else failed(error)
+
+
+def _drawn(device: torch.device, *shape: int) -> Tensor:
+    draw = torch.Generator().manual_seed(sum(shape))
+    return (3 * torch.randn(*shape, generator=draw)).to(device)
+
+
+def _gated_reason(kernels: Any, device: torch.device, dtype: torch.dtype) -> str:
+    gate, up, gradient = (_drawn(device, *TRIAL_SHAPE).roll(number, 1).to(dtype) for number in range(3))
+    for silu in (True, False):
+        exact = gated_by_operations(gate.float(), up.float(), gradient.float(), silu=silu)
+        plain = gated_by_operations(gate, up, gradient, silu=silu)
+        tried = gated_by_kernels(kernels, gate, up, gradient, silu=silu)
+        if reason := beyond_rounding(("product", "d_gate", "d_up"), exact, plain, tried):
+            return reason
+    return ""
+
+
+def _sum_reason(kernels: Any, device: torch.device, dtype: torch.dtype) -> str:
+    rows, width = TRIAL_SHAPE
+    wide, bias = _drawn(device, rows, width), _drawn(device, width).to(dtype)
+    inner, second = (_drawn(device, count, TRIAL_RANK).to(dtype) for count in (rows, width))
+    for own_bias in (None, bias):
+        exact = wide + inner.float() @ second.float().t()
+        exact = exact if own_bias is None else exact + own_bias.float()
+        output = torch.empty_like(wide, dtype=dtype)
+        kernels.add_product(wide, inner, second, own_bias, output)
+        if reason := beyond_rounding(("sum",), (exact,), (exact.to(dtype),), (output,)):
+            return reason
+    return ""
+
+
+def gated_by_operations(gate: Tensor, up: Tensor, gradient: Tensor, *, silu: bool) -> Sequence[Tensor]:
+    """Return act(gate) · up and its gradients by PyTorch's operations."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(gate.device.type, enabled=False):
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in (gate, up)]
+        output = (F.silu(leaves[0]) if silu else F.gelu(leaves[0], approximate="tanh")) * leaves[1]
+        return output.detach(), *torch.autograd.grad(output, leaves, gradient)
+
+
+def gated_by_kernels(kernels: Any, gate: Tensor, up: Tensor, gradient: Tensor, *, silu: bool) -> Sequence[Tensor]:
+    """Return act(gate) · up and its gradients by kernels."""
+    output, d_gate, d_up = (torch.empty_like(gate) for _ in range(3))
+    kernels.multiply(gate, up, output, silu=silu)
+    kernels.multiply_backward(gate, up, gradient, d_gate, d_up, silu=silu)
+    return output, d_gate, d_up
+
+
+@cache  # a process that loads many models measures each width once
+def speed(width: int, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Measure how many times as fast as PyTorch's operations kernels are: a gated product of this width, forward and
+    backward; and the sum of an adapter.
+    """
+    kernels = load_kernels()
+    gate, up, gradient = (_drawn(device, SPEED_ROWS, width).to(dtype) for _ in range(3))
+    wide = gate.float()
+    inner, second = (_drawn(device, count, TRIAL_RANK).to(dtype) for count in (SPEED_ROWS, width))
+    output = torch.empty_like(gate)
+
+    def add_by_operations() -> None:
+        torch.add(wide, torch.mm(inner, second.t()), out=output)
+
+    return (
+        _times_as_fast(
+            partial(gated_by_kernels, kernels, gate, up, gradient, silu=True),
+            partial(gated_by_operations, gate, up, gradient, silu=True),
+            device,
+        ),
+        _times_as_fast(partial(kernels.add_product, wide, inner, second, None, output), add_by_operations, device),
+    )
+
+
+def _times_as_fast(
+    tried: Callable[[], object], plain: Callable[[], object], device: torch.device, repeats: int = 5
+) -> float:
+    best = [float("inf"), float("inf")]
+    # Taking turns and keeping the shortest times, for the reasons given in `attention_speed` (model/compute.py).
+    for _ in range(repeats + 1):
+        for number, compute in enumerate((plain, tried)):
+            torch.cuda.synchronize(device)
+            started = time.perf_counter()
+            for _ in range(4):  # so that the time is not all of it waiting for the device
+                compute()
+            torch.cuda.synchronize(device)
+            best[number] = min(best[number], time.perf_counter() - started)
+    return best[0] / best[1]

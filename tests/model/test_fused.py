@@ -1,0 +1,219 @@
+"""Kernels of Triton, without a GPU: when they are taken, what they are given, and what happens where they are wrong.
+
+A stand-in computes what the kernels do, from the same arguments. The kernels themselves run in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from common import make_model
+from rewardlab.core.errors import ConfigError
+from rewardlab.model import compute, fused, rounding
+from rewardlab.model.applying import apply_compute
+from rewardlab.model.config import ComputeConfig, TrainComputeConfig
+from rewardlab.model.gated import SILU, GatedProduct
+from rewardlab.model.rounding import Part, round_stochastically, round_together
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+HALVES = [torch.bfloat16, torch.float16]
+
+
+class StandIn:
+    """What model/triton_kernels.py has."""
+
+    def __init__(self, *, off: float = 0.0) -> None:
+        self.off = off
+        """Added to what is computed."""
+        self.calls: list[str] = []
+
+    def round_all(self, table: Tensor, most: int, *, bf16: bool, wide: bool, aligned: bool) -> None:
+        self.calls.append(f"round {len(table)} at most {most}{' wide' if wide else ''}{' aligned' if aligned else ''}")
+        dtype = torch.bfloat16 if bf16 else torch.float16
+        for source, target, count, key, start in table[table[:, 2] > 0].tolist():
+            values, written = (
+                torch.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(place), dtype=kind)
+                for place, kind in ((source, torch.float32), (target, torch.float32 if wide else dtype))
+            )
+            rounding._round_into(written, values.clone(), rounding._draws(start, count, key, CPU), dtype)
+            written += self.off
+
+    def multiply(self, gate: Tensor, up: Tensor, output: Tensor, *, silu: bool) -> None:
+        self.calls.append("multiply")
+        output.copy_(fused.gated_by_operations(gate, up, up, silu=silu)[0] + self.off)
+
+    def multiply_backward(
+        self, gate: Tensor, up: Tensor, gradient: Tensor, d_gate: Tensor, d_up: Tensor, *, silu: bool
+    ) -> None:
+        self.calls.append("backward")
+        for place, found in zip(
+            (d_gate, d_up), fused.gated_by_operations(gate, up, gradient, silu=silu)[1:], strict=True
+        ):
+            place.copy_(found)
+
+    def add_product(self, wide: Tensor, inner: Tensor, second: Tensor, bias: Tensor | None, output: Tensor) -> None:
+        self.calls.append("add")
+        total = wide + inner.float() @ second.float().t()
+        output.copy_(total if bias is None else total + bias.to(output.dtype).float())
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """The stand-in, in a process that believes the CPU to be a GPU that Triton serves."""
+    return stand_in(monkeypatch)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, **changes: float) -> StandIn:
+    found = StandIn(**changes)
+    monkeypatch.setattr(fused, "load_kernels", lambda: found)
+    monkeypatch.setattr(fused, "can_read", lambda *tensors: all(tensor.is_contiguous() for tensor in tensors))
+    rounding._agrees.cache_clear()
+    monkeypatch.setattr(rounding, "_agrees", rounding._agrees.__wrapped__)
+    return found
+
+
+def parts_of(sizes: list[int], starts: list[int], dtype: torch.dtype) -> list[Part]:
+    draw = torch.Generator().manual_seed(0)
+    return [
+        Part(torch.randn(size, generator=draw), (number, 7), torch.full((size,), math.nan, dtype=dtype), start)
+        for number, (size, start) in enumerate(zip(sizes, starts, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("kind", ["narrow", "wide"])
+def test_tensors_are_rounded_in_one_launch_to_the_bits_of_each_alone(kernels, monkeypatch, dtype, kind):
+    parts = parts_of([4000, 7, 64, 0], [0, 3, 8, 0], torch.float32 if kind == "wide" else dtype)
+    monkeypatch.setattr(rounding, "_agrees", lambda *given: True)
+    round_together(parts, dtype)
+    assert kernels.calls == [f"round 4 at most 4000{' wide' if kind == 'wide' else ''}"]
+    for part in parts:
+        alone = torch.empty_like(part.out)
+        rounding._round_alone(part._replace(out=alone), dtype)
+        assert torch.equal(part.out, alone)
+
+
+def test_a_thread_reads_four_values_at_once_only_where_all_begin_at_such_places(kernels, monkeypatch):
+    monkeypatch.setattr(rounding, "_agrees", lambda *given: True)
+    for sizes, starts, at_once in (([64, 8], [0, 4], True), ([64, 6], [0, 4], False), ([64, 8], [0, 2], False)):
+        kernels.calls.clear()
+        round_together(parts_of(sizes, starts, torch.bfloat16), torch.bfloat16)
+        assert kernels.calls == [f"round 2 at most 64{' aligned' if at_once else ''}"]
+    kernels.calls.clear()
+    (part,) = parts_of([65], [0], torch.bfloat16)
+    moved = part._replace(tensor=part.tensor[1:], out=part.out[1:])  # not at a multiple of 16 bytes
+    round_together([moved], torch.bfloat16)
+    assert kernels.calls == ["round 1 at most 64"]
+
+
+def test_what_the_kernel_cannot_read_is_rounded_by_operations(kernels, monkeypatch):
+    monkeypatch.setattr(rounding, "_agrees", lambda *given: True)
+    draw = torch.Generator().manual_seed(0)
+    across, double = torch.randn(6, 8, generator=draw).t(), torch.randn(9, generator=draw).double()
+    for tensor in (across, double):
+        found = round_stochastically(tensor, torch.bfloat16, (1,))
+        assert torch.equal(found, round_stochastically(tensor.float().contiguous(), torch.bfloat16, (1,)))
+    assert len(kernels.calls) == 2, "of the contiguous float32 ones alone"
+
+
+@pytest.mark.parametrize("fault", ["", "bits", "raises", "absent"])
+def test_a_kernel_that_rounds_otherwise_is_left_out_and_told(monkeypatch, caplog, fault):
+    kernels = stand_in(monkeypatch, off=0.25 if fault == "bits" else 0.0)
+    if fault == "raises":
+        kernels.round_all = lambda *given, **named: 1 / 0
+    if fault == "absent":
+        monkeypatch.setattr(fused, "load_kernels", raise_import_error)
+    parts = parts_of([400, 8], [0, 0], torch.float16)
+    wanted = [part._replace(out=torch.empty_like(part.out)) for part in parts]
+    for part in wanted:
+        rounding._round_alone(part, torch.float16)
+    round_together(parts, torch.float16)
+    assert all(torch.equal(a.out, b.out) for a, b in zip(parts, wanted, strict=True))
+    told = {"bits": "it gives other bits here", "raises": "it failed here, ZeroDivisionError"}
+    assert [record.getMessage().split("kernel: ")[1].split(":")[0] for record in caplog.records] == (
+        [told[fault]] * len(parts) if fault in told else []
+    )
+
+
+def raise_import_error() -> None:
+    raise ImportError("Triton is not installed")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_gated_product_by_kernels_has_the_numbers_of_operations(kernels, dtype):
+    draw = torch.Generator().manual_seed(0)
+    gate, up, gradient = (torch.randn(3, 5, 16, generator=draw).to(dtype) for _ in range(3))
+    leaves = [gate.clone().requires_grad_(), up.clone().requires_grad_()]
+    product = GatedProduct.apply(*leaves, SILU, True)
+    found = [product.detach(), *torch.autograd.grad(product, leaves, gradient)]
+    assert kernels.calls == ["multiply", "backward"]
+    for tensor, expected in zip(found, fused.gated_by_operations(gate, up, gradient, silu=True), strict=True):
+        assert torch.equal(tensor, expected)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_trial_lets_right_kernels_pass_and_names_what_is_wrong(monkeypatch, dtype):
+    kernels = stand_in(monkeypatch)
+    assert fused.trial(CPU, dtype) == ""
+    assert kernels.calls == ["multiply", "backward"] * 2 + ["add"] * 2
+    kernels.off = 0.5
+    assert "its product is off by" in fused.trial(CPU, dtype)
+    kernels.off, kernels.add_product = 0.0, lambda wide, inner, second, bias, output: output.copy_(wide)
+    assert "its sum is off by" in fused.trial(CPU, dtype)
+    kernels.multiply = lambda *given, **named: 1 / 0
+    assert fused.trial(CPU, dtype) == "it failed here, ZeroDivisionError: division by zero"
+    monkeypatch.setattr(fused, "load_kernels", raise_import_error)
+    assert fused.trial(CPU, dtype) == "Triton is not installed"
+
+
+def chosen(wanted: str, device: torch.device = CUDA, dtype: torch.dtype = torch.bfloat16) -> tuple[str, str]:
+    return compute._choose_elementwise(
+        TrainComputeConfig(elementwise_backend=wanted), make_model().config, device, dtype
+    )
+
+
+@pytest.mark.parametrize(("speeds", "expected"), [((2.0, 1.5), "triton"), ((1.1, 1.2), "torch"), ((4.0, 0.9), "torch")])
+def test_kernels_are_taken_where_they_are_faster(monkeypatch, speeds, expected):
+    monkeypatch.setattr(fused, "trial", lambda device, dtype: "")
+    monkeypatch.setattr(fused, "speed", lambda width, device, dtype: speeds)
+    said = f"; element-wise parts {expected} (triton is {speeds[0]:.2f} and {speeds[1]:.2f} times as fast)"
+    assert chosen("auto") == (expected, said)
+
+
+def test_where_they_cannot_be_taken_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(fused, "speed", None)
+    monkeypatch.setattr(fused, "trial", lambda device, dtype: "it failed here, RuntimeError: no compiler")
+    assert chosen("auto", CPU) == ("torch", "")
+    assert chosen("auto", dtype=torch.float32) == ("torch", "")
+    assert chosen("torch") == ("torch", "")
+    said = "; element-wise parts torch (not triton: it failed here, RuntimeError: no compiler)"
+    assert chosen("auto") == ("torch", said)
+    with pytest.raises(ConfigError, match="--elementwise-backend triton: it failed here, RuntimeError: no compiler"):
+        chosen("triton")
+    with pytest.raises(ConfigError, match="--elementwise-backend triton: it is for half precision on CUDA"):
+        chosen("triton", CPU)
+    assert "elementwise_backend" not in compute.choose_compute(
+        ComputeConfig(), make_model().config, device=CPU, dtype=torch.float32, log=print, train=False
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_model_is_told_which_to_use(backend):
+    model = make_model()
+    model.compute_dtype = torch.bfloat16
+    config = TrainComputeConfig(
+        attention_backend="segments",
+        linear_backend="torch",
+        norm_backend="torch",
+        allocator="system",
+        elementwise_backend=backend,
+    )
+    apply_compute(model, config)
+    parts = [module for module in model.backbone.modules() if type(module).__name__.startswith("Gated")]
+    assert len(parts) == model.config.num_hidden_layers
+    assert all(part.by_kernels is (backend == "triton") for part in parts)
