@@ -18,6 +18,7 @@ from rewardlab.model import compute, fused, rounding
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.gated import SILU, GatedProduct
+from rewardlab.model.rotary import Rotation
 from rewardlab.model.rounding import Part, round_stochastically, round_together
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -55,6 +56,10 @@ class StandIn:
             (d_gate, d_up), fused.gated_by_operations(gate, up, gradient, silu=silu)[1:], strict=True
         ):
             place.copy_(found)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, output: Tensor, *, forward: bool) -> None:
+        self.calls.append("turn")
+        output.copy_(fused._turned(x.float(), cos.float(), sin.float(), forward=forward))
 
     def add_product(self, wide: Tensor, inner: Tensor, second: Tensor, bias: Tensor | None, output: Tensor) -> None:
         self.calls.append("add")
@@ -156,15 +161,40 @@ def test_a_gated_product_by_kernels_has_the_numbers_of_operations(kernels, dtype
         assert torch.equal(tensor, expected)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rotations_by_kernels_err_no_more_than_by_operations(kernels, dtype, batch, wide):
+    draw = torch.Generator().manual_seed(0)
+    x, gradient = (torch.randn(2, 7, 3, 8, generator=draw).transpose(1, 2).to(dtype) for _ in range(2))
+    cos, sin = (torch.randn(batch, 7, 8, generator=draw).to(torch.float32 if wide else dtype) for _ in range(2))
+    found = {}
+    for name, given, by_kernels in (
+        ("exact", (x.double(), cos.double(), sin.double()), False),
+        ("plain", (x, cos, sin), False),
+        ("ours", (x, cos, sin), True),
+    ):
+        leaf = given[0].clone(memory_format=torch.preserve_format).requires_grad_()
+        output = Rotation.apply(leaf, *given[1:], by_kernels)
+        found[name] = [output.detach(), *torch.autograd.grad(output, leaf, gradient.to(output.dtype))]
+    assert kernels.calls == ["turn"] * 2
+    for truth, plain, ours in zip(*found.values(), strict=True):
+        assert ours.dtype is plain.dtype
+        assert (ours - truth).norm() <= 1.1 * (plain - truth).norm() + 1e-6 * truth.norm()
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_trial_lets_right_kernels_pass_and_names_what_is_wrong(monkeypatch, dtype):
     kernels = stand_in(monkeypatch)
     assert fused.trial(CPU, dtype) == ""
-    assert kernels.calls == ["multiply", "backward"] * 2 + ["add"] * 2
+    assert kernels.calls == ["multiply", "backward"] * 2 + ["add"] * 2 + ["turn"] * 4
     kernels.off = 0.5
     assert "its product is off by" in fused.trial(CPU, dtype)
     kernels.off, kernels.add_product = 0.0, lambda wide, inner, second, bias, output: output.copy_(wide)
     assert "its sum is off by" in fused.trial(CPU, dtype)
+    del kernels.add_product
+    kernels.turn = lambda x, cos, sin, output, forward: output.copy_(x)
+    assert "its rotation is off by" in fused.trial(CPU, dtype)
     kernels.multiply = lambda *given, **named: 1 / 0
     assert fused.trial(CPU, dtype) == "it failed here, ZeroDivisionError: division by zero"
     monkeypatch.setattr(fused, "load_kernels", raise_import_error)

@@ -34,13 +34,13 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
     architecture has no activation checkpointing or no list of decoder layers to compile.
     """
     model.attention_backend = config.attention_backend
+    by_kernels = isinstance(config, TrainComputeConfig) and config.elementwise_backend == "triton"
     # This reserves address space, not memory: a page is taken when it is first written to.
     if config.allocator == "keep" and keep_freed_memory() and isinstance(config, TrainComputeConfig):
         use_huge_pages(spare_memory() // 4)
     if model.device.type == "cpu" and config.linear_backend == "onednn":
         use_onednn(model.backbone)
     if model.compute_dtype in HALF:
-        by_kernels = isinstance(config, TrainComputeConfig) and config.elementwise_backend == "triton"
         _compute_in_half(model, half_rounding, by_kernels=by_kernels)
     if isinstance(config, TrainComputeConfig):
         _replace_parts(model, config)
@@ -50,7 +50,7 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
     if config.compile:
         compile_layers(model)
     elif not (isinstance(config, TrainComputeConfig) and config.liger):
-        use_rotations(model.backbone)
+        use_rotations(model.backbone, by_kernels=by_kernels)
 
 
 def _replace_parts(model: RewardModel, config: TrainComputeConfig) -> None:

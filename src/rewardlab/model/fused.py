@@ -54,7 +54,11 @@ def trial(device: torch.device, dtype: torch.dtype) -> str:
     """Return why kernels cannot take the place of PyTorch's operations in this dtype, or ""."""
     try:
         kernels = load_kernels()
-        return _gated_reason(kernels, device, dtype) or _sum_reason(kernels, device, dtype)
+        return (
+            _gated_reason(kernels, device, dtype)
+            or _sum_reason(kernels, device, dtype)
+            or _rotation_reason(kernels, device, dtype)
+        )
     except Exception as error:
         return str(error) if isinstance(error, ImportError) else failed(error)
 
@@ -87,6 +91,27 @@ def _sum_reason(kernels: Any, device: torch.device, dtype: torch.dtype) -> str:
         if reason := beyond_rounding(("sum",), (exact,), (exact.to(dtype),), (output,)):
             return reason
     return ""
+
+
+def _rotation_reason(kernels: Any, device: torch.device, dtype: torch.dtype) -> str:
+    tokens, heads, width = 35, 3, 16
+    for batch, kind in ((1, torch.float32), (2, dtype)):
+        x = _drawn(device, 2, tokens, heads, width).to(dtype)
+        cos, sin = (_drawn(device, batch, tokens, width).roll(number, 1).to(kind) for number in range(2))
+        for forward in (True, False):
+            exact = _turned(x.float(), cos.float(), sin.float(), forward=forward)
+            output = torch.empty_like(x, dtype=kind)
+            kernels.turn(x, cos, sin, output, forward=forward)
+            if reason := beyond_rounding(("rotation",), (exact,), (exact.to(kind),), (output,)):
+                return reason
+    return ""
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, forward: bool) -> Tensor:
+    """Return x [B, T, H, D] turned, or turned back, by PyTorch's operations."""
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    first, second = (x if forward else x * sin).chunk(2, -1)
+    return x * cos + (torch.cat((-second, first), -1) * sin if forward else torch.cat((second, -first), -1))
 
 
 def gated_by_operations(gate: Tensor, up: Tensor, gradient: Tensor, *, silu: bool) -> Sequence[Tensor]:

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rewardlab.model import fused
 from rewardlab.model.autograd import first_order, in_parts
 from rewardlab.model.trials import trial_on_cpu
 
@@ -34,21 +35,28 @@ class Rotation(torch.autograd.Function):
     product."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, by_kernels: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.dtype = x.dtype
+        ctx.dtype, ctx.by_kernels = x.dtype, by_kernels
         output = x.new_empty(x.transpose(1, 2).shape, dtype=torch.promote_types(x.dtype, cos.dtype))
-        _turn(x.transpose(1, 2), cos, sin, output, forward=True)
+        if by_kernels and fused.can_read(x.transpose(1, 2), cos, sin):
+            fused.load_kernels().turn(x.transpose(1, 2), cos, sin, output, forward=True)
+        else:
+            _turn(x.transpose(1, 2), cos, sin, output, forward=True)
         return output.transpose(1, 2)
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         gradient = gradients[0].transpose(1, 2)
         cos, sin = ctx.saved_tensors
+        if ctx.by_kernels and fused.can_read(gradient, cos, sin):
+            narrow = torch.empty_like(gradient, dtype=ctx.dtype)
+            fused.load_kernels().turn(gradient, cos, sin, narrow, forward=False)
+            return narrow.transpose(1, 2), None, None, None
         output = torch.empty_like(gradient, memory_format=torch.contiguous_format)
         _turn(gradient, cos, sin, output, forward=False)
-        return output.to(ctx.dtype).transpose(1, 2), None, None
+        return output.to(ctx.dtype).transpose(1, 2), None, None, None
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, output: Tensor, *, forward: bool) -> None:
@@ -78,23 +86,25 @@ def rotate(
     cos: Float[Tensor, "_ T _"],
     sin: Float[Tensor, "_ T _"],
     *more: Any,
+    by_kernels: bool = False,
     **named: Any,
 ) -> tuple[Float[Tensor, "B _ T D"], Float[Tensor, "B _ T D"]]:
     """Rotate queries and keys as `original` does; compiled, for other shapes and with other arguments by `original`."""
     if torch.compiler.is_compiling() or more or named or cos.ndim != 3 or q.shape[-1] != cos.shape[-1]:
         return original(q, k, cos, sin, *more, **named)
     function: Any = Rotation
-    return function.apply(q, cos, sin), function.apply(k, cos, sin)
+    by_kernels = by_kernels and q.dtype in fused.HALF
+    return function.apply(q, cos, sin, by_kernels), function.apply(k, cos, sin, by_kernels)
 
 
-def use_rotations(module: nn.Module) -> int:
+def use_rotations(module: nn.Module, *, by_kernels: bool = False) -> int:
     """Make every attention layer inside whose rotary embedding has the same numbers compute it here, in place; return
-    how many do.
+    how many do. With `by_kernels` Triton computes it, in half precision on a GPU.
     """
     changed = 0
     for child in module.modules():
         own: Any = type(child)
-        kind = _rotating(own)
+        kind = _rotating(own, by_kernels=by_kernels)
         if kind is not None:
             # The class is swapped and the module kept, so that parameter names and references to it stay valid.
             child.__class__ = kind
@@ -103,7 +113,7 @@ def use_rotations(module: nn.Module) -> int:
 
 
 @cache
-def _rotating(kind: type[nn.Module]) -> type[nn.Module] | None:
+def _rotating(kind: type[nn.Module], *, by_kernels: bool = False) -> type[nn.Module] | None:
     """Return the class of a layer of this kind that rotates here; None if it has no such function, or another one."""
     forward: Any = kind.forward
     while _is_wrapped(forward) and forward.__globals__["__name__"] == HARMLESS_WRAPPERS:
@@ -121,7 +131,7 @@ def _rotating(kind: type[nn.Module]) -> type[nn.Module] | None:
     # The same code with another function under that name: the module of transformers stays as it is for others.
     changed = FunctionType(
         forward.__code__,
-        {**forward.__globals__, NAME: partial(rotate, original)},
+        {**forward.__globals__, NAME: partial(rotate, original, by_kernels=by_kernels)},
         forward.__name__,
         forward.__defaults__,
         forward.__closure__,

@@ -209,3 +209,56 @@ def add_product(wide: Tensor, inner: Tensor, second: Tensor, bias: Tensor | None
         ROWS=ROWS,
         COLUMNS=COLUMNS,
     )
+
+
+@triton.jit
+def _turn(
+    x,
+    cos,
+    sin,
+    output,
+    rows_of_cos,
+    heads,
+    FORWARD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head, place = tl.arange(0, HEADS), tl.arange(0, HALF)
+    known = place < WIDTH // 2
+    angle = (row % rows_of_cos) * WIDTH + place
+    cos_first = tl.load(cos + angle, mask=known, other=0.0).to(tl.float32)[None, :]
+    cos_second = tl.load(cos + angle + WIDTH // 2, mask=known, other=0.0).to(tl.float32)[None, :]
+    sin_first = tl.load(sin + angle, mask=known, other=0.0).to(tl.float32)[None, :]
+    sin_second = tl.load(sin + angle + WIDTH // 2, mask=known, other=0.0).to(tl.float32)[None, :]
+    at = row * heads * WIDTH + head[:, None] * WIDTH + place[None, :]
+    inside = (head < heads)[:, None] & known[None, :]
+    first = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x + at + WIDTH // 2, mask=inside, other=0.0).to(tl.float32)
+    if FORWARD:
+        to_first = first * cos_first - second * sin_first
+        to_second = second * cos_second + first * sin_second
+    else:
+        to_first = first * cos_first + second * sin_second
+        to_second = second * cos_second - first * sin_first
+    dtype = output.dtype.element_ty
+    tl.store(output + at, to_first.to(dtype), mask=inside)
+    tl.store(output + at + WIDTH // 2, to_second.to(dtype), mask=inside)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, output: Tensor, *, forward: bool) -> None:
+    """Write the rotation of x [B, T, H, D] by cos and sin [B or 1, T, D] into `output`, or turn a gradient back."""
+    batch, tokens, heads, width = x.shape
+    _turn[(batch * tokens,)](
+        x,
+        cos,
+        sin,
+        output,
+        cos.shape[0] * tokens,
+        heads,
+        FORWARD=forward,
+        WIDTH=width,
+        HALF=triton.next_power_of_2(width // 2),
+        HEADS=triton.next_power_of_2(heads),
+    )
