@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common import make_model
 from rewardlab.core.errors import ConfigError
-from rewardlab.model import compute, fused, rounding
+from rewardlab.model import compute, fused, gated, linear, rounding
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.gated import SILU, GatedProduct
@@ -210,13 +210,14 @@ def chosen(wanted: str, device: torch.device = CUDA, dtype: torch.dtype = torch.
 @pytest.mark.parametrize(("speeds", "expected"), [((2.0, 1.5), "triton"), ((1.1, 1.2), "torch"), ((4.0, 0.9), "torch")])
 def test_kernels_are_taken_where_they_are_faster(monkeypatch, speeds, expected):
     monkeypatch.setattr(fused, "trial", lambda device, dtype: "")
-    monkeypatch.setattr(fused, "speed", lambda width, device, dtype: speeds)
+    for module, speed in zip((gated, linear), speeds, strict=True):
+        monkeypatch.setattr(module, "kernel_speed", lambda width, device, dtype, speed=speed: speed)
     said = f"; element-wise parts {expected} (triton is {speeds[0]:.2f} and {speeds[1]:.2f} times as fast)"
     assert chosen("auto") == (expected, said)
 
 
 def test_where_they_cannot_be_taken_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(fused, "speed", None)
+    monkeypatch.setattr(gated, "kernel_speed", None)
     monkeypatch.setattr(fused, "trial", lambda device, dtype: "it failed here, RuntimeError: no compiler")
     assert chosen("auto", CPU) == ("torch", "")
     assert chosen("auto", dtype=torch.float32) == ("torch", "")
@@ -230,6 +231,14 @@ def test_where_they_cannot_be_taken_nothing_is_measured(monkeypatch):
     assert "elementwise_backend" not in compute.choose_compute(
         ComputeConfig(), make_model().config, device=CPU, dtype=torch.float32, log=print, train=False
     )
+
+
+def test_speeds_are_measured_of_the_two_ways_in_turn(kernels, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    for measure, named in ((gated.kernel_speed, {"multiply", "backward"}), (linear.kernel_speed, {"add"})):
+        kernels.calls.clear()
+        assert measure.__wrapped__(64, CPU, torch.bfloat16) > 0
+        assert set(kernels.calls) == named
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

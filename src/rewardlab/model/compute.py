@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.libc import can_keep_freed_memory
 from rewardlab.core.types import Log
-from rewardlab.model import fused, norm
+from rewardlab.model import fused, gated, linear, norm
 from rewardlab.model.attention import leave_out_cudnn
 from rewardlab.model.attention_backends import BACKENDS, HALF, unavailable
 from rewardlab.model.attention_formula import Formula, formulas_of
@@ -276,10 +276,10 @@ def _choose_elementwise(
         return wanted, "; element-wise parts triton"
     if reason:
         return "torch", f"; element-wise parts torch (not triton: {reason})"
-    ratios = fused.speed(_inner_width(text_config), device, dtype)
+    width = _inner_width(text_config)
+    ratios = gated.kernel_speed(width, device, dtype), linear.kernel_speed(width, device, dtype)
     chosen = "triton" if overall_speed(ratios) >= WORTH_IT else "torch"
-    gated, sums = ratios
-    return chosen, f"; element-wise parts {chosen} (triton is {gated:.2f} and {sums:.2f} times as fast)"
+    return chosen, f"; element-wise parts {chosen} (triton is {ratios[0]:.2f} and {ratios[1]:.2f} times as fast)"
 
 
 def _choose_norm(config: TrainComputeConfig, text_config: Any, device: torch.device) -> tuple[str, str]:

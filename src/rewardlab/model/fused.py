@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -130,33 +130,10 @@ def gated_by_kernels(kernels: Any, gate: Tensor, up: Tensor, gradient: Tensor, *
     return output, d_gate, d_up
 
 
-@cache  # a process that loads many models measures each width once
-def speed(width: int, device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Measure how many times as fast as PyTorch's operations kernels are: a gated product of this width, forward and
-    backward; and the sum of an adapter.
-    """
-    kernels = load_kernels()
-    gate, up, gradient = (_drawn(device, SPEED_ROWS, width).to(dtype) for _ in range(3))
-    wide = gate.float()
-    inner, second = (_drawn(device, count, TRIAL_RANK).to(dtype) for count in (SPEED_ROWS, width))
-    output = torch.empty_like(gate)
-
-    def add_by_operations() -> None:
-        torch.add(wide, torch.mm(inner, second.t()), out=output)
-
-    return (
-        _times_as_fast(
-            partial(gated_by_kernels, kernels, gate, up, gradient, silu=True),
-            partial(gated_by_operations, gate, up, gradient, silu=True),
-            device,
-        ),
-        _times_as_fast(partial(kernels.add_product, wide, inner, second, None, output), add_by_operations, device),
-    )
-
-
-def _times_as_fast(
+def times_as_fast(
     tried: Callable[[], object], plain: Callable[[], object], device: torch.device, repeats: int = 5
 ) -> float:
+    """Measure how many times as fast as `plain` a computation on a GPU is, in turn."""
     best = [float("inf"), float("inf")]
     # Taking turns and keeping the shortest times, for the reasons given in `attention_speed` (model/compute.py).
     for _ in range(repeats + 1):
