@@ -250,10 +250,8 @@ def varlen_kernel(
     The kernel aligns the last query of a sequence with its last key, as flash attention does since version 2.1. So the
     queries of a later reply see the copied shared part in full and are causal among themselves.
     """
-    attend: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    # torch 2.11 accepts fewer key heads than query heads as they are; later versions need the flag.
-    known = inspect.signature(attend).parameters
-    grouped = {"enable_gqa": True} if "enable_gqa" in known and query_T.shape[1] != key_U.shape[1] else {}
+    attend, has_flag = _varlen_attention()
+    grouped = {"enable_gqa": True} if has_flag and query_T.shape[1] != key_U.shape[1] else {}
     output: Tensor = attend(
         query_T,
         key_U,
@@ -267,6 +265,15 @@ def varlen_kernel(
         **grouped,
     )
     return output
+
+
+@cache
+def _varlen_attention() -> tuple[Any, bool]:
+    """Return PyTorch's function, and whether it must be told that there are fewer key heads than query heads: torch
+    2.11 takes them as they are.
+    """
+    attend: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    return attend, "enable_gqa" in inspect.signature(attend).parameters
 
 
 def flash_kernel(
