@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 DEVICE = torch.device("cuda", 0)
-PRODUCTS = {"mm": 0, "addmm": 1, "rewardlab::summed_product": 0, "rewardlab::adapted_product": 0}
+PRODUCTS = {"mm": 0, "addmm": 1, "rewardlab::summed_product": 0, "rewardlab::product_with_adapter": 0}
 """What F.linear becomes, with what an adapter adds too, and which of its arguments is the left factor."""
 INDEXED = ("index", "index_put", "index_put_", "_unsafe_index")
 WITHOUT_WORK = {

@@ -236,7 +236,7 @@ def test_what_an_adapter_adds_is_not_left_to_cublas_which_rounds_before_it_adds(
         model.half_weights = None
     batch = pack(GROUPS).to(DEVICE)
     rewards = model(batch)
-    name = "adapted_product" if copies else "summed_product"
+    name = "product_with_adapter" if copies else "summed_product"
     assert device.calls[f"rewardlab::{name}"] == 7 * model.config.num_hidden_layers
     run_backward(preference_loss(rewards, batch, LossConfig()))
     require_gradients(model)

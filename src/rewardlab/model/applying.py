@@ -116,7 +116,7 @@ def _keep_matmuls() -> Any:
         torch.ops.rewardlab.onednn_linear.default,
         torch.ops.rewardlab.widened_product.default,
         torch.ops.rewardlab.summed_product.default,
-        torch.ops.rewardlab.adapted_product.default,
+        torch.ops.rewardlab.product_with_adapter.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,

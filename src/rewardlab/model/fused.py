@@ -25,7 +25,7 @@ HALF: Final = (torch.bfloat16, torch.float16)
 PLAIN: Final = (Tensor, nn.Parameter)
 """Classes of tensors that a kernel can read: not those that stand for others, as in tracing or in sharded models."""
 MODULE: Final = "rewardlab.model.triton_kernels"
-TRIAL_SHAPE: Final = (70, 152)
+TRIAL_SHAPE: Final = (70, 160)
 """Rows and width of the tensors that kernels are tried with: no multiples of what a program computes."""
 TRIAL_RANK: Final = 4
 SPEED_ROWS: Final = 3000

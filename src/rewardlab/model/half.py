@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rewardlab.model.autograd import first_order
 from rewardlab.model.config import HalfRounding
-from rewardlab.model.linear import OneDnnLinear, adapted_product, is_widened, summed_product, widened_product
+from rewardlab.model.linear import OneDnnLinear, is_widened, product_with_adapter, summed_product, widened_product
 from rewardlab.model.rounding import Part, name_seed, round_together, round_weights
 
 AS_SAVED: Final = ()
@@ -86,7 +86,7 @@ def half_product(
     return output
 
 
-def adapted_half_product(
+def half_product_with_adapter(
     narrow: Float[Tensor, "N in"],
     half: Float[Tensor, "out in"],
     bias: Float[Tensor, " out"] | None,
@@ -99,7 +99,7 @@ def adapted_half_product(
     by Triton's kernel if `by_kernels`.
     """
     if half.device.type == "cuda":
-        return adapted_product(narrow, half.t(), inner, second, bias, by_kernels=by_kernels)
+        return product_with_adapter(narrow, half.t(), inner, second, bias, by_kernels=by_kernels)
     return half_product(narrow, half, bias, half_product(inner, second))
 
 

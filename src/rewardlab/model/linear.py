@@ -183,7 +183,7 @@ def summed_product(left: Tensor, right: Tensor, update: Tensor, bias: Tensor | N
 
 
 torch.library.define(
-    "rewardlab::adapted_product",
+    "rewardlab::product_with_adapter",
     "(Tensor left, Tensor right, Tensor inner, Tensor second, Tensor? bias, bool by_kernels) -> Tensor",
 )
 
@@ -205,11 +205,11 @@ def _shape_of_adapted(
     return left.new_empty(left.shape[0], right.shape[1])
 
 
-torch.library.impl("rewardlab::adapted_product", "CUDA", _adapted_on_cuda)
-torch.library.register_fake("rewardlab::adapted_product", _shape_of_adapted)
+torch.library.impl("rewardlab::product_with_adapter", "CUDA", _adapted_on_cuda)
+torch.library.register_fake("rewardlab::product_with_adapter", _shape_of_adapted)
 
 
-def adapted_product(
+def product_with_adapter(
     left: Tensor, right: Tensor, inner: Tensor, second: Tensor, bias: Tensor | None, *, by_kernels: bool
 ) -> Tensor:
     """Compute left [N, in] times right [in, out] plus inner [N, r] times second [out, r] transposed plus `bias` [out],
@@ -218,7 +218,7 @@ def adapted_product(
     The sum is float32 and rounded once; what is added to the product is rounded before too, unless Triton computes it
     (`by_kernels`). It has no gradient of its own: who calls it computes that.
     """
-    output: Tensor = torch.ops.rewardlab.adapted_product(left, right, inner, second, bias, by_kernels)
+    output: Tensor = torch.ops.rewardlab.product_with_adapter(left, right, inner, second, bias, by_kernels)
     return output
 
 

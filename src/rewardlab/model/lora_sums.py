@@ -25,9 +25,9 @@ from rewardlab.model.half import (
     Cast,
     HalfConv1D,
     HalfLinear,
-    adapted_half_product,
     gradient_product,
     half_product,
+    half_product_with_adapter,
     product,
 )
 from rewardlab.model.linear import is_widened
@@ -99,7 +99,7 @@ class _AdaptedProduct(torch.autograd.Function):
         half, half_a, half_b, by_kernels = copies
         narrow = cast.of(input, half.dtype).reshape(-1, input.shape[-1])
         inner = half_product(narrow, half_a) * scaling
-        output = adapted_half_product(narrow, half, bias, inner, half_b, by_kernels=by_kernels)
+        output = half_product_with_adapter(narrow, half, bias, inner, half_b, by_kernels=by_kernels)
         ctx.save_for_backward(narrow, inner, half_a, half_b, half if ctx.needs_input_grad[0] else None)
         ctx.scaling, ctx.dtypes = scaling, (input.dtype, weight_a.dtype, weight_b.dtype)
         return output.view(*input.shape[:-1], output.shape[-1])
