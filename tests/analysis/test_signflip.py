@@ -134,6 +134,23 @@ def test_many_sizes_of_many_prompts_take_work_in_proportion_to_prompts_and_sums(
     assert found.p == pytest.approx(_by_steps(totals), rel=1e-12)
 
 
+def test_few_prompts_of_large_totals_take_no_operation_for_each_sum(monkeypatch):
+    calls = 0
+
+    def counted(first, second):
+        nonlocal calls
+        calls += 1
+        return np.correlate(first, second[::-1], "full")
+
+    monkeypatch.setattr(signflip.np, "convolve", counted)
+    # Twenty prompts of hundreds of replies: thousands of pairs in each total.
+    totals = np.round(np.random.default_rng(0).normal(0, 8_000, 20)) / 2
+    found = sign_flip(totals)
+    assert "exact" in found.method
+    assert calls <= len(totals)
+    assert found.p == pytest.approx(_by_steps(totals), rel=1e-12)
+
+
 def _by_steps(totals: np.ndarray) -> float:
     """The exact p, one prompt after the other."""
     steps = np.abs(2 * totals).astype(int)

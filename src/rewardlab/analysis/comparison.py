@@ -344,7 +344,7 @@ def _with_holm(by_model: Sequence[Sequence[Slice]]) -> list[tuple[Slice, ...]]:
 
 def _standings(aligned: Aligned, columns: Columns, metric: Metric) -> dict[str, Standing]:
     sign = -1.0 if metric in FALLING else 1.0
-    _, prompts_N = np.unique(np.asarray(columns.prompt_keys, dtype=np.str_), return_inverse=True)
+    prompts_N, _ = stats.numbered(columns.prompt_keys)
     values_MN = without_rounding(columns.values_MN) if metric == "margin" else columns.values_MN
     gains = {name: sign * values for name, values in zip(aligned.names, values_MN, strict=True)}
     return standings(gains, prompts_N, of_any_size=metric != "accuracy")

@@ -353,7 +353,7 @@ def _share_gained(gained_L: FloatArray, lost_L: FloatArray, keys: Sequence[str])
     if under <= 0:
         return without_interval(math.nan, len(set(keys)))
     value, lacking = float(gained_L.mean()) / under, float(lost_L.mean()) / under
-    numbers = np.unique(np.asarray(keys, dtype=np.str_), return_inverse=True)[1].astype(np.intp)
+    numbers, _ = stats.numbered(keys)
     loss = by_influence(lacking, (lost_L - lacking * under_L) / under, numbers, formula=loss_limits)
     low, high = min(1 - loss.high, value), min(max(1 - loss.low, value), 1.0)
     if math.isnan(loss.low):
@@ -411,7 +411,7 @@ def _apart(outcome_N: FloatArray, inside_N: BoolArray, keys: npt.NDArray[np.obje
     mean_N = np.where(inside_N, inside.mean(), outside.mean())
     influence_N = (outcome_N - mean_N) * np.where(inside_N, 1 / share, -1 / (1 - share))
     # One value a prompt: its pairs inside weigh otherwise than those outside, so they are not alike.
-    (totals_C,) = sums_by(np.unique(keys.astype(np.str_), return_inverse=True)[1].astype(np.intp), influence_N)
+    (totals_C,) = sums_by(stats.numbered(keys.tolist())[0], influence_N)
     influence_C = totals_C * (totals_C.size / influence_N.size)
     shared = not set(within).isdisjoint(beyond)
 

@@ -270,7 +270,7 @@ def _with_unlikely(
     """
     if math.isnan(found.low):
         return found
-    _, index_M = np.unique(np.asarray(keys, dtype=np.str_), return_inverse=True)
+    index_M, _ = stats.numbered(keys)
     size_C = np.bincount(index_M).astype(np.float64)
     part_C = np.sqrt(size_C) / values.size
     away = against - found.value

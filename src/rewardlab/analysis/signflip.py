@@ -142,13 +142,20 @@ def _convolved(chances: FloatArray, own: FloatArray, *, step: int) -> FloatArray
     """Return the convolution of chances with others that lie `step` places apart.
 
     Only places that are a multiple of `step` apart have to do with each other, so each of the `step` classes is
-    convolved by itself: zeros between the others would make it `step` times as much work.
+    convolved by itself: zeros between the others would make it `step` times as much work. Where there are fewer others
+    than classes, all classes are moved and added at once, an operation for each of the others.
     """
     rows = -(-len(chances) // step)
     padded = np.zeros(rows * step)
     padded[: len(chances)] = chances
+    classes = padded.reshape(rows, step)
+    if len(own) < step:
+        whole = np.zeros((rows + len(own) - 1, step))
+        for place, chance in enumerate(own.tolist()):
+            whole[place : place + rows] += classes * chance
+        return whole.ravel()
     whole = np.empty((rows + len(own) - 1, step))
-    for place, column in enumerate(np.ascontiguousarray(padded.reshape(rows, step).T)):
+    for place, column in enumerate(np.ascontiguousarray(classes.T)):
         whole[:, place] = np.convolve(column, own)
     return whole.ravel()
 

@@ -262,11 +262,11 @@ def by_conversation(estimate: Estimate) -> Estimate:
 def cluster_totals(values_NS: FloatArray, clusters: Sequence[str]) -> FloatArray:
     """Return column sums within each cluster, [C, S], in the order of the sorted keys."""
     assert len(clusters) == len(values_NS), f"{len(clusters)} keys for {len(values_NS)} values"
-    index_N, count = _numbered(clusters)
+    index_N, count = numbered(clusters)
     return np.stack([np.bincount(index_N, column, minlength=count) for column in values_NS.T], axis=1)
 
 
-def _numbered(clusters: Sequence[str]) -> tuple[npt.NDArray[np.intp], int]:
+def numbered(clusters: Sequence[str]) -> tuple[npt.NDArray[np.intp], int]:
     """Return ([N] the place of each key among the sorted ones, how many there are)."""
     distinct = set(clusters)
     if len(distinct) * _FEW_KEYS > len(clusters):

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from rewardlab.analysis.distributions import quantile
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.matching import IntArray, Match, SliceMatch, match_of, slice_matches
@@ -16,6 +14,7 @@ from rewardlab.analysis.multiple import Standing, holm, standings
 from rewardlab.analysis.paired import Difference, Verdicts, compare_metric, mcnemar, verdicts_of
 from rewardlab.analysis.power import smallest_difference
 from rewardlab.analysis.signflip import Significance
+from rewardlab.analysis.stats import numbered
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import RewardSpec
 from rewardlab.core.types import Estimate
@@ -321,7 +320,7 @@ def _beside(part: Part, seed: int) -> tuple[Beside, ...]:
 def _standings(part: Part) -> dict[str, Standing]:
     if len(part.scores) < 3:
         return {}
-    prompts_N = np.unique(np.asarray(part.replies.decided_keys, dtype=np.str_), return_inverse=True)[1]
+    prompts_N, _ = numbered(part.replies.decided_keys)
     return standings({name: part.replies.outcomes(scores_R) for name, scores_R in part.scores.items()}, prompts_N)
 
 
