@@ -68,16 +68,33 @@ def replacing(path: Path) -> Iterator[BufferedWriter]:
 
 def append_text(path: Path, text: str) -> None:
     """Append `text` to an existing file, normally by one write call, and flush it to the disk."""
+    with naming(path), _open_to_write(path, os.O_APPEND) as handle:
+        _write_flushed(handle, text.encode())
+
+
+def replace_end(path: Path, text: str, *, at: int) -> None:
+    """Replace what an existing file has from byte `at` on, as `append_text` appends."""
     content = text.encode()
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    with naming(path), _open_to_write(path) as handle:
+        os.lseek(handle, at, os.SEEK_SET)
+        _write_flushed(handle, content)
+        os.ftruncate(handle, at + len(content))
+
+
+@contextmanager
+def _open_to_write(path: Path, flags: int = 0) -> Iterator[int]:
+    handle = os.open(path, os.O_WRONLY | flags)
     try:
-        # A short write happens on a full disk. The next write then raises the error that says so.
-        with naming(path):
-            while content:
-                content = content[os.write(handle, content) :]
-            os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)
+
+
+def _write_flushed(handle: int, content: bytes) -> None:
+    # A short write happens on a full disk. The next write then raises the error that says so.
+    while content:
+        content = content[os.write(handle, content) :]
+    os.fsync(handle)
 
 
 def to_json(value: object, *, indent: int | None = 2) -> str:

@@ -1,8 +1,9 @@
 """Writes the files of a run folder: metrics as CSV and JSONL, reward distributions.
 
-Every file is replaced atomically. Only new rows of the metrics, and warnings, are appended, each by one write that is
-flushed to the disk, so a process that is killed leaves whole lines; a full disk or a loss of power may leave a torn
-last line. Rows of memory.csv and gpu.csv are not flushed.
+Every file is replaced atomically. Only the last row of the metrics, the last evaluation of the reward distributions,
+and warnings are written at the end of what is there, each by one write that is flushed to the disk, so that a long run
+writes no more for a row than a short one; a full disk or a loss of power may leave a torn end. Rows of memory.csv and
+gpu.csv are not flushed.
 
 config.json                 the resolved configuration
 manifest.json               its hash, rows kept and dropped by cause, token counts, versions
@@ -25,10 +26,14 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from rewardlab.analysis.metrics import current_columns
-from rewardlab.core.files import append_text, finite_or_none, to_json, write_json, write_text
+from rewardlab.core.files import finite_or_none, replace_end, to_json, write_text
 from rewardlab.core.folders import remove
 from rewardlab.core.types import Estimate
 
@@ -101,6 +106,39 @@ def evaluation_columns(estimates: Mapping[str, Estimate]) -> dict[str, float]:
     return values
 
 
+@dataclass(kw_only=True)
+class _Growing:
+    """A file whose last entry may change, and which may get another one, without the rest being written anew."""
+
+    path: Path
+    begin: int = 0
+    """The byte with which the last entry begins."""
+    end: int = -1
+    """How long the file is; -1 if this process has not written it."""
+
+    def is_as_left(self) -> bool:
+        """Return whether the file is there, and as long as it was left."""
+        try:
+            return self.path.stat().st_size == self.end
+        except OSError:
+            return False
+
+    def write(self, entries: Iterable[str]) -> None:
+        """Replace the whole file by its entries, in one step."""
+        *earlier, last = entries
+        before = "".join(earlier)
+        write_text(self.path, before + last)
+        self.begin = len(before.encode())
+        self.end = self.begin + len(last.encode())
+
+    def put(self, entry: str, *, anew: bool) -> None:
+        """Write an entry behind the last one, or in place of it if `anew` is false."""
+        if anew:
+            self.begin = self.end
+        replace_end(self.path, entry, at=self.begin)
+        self.end = self.begin + len(entry.encode())
+
+
 class Records:
     """Collects rows by step and keeps the files of a run folder up to date."""
 
@@ -109,26 +147,33 @@ class Records:
         self.folder = folder
         self.writes = writes
         self.rows: dict[int, dict[str, float | None]] = {}
-        self.distributions: dict[str, object] = {}
+        self._distributions: dict[int, dict[str, npt.NDArray[np.float64]]] = {}
         self._last_step = -1
+        self._csv = _Growing(path=folder / "metrics.csv")
+        self._jsonl = _Growing(path=folder / "metrics.jsonl")
+        self._scores = _Growing(path=folder / "reward_distributions.json")
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Merge values into the row of a step. A row after all others is appended to both metric files.
+        """Merge values into the row of a step. The last row is written at the end of both metric files.
 
         Raises KeyError for a value that is not a column.
         """
         unknown = set(values) - set(COLUMNS)
         if unknown:
             raise KeyError(f"not a column of metrics.csv: {sorted(unknown)}")
-        # Only a new last row can be appended. The first row replaces files of an earlier run, and a row that changes or
-        # is inserted makes both files be written anew.
-        files = self.folder / "metrics.csv", self.folder / "metrics.jsonl"
-        is_last = bool(self.rows) and step > self._last_step and all(file.is_file() for file in files)
+        # A row that is inserted, or of another than the last step, makes both files be written anew, and so does the
+        # first row, which replaces files of an earlier run.
+        is_last, is_new = step >= self._last_step, step not in self.rows
         row = self.rows.setdefault(step, {"step": step})
         self._last_step = max(self._last_step, step)
         row.update({name: finite_or_none(value) for name, value in values.items()})
-        rows = [row] if is_last else [self.rows[number] for number in sorted(self.rows)]
-        self._write(rows, whole=not is_last)
+        if not self.writes:
+            return
+        if is_last and self._csv.is_as_left() and self._jsonl.is_as_left():
+            self._csv.put(_to_csv([row], header=False), anew=is_new)
+            self._jsonl.put(_to_line(row), anew=is_new)
+        else:
+            self._write_rows()
 
     def rewind(self, rows: Iterable[Mapping[str, float | None]], step: int) -> None:
         """Restore the record as it was after `step`: `rows` is all of it, and files of later evaluations are removed.
@@ -140,35 +185,61 @@ class Records:
         if not self.writes:
             return
         if self.rows:
-            self._write([self.rows[number] for number in sorted(self.rows)], whole=True)
+            self._write_rows()
         for file in (self.folder / "evals").glob("step_*"):
             if (match := re.match(r"step_(\d+)\.", file.name)) and int(match[1]) > step:
                 remove(file)
 
-    def _write(self, rows: list[dict[str, float | None]], *, whole: bool) -> None:
-        if not self.writes:
-            return
-        write = write_text if whole else append_text
-        write(self.folder / "metrics.csv", _to_csv(rows, header=whole))
-        write(self.folder / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in rows))
+    def _write_rows(self) -> None:
+        rows = [self.rows[number] for number in sorted(self.rows)]
+        self._csv.write([_to_csv(rows[:-1], header=True), _to_csv(rows[-1:], header=False)])
+        self._jsonl.write(map(_to_line, rows))
 
     def add_distribution(self, step: int, scores: Mapping[str, list[float]]) -> None:
         """Record the scores of preferred (`chosen`) and other (`rejected`) replies at an evaluation."""
-        self.distributions[str(step)] = _finite(scores)
-        self._write_distributions()
+        is_new = step not in self._distributions
+        self._distributions[step] = _as_arrays(scores)
+        if not self.writes:
+            return
+        if is_new and self._scores.is_as_left():
+            # In place of the bracket that closes the object.
+            self._scores.put(f",{_to_entry(step, self._distributions[step])}", anew=False)
+            self._scores.begin = self._scores.end - len(_CLOSED)
+        else:
+            self._write_distributions()
 
     def restore_distributions(self, found: Mapping[int, Mapping[str, list[float]]]) -> None:
         """Replace the reward distributions by those `found` in earlier evaluations, by step."""
-        self.distributions = {str(step): _finite(found[step]) for step in sorted(found)}
-        self._write_distributions()
+        self._distributions = {step: _as_arrays(found[step]) for step in sorted(found)}
+        if self.writes:
+            self._write_distributions()
 
     def _write_distributions(self) -> None:
-        if self.writes:
-            write_json(self.folder / "reward_distributions.json", self.distributions)
+        entries = [_to_entry(step, scores).removesuffix(_CLOSED) for step, scores in self._distributions.items()]
+        if entries:
+            self._scores.write([f"{{{','.join(entries)}", _CLOSED])
+        else:
+            self._scores.write(["{}\n"])
+            self._scores.end = -1  # nothing can be put into it
 
 
-def _finite(scores: Mapping[str, list[float]]) -> dict[str, list[float | None]]:
-    return {name: [finite_or_none(score) for score in values] for name, values in scores.items()}
+_CLOSED = "\n}\n"
+"""With this the object of `reward_distributions.json` ends."""
+
+
+def _as_arrays(scores: Mapping[str, list[float]]) -> dict[str, npt.NDArray[np.float64]]:
+    # A list of floats takes four times the memory, and a long run has very many.
+    return {name: np.array(values, dtype=np.float64) for name, values in scores.items()}
+
+
+def _to_entry(step: int, scores: Mapping[str, npt.NDArray[np.float64]]) -> str:
+    """Return the distributions of a step as the only ones of an object, without the bracket that opens it."""
+    finite = {name: [finite_or_none(score) for score in values.tolist()] for name, values in scores.items()}
+    return to_json({str(step): finite}).removeprefix("{") + "\n"
+
+
+def _to_line(row: Mapping[str, float | None]) -> str:
+    return to_json(row, indent=None) + "\n"
 
 
 def _to_csv(rows: list[dict[str, float | None]], *, header: bool) -> str:
