@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -171,3 +171,26 @@ def test_a_folder_of_configurations_names_them(tmp_path: Path) -> None:
         find_sources([str(tmp_path / "hh")], "train")
     with pytest.raises(DataError, match=r"no such file\. Looked for"):
         find_sources([str(tmp_path / "hh")], "test")
+
+
+def test_very_many_files_are_told_apart_without_comparing_each_with_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    for number in range(300):
+        path = tmp_path / f"folder{number // 3}" / ("same.jsonl" if number % 3 == 0 else f"part-{number}.jsonl")
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        names.append(str(path))
+    divided, parts = 0, PurePath.parts
+
+    def counted(path: PurePath) -> tuple[str, ...]:
+        nonlocal divided
+        divided += 1
+        return parts.fget(path)
+
+    monkeypatch.setattr(PurePath, "parts", property(counted))
+    labels = [source.label for source in find_sources(names, "train")]
+    assert divided <= 10 * len(names)
+    assert labels[:4] == ["folder0/same.jsonl", "part-1.jsonl", "part-2.jsonl", "folder1/same.jsonl"]
+    assert len(set(labels)) == len(names)

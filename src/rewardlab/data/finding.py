@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from rewardlab.core.errors import DataError
@@ -84,13 +85,13 @@ def find_sources(names: Sequence[str], split: str, *, streaming: bool = False) -
     for place, count in Counter(str(found.path.resolve()) if found else name for name, found in located).items():
         if count > 1:
             raise DataError(f"dataset {place} is named {count} times. Name it once.")
-    sources = []
+    sources, labels = [], iter(_distinct_labels(paths))
     for name, found in located:
         if found is None:
             label = f"{name}[{split}]"
             sources.append(Source(name=name, split=split, label=label, path=None, streaming=streaming))
         else:
-            label = _distinct_label(found.path, paths)
+            label = next(labels)
             bare, own_split = _bare_name(found, label, split)
             split_read = own_split or (ALL_ROWS if found.path == Path(name).expanduser().absolute() else split)
             sources.append(Source(name=bare, split=split_read, label=label, path=found.path, shards=found.shards))
@@ -257,15 +258,24 @@ def _data_files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if extension_of(file) and file.is_file())
 
 
-def _distinct_label(path: Path, paths: Sequence[Path]) -> str:
-    """Return the file name, preceded by as many folders as are needed to tell it from the other paths.
+def _distinct_labels(paths: Sequence[Path]) -> list[str]:
+    """Return the file name of each path, preceded by as many folders as are needed to tell it from the other paths.
 
     A folder or a pattern that is named for the split alone is preceded by one in any case.
     """
-    depth = 2 if path.name.startswith("*") or path.name in saved_splits(path.parent) else 1
-    while sum(other.parts[-depth:] == path.parts[-depth:] for other in paths) > 1:
-        depth += 1
-    return _as_text("/".join(path.parts[-depth:]))
+    parts = [path.parts for path in paths]
+
+    @cache
+    def ends(depth: int) -> Counter[tuple[str, ...]]:
+        return Counter(own[-depth:] for own in parts)
+
+    labels = []
+    for path, own in zip(paths, parts, strict=True):
+        depth = 2 if path.name.startswith("*") or path.name in saved_splits(path.parent) else 1
+        while ends(depth)[own[-depth:]] > 1:
+            depth += 1
+        labels.append(_as_text("/".join(own[-depth:])))
+    return labels
 
 
 def _bare_name(found: _Found, label: str, split: str) -> tuple[str, str | None]:
