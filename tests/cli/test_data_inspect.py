@@ -50,6 +50,27 @@ def test_without_texts_no_text_of_the_data_is_written(tmp_path: Path, capsys) ->
     assert all("a.jsonl:13" in text for text in texts)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json", "a.jsonl"], "a.jsonl is a dataset that is read, and would be replaced"),
+        (["--html", "../data/a.jsonl"], "is a dataset that is read, and would be replaced"),
+        (["--html", "folder"], "folder is a folder. Name a file in it"),
+        (["--json", "b", "--html", "./b"], "b would be written twice"),
+    ],
+)
+def test_no_overwrite_replaces_the_data_a_folder_or_another_output(
+    tmp_path: Path, capsys, monkeypatch, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "data/folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "data")
+    path = write_rows(Path("a.jsonl"), *pairs(3))
+    before = path.read_bytes()
+    assert message in refusal(capsys, "data", "inspect", "a.jsonl", "--overwrite", *arguments)
+    assert path.read_bytes() == before
+    assert sorted(each.name for each in Path().iterdir()) == ["a.jsonl", "folder"]
+
+
 def test_bad_calls_are_refused_in_words(tmp_path: Path, capsys) -> None:
     assert "DATASET is missing" in refusal(capsys, "data", "inspect")
     path = write_rows(tmp_path / "a.jsonl", *pairs(2))

@@ -234,6 +234,8 @@ def test_several_files_are_cleaned_into_a_folder_and_leaks_go_from_the_earlier_s
     [
         (["--fix"], "--fix and --output FILE are given together"),
         (["--fix", "--output", "a.jsonl"], "would be replaced"),
+        (["--against", "there.jsonl", "--json", "there.jsonl", "--overwrite"], "would be replaced"),
+        (["--json", ".", "--overwrite"], "is a folder"),
         (["--fix", "--output", "there.jsonl"], "--overwrite"),
         (["--fix", "--output", "b.csv"], "name it"),
         (["--fix", "--output", "b.jsonl", "--limit", "5"], "leave --limit out"),

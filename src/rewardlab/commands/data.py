@@ -23,12 +23,12 @@ def inspect(arguments: Sequence[str]) -> None:
     config = parse_command(InspectConfig, arguments, "data inspect")
     config.rows.require_named("inspect")
     from rewardlab.curation.inspecting.files import claim_files, write_files
-    from rewardlab.curation.inspecting.run import inspect_datasets
+    from rewardlab.curation.inspecting.run import inspect_datasets, sources_of
     from rewardlab.data.rows import CAUSES
     from rewardlab.report.inspection import inspection_report
 
     # Refuse a file that cannot be written before reading the rows.
-    claim_files(config.inspection)
+    claim_files(config.inspection, sources_of(config))
     found = inspect_datasets(config)
     # Write files before printing: if a pipe such as `| head` closes the output early, no file is lost.
     written = write_files(found, config)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from rewardlab.core.errors import DataError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import parse_line, replacing, to_json
 from rewardlab.core.optional import import_optional
 from rewardlab.core.zst import DamagedZstError, open_zst, packing_zst
@@ -74,6 +74,21 @@ def files_of(source: Source) -> tuple[Path, ...]:
     if source.shards:
         return source.shards
     return tuple(files_of_saved(source.path)) if source.path.is_dir() else (source.path,)
+
+
+def require_apart(targets: Sequence[Path], inputs: Iterable[Source]) -> None:
+    """Raise ConfigError for a file to write that is a folder, is one of the datasets that are read, or is named twice.
+
+    No --overwrite allows any of these.
+    """
+    read = {path.resolve() for source in inputs for path in files_of(source)}
+    for number, path in enumerate(targets):
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder. Name a file in it.")
+        if path.resolve() in read:
+            raise ConfigError(f"{path} is a dataset that is read, and would be replaced. Choose another name.")
+        if path.resolve() in {other.resolve() for other in targets[:number]}:
+            raise ConfigError(f"{path} would be written twice. Choose another name.")
 
 
 def stamp(source: Source) -> Stamp:

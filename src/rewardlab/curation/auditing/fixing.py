@@ -21,6 +21,7 @@ from rewardlab.core.terminal import number_of, plural
 from rewardlab.curation.auditing.across import FAMILIES
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.auditing.facts import ROW_CHECKS, Mask
+from rewardlab.curation.auditing.overlaps import datasets_of
 from rewardlab.curation.auditing.result import Audit
 from rewardlab.curation.auditing.run import Audited
 from rewardlab.curation.rewriting import (
@@ -30,8 +31,8 @@ from rewardlab.curation.rewriting import (
     also_rows,
     as_line,
     ending_of,
-    files_of,
     replacing_lines,
+    require_apart,
     require_package,
     stamp,
     trace_beside,
@@ -85,7 +86,7 @@ def claim_outputs(config: AuditConfig, sources: Sequence[Source]) -> Outputs:
     """Return where the audit of these datasets writes.
 
     Raises ConfigError if something is in the way, if an input would be replaced, or if the cleaned file is not named
-    like JSON Lines; RewardlabError if a folder cannot be written to.
+    like JSON Lines; DataError if a dataset of `--against` is not found; RewardlabError if a folder cannot be written to.
     """
     cleaned: list[Path] = []
     trace = None
@@ -100,13 +101,9 @@ def claim_outputs(config: AuditConfig, sources: Sequence[Source]) -> Outputs:
         cleaned = [config.output / name for name in _file_names(sources)]
         trace = config.output / TRACE
     targets = [path for path in (config.json, config.scores, trace, *cleaned) if path is not None]
-    inputs = {path.resolve() for source in sources for path in files_of(source)}
-    for number, path in enumerate(targets):
-        if path.resolve() in inputs:
-            raise ConfigError(f"{path} is a dataset that is audited, and would be replaced. Choose another name.")
-        if path in targets[:number]:
-            raise ConfigError(f"{path} would be written twice. Choose another name.")
-        if path.is_dir() or (path.exists() and not config.overwrite):
+    require_apart(targets, (*sources, *datasets_of(config.against, config.hf_split, config.reading)))
+    for path in targets:
+        if path.exists() and not config.overwrite:
             raise ConfigError(f"{path} exists. Choose another name, or replace it with --overwrite.")
         require_package(path, f"{path}: writing .zst")
         require_writable_folder(path.parent, "--output" if path in (trace, *cleaned) else "--json and --scores")

@@ -13,6 +13,7 @@ from rewardlab.core.suite_names import SuiteName
 from rewardlab.core.types import Conversation, prompt_key
 from rewardlab.curation.rows import walk
 from rewardlab.curation.shingles import Hashes, Numbers, WordHashes, shingles_of, words_of
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.formats import SCHEMAS
 from rewardlab.data.judgements import Rules
@@ -142,10 +143,14 @@ def _prompts(
     for suite in suites:
         for item in read_suite(suite, folder_of(suite, suites, suite_data)).items:
             yield f"{suite}/{item.id}", item.prompt
-    datasets = [name for name in names if name not in suites]
-    streaming = rules.reading.streaming
-    for source in find_sources(datasets, split, streaming=streaming) if datasets else ():
+    for source in datasets_of(names, split, rules.reading):
         yield from _bare_prompts(source) if _has_prompts_alone(source) else _preferred_prompts(source, rules)
+
+
+def datasets_of(names: Sequence[str], split: str, reading: ReadingConfig) -> tuple[Source, ...]:
+    """Return the datasets among these names, without the suites. Raises DataError for one that is not found."""
+    datasets = [name for name in names if name not in SUITES]
+    return find_sources(datasets, split, streaming=reading.streaming) if datasets else ()
 
 
 def _has_prompts_alone(source: Source) -> bool:

@@ -14,6 +14,8 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_json, write_json, write_text
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.curation.inspecting.config import InspectConfig, InspectionConfig
+from rewardlab.curation.rewriting import require_apart
+from rewardlab.data.finding import Source
 from rewardlab.data.rows import CAUSES
 from rewardlab.report.inspection_page import MARK, inspection_page
 
@@ -32,9 +34,13 @@ def places(config: InspectionConfig) -> dict[str, list[Path]]:
     return {kind: [path for path in paths if path is not None] for kind, paths in found.items()}
 
 
-def claim_files(config: InspectionConfig) -> None:
-    """Raise ConfigError for a file that an inspection did not write, unless --overwrite is given, and for a folder
-    that cannot be written."""
+def claim_files(config: InspectionConfig, sources: Sequence[Source]) -> None:
+    """Raise ConfigError for a file that an inspection did not write, unless --overwrite is given.
+
+    With it too for a dataset that is inspected and for a file that is named twice. Raises RewardlabError for a folder
+    that cannot be written.
+    """
+    require_apart([path for paths in places(config).values() for path in paths], sources)
     if config.output_dir is not None:
         require_writable_folder(config.output_dir, "--output-dir")
     for kind, paths in places(config).items():

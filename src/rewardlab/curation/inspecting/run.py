@@ -60,11 +60,16 @@ def inspect_datasets(config: InspectConfig) -> list[Inspection]:
     or read, and RenderError or ModelError for a model whose tokenizer cannot be used.
     """
     config.rows.require_named("inspect")
-    sources = find_sources(config.rows.dataset, config.rows.hf_split, streaming=config.rows.reading.streaming)
+    sources = sources_of(config)
     ruler = ruler_of(config)
     workers = config.rows.reading.num_workers
     with Crew(available_cores() if workers is None else workers) as crew:
         return [_inspect(source, config, ruler, crew) for source in sources]
+
+
+def sources_of(config: InspectConfig) -> tuple[Source, ...]:
+    """Return the datasets that are inspected. Raises DataError if one is not found."""
+    return find_sources(config.rows.dataset, config.rows.hf_split, streaming=config.rows.reading.streaming)
 
 
 def ruler_of(config: InspectConfig) -> Ruler:
