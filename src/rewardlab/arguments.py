@@ -241,6 +241,7 @@ class ScoreArguments:
         )
         require_between(self, max_error_fraction=(0, 1), processes=(1, 1024))
         require(not self.output.is_dir(), f"--output {self.output}: is a folder. Name the file to write.")
+        require(str(self.output) != "-", "--output -: nothing is written to standard output. Name the file to write.")
 
     def _require_backend(self) -> None:
         local = self.backend == "local"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from command_line import BASE, ROW, in_process, only_message, refusal, short_run, write_rows
+from command_line import BASE, ROW, in_process, only_message, refusal, short_run, tiny_reward_model, write_rows
 from common import write_pairs
 from rewardlab import cli
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
 from rewardlab.core import folders
+from rewardlab.core.errors import ConfigError
 from rewardlab.training.loop.trainer import Trainer
 
 
@@ -22,6 +24,11 @@ from rewardlab.training.loop.trainer import Trainer
 def flags(base_model: Path, tmp_path: Path) -> list[object]:
     """See `short_run`."""
     return short_run(base_model, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_reward_model(tmp_path_factory.mktemp("mistakes") / "reward")
 
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -77,6 +84,60 @@ def test_a_model_that_is_not_there_is_named(flags, pairs_file, tmp_path, capsys)
     assert said.startswith(f"no model at '{tmp_path / 'nosuch'}'")
 
 
+def test_what_is_no_folder_of_a_model_is_told_for_what_it_is(flags, pairs_file, tmp_path, capsys):
+    def said(model):
+        return refusal(capsys, *flags, "--dataset", pairs_file, "--model", model)
+
+    assert f"no model at '{pairs_file}': it is a file, and a model is a folder." in said(pairs_file)
+    run = tmp_path / "earlier"
+    (run / "best").mkdir(parents=True)
+    assert f"no model at '{run}': it holds no config.json. Give a hub name" in said(run)
+    (run / "best/reward_spec.json").write_text("{}")
+    (run / "config.json").write_text('{"model": "m", "dataset": ["d"], "output_dir": "o"}')
+    assert f"its config.json is not that of a model. Reward models in {run}: best. Give a hub name" in said(run)
+    assert f"its config.json is not that of a model. Reward models in {run}: best." in refusal(
+        capsys, "data", "show", pairs_file, "--model", run
+    )
+
+
+def test_a_file_in_place_of_a_folder_is_told(flags, pairs_file, capsys):
+    said = refusal(capsys, *flags, "--dataset", pairs_file, "--output-dir", pairs_file)
+    assert said == f"cannot write to {pairs_file}: it is a file. Choose another place with --output-dir.\n"
+
+
+@pytest.mark.parametrize("name", ["-", "pipe.jsonl"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["score", "--model", "best", "--output", "scored.jsonl", "--input"],
+        ["data", "inspect"],
+        ["compare", "pairs.jsonl"],
+        ["train", "--config"],
+        ["plan", "check"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_read_twice_is_refused_in_words(name, line, saved_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best").symlink_to(saved_model)
+    write_rows(Path("pairs.jsonl"), {"id": 1, "reply": 0, "score": 1.0})
+    os.mkfifo("pipe.jsonl")
+    assert "no pipe is read, nor standard input. Write what comes through it to a file" in refusal(capsys, *line, name)
+
+
+def test_no_file_is_called_like_the_standard_output(saved_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = write_rows(tmp_path / "rows.jsonl", {"prompt": "How?", "response": "So."})
+    said = refusal(capsys, "score", "--model", saved_model, "--input", rows, "--output", "-")
+    assert said == "--output -: nothing is written to standard output. Name the file to write.\n"
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "xpu:7"])
+def test_a_device_that_is_not_here_is_told(device, saved_model):
+    with pytest.raises(ConfigError, match=f"^device '{device}' cannot be used here .*Leave it out for the usual one"):
+        load(saved_model, device=device)
+
+
 def test_a_folder_that_already_holds_a_run_is_kept(flags, pairs_file, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     text = '{"model": "m", "dataset": ["d"], "output_dir": "o"}'
@@ -94,7 +155,7 @@ def test_a_folder_that_already_holds_a_run_is_kept(flags, pairs_file, tmp_path, 
 
 @pytest.mark.parametrize("command", ["train", "eval", "score"])
 def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
-    command, flags, pairs_file, tmp_path, monkeypatch, capsys
+    command, flags, saved_model, pairs_file, tmp_path, monkeypatch, capsys
 ):
     def denied(**where):
         raise PermissionError(errno.EACCES, "Permission denied", str(where["dir"]))
@@ -104,7 +165,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
     place = tmp_path / "place"
     arguments = {
         "train": [*flags, "--dataset", pairs_file, "--output-dir", place],
-        "eval": ["eval", "--model", tmp_path, "--dataset", pairs_file, "--output-dir", place],
+        "eval": ["eval", "--model", saved_model, "--dataset", pairs_file, "--output-dir", place],
         "score": ["score", "--model", tmp_path, "--input", pairs_file, "--output", place / "scored.jsonl"],
     }[command]
     said = refusal(capsys, *arguments)

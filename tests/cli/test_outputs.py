@@ -74,6 +74,14 @@ def test_an_evaluation_is_replaced_only_when_asked(saved, tmp_path, capsys):
     assert json.loads(again["manifest.json"])["config"]["overwrite"] is False
 
 
+def test_an_ensemble_that_is_none_is_refused_before_its_model_is_judged(saved, tmp_path, capsys):
+    pairs = write_pairs(tmp_path / "pairs.jsonl", 4)
+    out = tmp_path / "judged"
+    said = refusal(capsys, "eval", saved, "--ensemble", saved, "--dataset", pairs, "--output-dir", out)
+    assert f"--ensemble {saved}: one model is not an ensemble" in said
+    assert not out.exists()
+
+
 def test_scores_replace_no_file_unasked_and_never_their_input(saved, tmp_path, capsys):
     rows = write_rows(tmp_path / "rows.jsonl", {"prompt": "How?", "response": "So."})
     link = tmp_path / "link.jsonl"
@@ -181,6 +189,8 @@ def test_a_file_that_somebody_put_beside_a_saved_model_is_named_and_stays(base_m
         ("train", ["--dataset", "nowhere/pairs.jsonl"], "nowhere/pairs.jsonl"),
         ("probe", ["--dataset", "nowhere/pairs.jsonl"], "nowhere/pairs.jsonl"),
         ("train", ["--report-to", "wandb"], "--report-to wandb: the package is not installed"),
+        ("eval", [], "no reward_spec.json"),
+        ("calibrate", [], "no reward_spec.json"),
     ],
 )
 def test_what_cannot_begin_leaves_no_folder(

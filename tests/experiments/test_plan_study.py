@@ -11,6 +11,7 @@ import pytest
 from rewardlab.core.errors import ConfigError, DataError, RankError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.experiments import many_ranks
+from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
 from rewardlab.experiments.many_ranks import arguments_of_first
@@ -58,6 +59,30 @@ def test_a_folder_is_frozen_once(tmp_path: Path) -> None:
         freeze(tmp_path / "plan.yaml", study.folder)
     with pytest.raises(ConfigError, match="is a plan that is not frozen"):
         open_study(tmp_path / "plan.yaml")
+
+
+def test_a_plan_is_not_frozen_into_the_folder_of_a_run(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    write_json(run / "manifest.json", {"config_hash": "", "provenance": {}})
+    with pytest.raises(ConfigError, match="holds a run or an evaluation"):
+        freeze(plan, run)
+    assert [path.name for path in run.iterdir()] == ["manifest.json"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "jobs", "message"),
+    [
+        (("0,1",), 1, "--gpus 0,1: name each GPU by its number"),
+        (("cuda:0",), 1, "--gpus cuda:0: name each GPU by its number"),
+        (("0", "1"), 1, "--gpus 0 1: with --jobs 1 only 1 of them would be used. Add --jobs 2"),
+    ],
+)
+def test_gpus_that_runs_would_not_get_are_refused(gpus: tuple[str, ...], jobs: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig(study=Path("study"), gpus=gpus, jobs=jobs)
+    RunConfig(study=Path("study"), gpus=("0", "GPU-8932f937-d72c"), jobs=4)
 
 
 def test_data_that_change_after_freezing_are_refused(tmp_path: Path) -> None:

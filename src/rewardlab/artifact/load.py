@@ -18,7 +18,7 @@ from rewardlab.artifact.config import require_agreement, require_config, require
 from rewardlab.artifact.seal import require_seal
 from rewardlab.artifact.shards import BIAS
 from rewardlab.core.config import from_mapping, require
-from rewardlab.core.errors import ArtifactError, ModelError, RenderError
+from rewardlab.core.errors import ArtifactError, ConfigError, ModelError, RenderError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import REMEDY, RewardSpec, read_spec
 from rewardlab.core.types import Log
@@ -85,8 +85,8 @@ def load(
     of the process is left alone. `log` gets a line on what was chosen.
 
     Raises ArtifactError if anything that decides a score is missing, changed or different; ConfigError for a
-    `precision`, `attention` or kernel that does not exist or cannot be used here; ModelError if `attention` is "shared"
-    and that is not exact for this model.
+    `device`, `precision`, `attention` or kernel that does not exist or cannot be used here; ModelError if `attention`
+    is "shared" and that is not exact for this model.
     """
     path = Path(folder)
     require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
@@ -95,11 +95,10 @@ def load(
     spec = read_spec(path)
     if check:
         require_files(path, spec)
-    chosen = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     scorer = assemble(
         path,
         spec,
-        where=Where(device=chosen),
+        where=Where(device=_device(device)),
         precision=precision,
         attention_mode=attention,
         trust=trust_remote_code,
@@ -109,6 +108,23 @@ def load(
     if check:
         require_canaries(scorer, spec, where=str(path))
     return scorer
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    """Return the device to load to. Raises ConfigError for one that torch does not know or that is not here."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without that kind of device
+        raise ConfigError(
+            f"device {str(device)!r} cannot be used here ({str(error).splitlines()[0]}). Leave it out for the usual "
+            f"one, or name cpu, cuda or one such as cuda:0."
+        ) from error
+    return chosen
 
 
 def assemble(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import UTF8, parse_json
+from rewardlab.core.files import UTF8, absent, parse_json
 from rewardlab.core.terminal import brief
 
 MOST_BYTES: Final = 1 << 20
@@ -22,8 +22,7 @@ def read_config_file(path: Path, *, given_by: str = "--config") -> dict[str, obj
     appears twice.
     """
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise ConfigError(f"{given_by} {path}: {what}. Give a YAML or TOML file with the names of the flags.")
+        raise ConfigError(f"{given_by} {path}: {absent(path)}. Give a YAML or TOML file with the names of the flags.")
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ConfigError(
             f"{given_by} {path}: has {size:,} bytes; a file of settings has at most {MOST_BYTES:,}. Is it the right "

@@ -322,6 +322,15 @@ def require_no_pipe(path: Path) -> None:
         raise DataError(f"{path}: it is a pipe, not a file. Move it away, or name another place.")
 
 
+def absent(path: Path) -> str:
+    """Return in words why a path that is not a regular file cannot be read: a pipe, a folder, or nothing there."""
+    if path.is_dir():
+        return "is a folder"
+    if path.is_fifo() or str(path) in ("-", "/dev/stdin"):
+        return "no pipe is read, nor standard input. Write what comes through it to a file, and name that"
+    return "no such file"
+
+
 def provenance() -> dict[str, object]:
     """Return code version, package versions, platform and command line, for manifests."""
     commit, is_dirty = _version_of_code(Path(__file__).resolve().parents[3])

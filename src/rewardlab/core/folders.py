@@ -111,6 +111,10 @@ def require_writable_folder(folder: Path, flag: str) -> None:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b" ")
     except OSError as error:
+        if folder.is_file():
+            raise RewardlabError(
+                f"cannot write to {folder}: it is a file. Choose another place with {flag}."
+            ) from error
         raise RewardlabError(
             f"cannot write to {folder} ({error.strerror or error}). Choose another place with {flag}, "
             f"or make this one writable."

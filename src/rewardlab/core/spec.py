@@ -360,6 +360,24 @@ def _without_spec(folder: Path) -> str:
     )
 
 
+def why_no_model(name: str) -> str:
+    """Return why no model can be at a path; an empty text for a name that may be on a hub, and for a model's folder."""
+    path = Path(name)
+    if path.is_file():
+        return "it is a file, and a model is a folder."
+    if not path.is_dir():
+        return "there is no such folder." if name.count("/") > 1 else ""
+    config = path / "config.json"
+    try:
+        if isinstance(read_object(config, DAMAGED).get("model_type"), str):
+            return ""
+    except FileNotFoundError:
+        return f"it holds no config.json.{_models_near(path / 'best')}"
+    except (ArtifactError, OSError):  # the reader of the model says what is wrong with the file
+        return ""
+    return f"its config.json is not that of a model.{_models_near(path / 'best')}"
+
+
 def _require_no_address(folder: Path) -> None:
     """Raise ArtifactError for the address of a server, of which a path keeps a single slash."""
     scheme, _, rest = str(folder).partition(":/")

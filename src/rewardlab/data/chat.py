@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from rewardlab.core.errors import DataError, RenderError
-from rewardlab.core.spec import CUT_FEWEST, CUT_MIDDLE, REFUSING, STOP, RendererSpec
+from rewardlab.core.spec import CUT_FEWEST, CUT_MIDDLE, REFUSING, STOP, RendererSpec, why_no_model
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.cutting import cut, cut_middle
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
@@ -367,12 +366,9 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
         return tokenizer
     except Exception as error:
         # For damaged files transformers and tokenizers raise errors of any type.
-        said = str(error).splitlines() or [type(error).__name__]
-        if folder_or_name.count("/") > 1 and not Path(folder_or_name).is_dir():
-            # A hub name has at most one slash, so this is a path; the message of transformers would not help.
-            said = ["there is no such folder."]
+        said = why_no_model(folder_or_name) or next(iter(str(error).splitlines()), type(error).__name__)
         raise RenderError(
-            f"no tokenizer for {folder_or_name!r}: {said[0]} "
+            f"no tokenizer for {folder_or_name!r}: {said} "
             f"Give a hub name, or a folder that holds config.json, tokenizer files and weights."
         ) from error
 

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.files import absent
 from rewardlab.core.terminal import listed
 from rewardlab.core.types import Preference
 from rewardlab.data.shards import (
@@ -151,6 +152,8 @@ def _find_local(name: str, split: str) -> _Found | None:
         return _Found(path=path.absolute())
     if is_saved(path):
         return _Found(path=path.absolute())
+    if path.is_fifo() or name == "-":
+        raise DataError(f"dataset {name!r}: {absent(path)}.")
     candidates = _candidates(path, split)
     if len(candidates) > 1:
         where = " or ".join(str(found.path) for found in candidates)

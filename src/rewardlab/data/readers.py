@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import UTF8, parse_line, read_json, read_lines, sha256_file, sha256_json
+from rewardlab.core.files import UTF8, absent, parse_line, read_json, read_lines, sha256_file, sha256_json
 from rewardlab.core.optional import import_optional
 from rewardlab.data.cells import conversions, converted, read_cell
 from rewardlab.data.finding import Source
@@ -180,7 +180,7 @@ def require_rows(path: Path) -> None:
     if path.is_dir():
         raise DataError(f"{path}: a folder, wanted one file. Name a file in it, {', '.join(EXTENSIONS)}.")
     if not path.is_file():
-        raise DataError(f"{path}: no such file.")
+        raise DataError(f"{path}: {absent(path)}.")
     if path.name.endswith(OTHER_FORMATS):
         raise DataError(
             f"{path}: unknown ending. Rows are read from {', '.join(EXTENSIONS)} files; convert it to one of these."

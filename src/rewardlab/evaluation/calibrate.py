@@ -58,6 +58,7 @@ def calibrate(config: CalibrateConfig) -> CalibrationResult:
     """
     config.require_complete()
     names = (*config.data.dataset, *config.run.judge_dataset)
+    read_spec(Path(config.run.model))  # Before a folder is made for the results.
     with only_writer(config.run.output_dir):
         claim_evaluation(config.run.output_dir, names, overwrite=config.run.overwrite)
         with _only_owner(Path(config.run.model)) if config.run.store else nullcontext():

@@ -42,6 +42,7 @@ from rewardlab.core.run_folder import (
     only_writer,
     source_apart,
 )
+from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Estimate, ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.groups import Groups
@@ -215,6 +216,7 @@ def evaluate_folder(
     require(len(config.run.folders) == 1, "evaluate_folder judges one model. Give several to judge_folders.")
     # However the model was named on the command line, the settings are written with --model.
     config = config.replace(model=config.run.folders[0], models=(), ensemble=())
+    read_spec(Path(config.run.model))  # Before a folder is made for its results.
     with only_writer(config.run.output_dir):
         claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
         return _evaluate_folder(config, members)

@@ -25,7 +25,7 @@ from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.sources import SourceReport
 from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig, EvalRunConfig
-from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of
+from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of, require_heads
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder, summary
 from rewardlab.evaluation.suite_ensembles import NAMES, claim_ensemble, judge_as_one
 from rewardlab.evaluation.suites import JudgedSuites, evaluate_suites
@@ -89,7 +89,7 @@ def judge_folders(config: EvalConfig) -> Judged:
 
     The results of one model are written to `--output-dir` itself, those of several to folders in it with their names;
     `models.json` there holds the metrics of all. Raises as `evaluate_folder` does, and ConfigError for a penalty
-    without an ensemble.
+    without an ensemble and for an ensemble of one model that is not a probe.
     """
     config.require_complete()
     _require_penalised(config)
@@ -100,6 +100,8 @@ def judge_folders(config: EvalConfig) -> Judged:
     named = names_of(folders)
     for folder in folders:
         read_spec(Path(folder))  # Before the first one is scored, which may take hours.
+    if len(config.run.ensemble) == 1:
+        require_heads(config.run.ensemble[0])
     out = config.run.output_dir
     with only_writer(out):
         places = {name: out / name for name in named}

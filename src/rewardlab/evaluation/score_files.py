@@ -10,7 +10,7 @@ from typing import Any, Final
 from rewardlab.analysis import metrics
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError, RewardlabError
-from rewardlab.core.files import read_json, sha256_file
+from rewardlab.core.files import absent, read_json, sha256_file
 from rewardlab.core.run_folder import SCORES_SUM
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow
@@ -33,6 +33,8 @@ def read_scores(
     Raises ConfigError if nothing is there, DataError if a file cannot be read as scores, ArtifactError if our scores
     do not match their checksum.
     """
+    if path.is_fifo() or str(path) == "-":
+        raise ConfigError(f"{path}: {absent(path)}.")
     file = path if path.is_file() else _in_folder(path, on)
     if file.name.endswith(SUFFIX) and file.with_name(file.name.removesuffix(SUFFIX) + ".metrics.json").is_file():
         return _own(file, name)

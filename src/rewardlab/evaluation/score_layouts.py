@@ -17,7 +17,7 @@ from typing import Any, Final
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import to_float
+from rewardlab.core.files import absent, to_float
 from rewardlab.core.terminal import brief, short
 from rewardlab.core.types import Comparison, Message, ScoreRow, prompt_key
 from rewardlab.data.rows import is_absent
@@ -105,7 +105,7 @@ def read_file(file: Path, *, name: str, outcome: str | None = None, columns: Col
     Raises ConfigError if there is no such file, DataError if it cannot be read as scores.
     """
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file.")
+        raise ConfigError(f"{file}: {absent(file)}.")
     rows = read_rows(file)
     if (first := next(rows, None)) is None:
         raise DataError(f"{file}: no rows.")

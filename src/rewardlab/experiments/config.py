@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -96,8 +97,19 @@ class RunConfig:
     """Why a gate is passed though it is not open."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a number out of its range, and for a gate without a reason."""
+        """Raise ConfigError for a number out of its range, names of no GPUs, and a gate without a reason."""
         require_between(self, jobs=(1, 1024))
+        for name in self.gpus:
+            # CUDA hides all GPUs from a process that is given a name it does not know, and the run would take the CPU.
+            require(
+                re.fullmatch(r"\d+|(GPU|MIG)-\S+", name) is not None,
+                f"--gpus {short(name)}: name each GPU by its number, as in --gpus 0 1, or by its UUID (GPU-…).",
+            )
+        require(
+            len(self.gpus) <= self.jobs,
+            f"--gpus {' '.join(self.gpus)}: with --jobs {self.jobs} only {self.jobs} of them would be used. Add --jobs "
+            f"{len(self.gpus)}.",
+        )
         require(
             self.past_gate is None or bool(self.reason.strip()),
             f"--past-gate {short(self.past_gate or '')}: say why with --reason. The report shows it.",

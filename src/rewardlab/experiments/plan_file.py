@@ -11,6 +11,7 @@ from typing import Any, Final
 from rewardlab.core.config import did_you_mean, settings_of
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import absent
 from rewardlab.core.other_names import ALSO_CALLED
 from rewardlab.core.terminal import brief
 from rewardlab.experiments.grids import as_number, drawn_arms, grid_arms
@@ -92,8 +93,9 @@ def read_plan(
     ConfigError for a plan that cannot be used.
     """
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise ConfigError(f"PLAN {path}: {what}. Give a plan: a YAML or TOML file as docs/plans-file.md describes it.")
+        raise ConfigError(
+            f"PLAN {path}: {absent(path)}. Give a plan: a YAML or TOML file as docs/plans-file.md describes it."
+        )
     values = _named(read_config_file(path, given_by="PLAN"), str(path))
     _require_known(values, KEYS, str(path))
     return _Reader(str(path), values, scale, probes, dict(sets or {})).plan()

@@ -26,6 +26,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_summed_json, sha256_file, write_text
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import only_process
+from rewardlab.core.run_folder import EVALUATED, holds_run, manifest_keys
 from rewardlab.core.terminal import quoted
 from rewardlab.experiments.config import Seen
 from rewardlab.experiments.data_files import data_of, distinct, model_files, test_files_used
@@ -140,7 +141,7 @@ def freeze(
     """Freeze a plan into a folder, which becomes its study.
 
     The plan must pass `check` before; the caller sees to that. Raises ConfigError if the folder already is a study or
-    the plan cannot be used, DataError if data that it names are not there.
+    a run, or the plan cannot be used, DataError if data that it names are not there.
     """
     plan = read_plan(path, scale=scale, probes=probes, sets=sets)
     runs = _all_runs(plan)
@@ -149,6 +150,8 @@ def freeze(
             f"{folder}: a plan is frozen there. Name another folder with --output-dir, or change it with `rewardlab "
             f"plan amend`."
         )
+    if holds_run(folder) or manifest_keys(folder) >= EVALUATED:
+        raise ConfigError(f"--output-dir {folder}: holds a run or an evaluation. Choose another folder.")
     require_writable_folder(folder, "--output-dir")
     with only_process(folder, "--output-dir"):
         kept = folder / f"plan{path.suffix.lower()}"

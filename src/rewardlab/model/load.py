@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.schema import read_object
+from rewardlab.core.spec import why_no_model
 from rewardlab.core.terminal import quoted
 from rewardlab.core.types import Log
 from rewardlab.model import attention
@@ -59,8 +60,6 @@ MAX_DISTANCE: Final = 1e-4
 MAX_DISTANCE_HALF: Final = 0.5
 """Largest allowed difference between the scores of the real model's packed and padded layouts, relative to
 max(1, |score|), in float32 and in half precision. It leaves room for the rounding of many layers and for no more."""
-
-
 _WANTED: Final = "Give a hub name, a folder with config.json and weights, or smollm2-135m-instruct."
 
 
@@ -70,21 +69,24 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
     Raises ModelError if there is no model, if there are adapters alone, or if the configuration cannot be read or has
     absurd numbers.
     """
-    if looks_local(name) and not Path(name).is_dir():
-        home = Path(name).expanduser()
+    path = Path(name)
+    if path.is_file() or (looks_local(name) and not path.exists()):
+        home = path.expanduser()
         remark = f" (write {home}: the shell did not expand ~)" if name.startswith("~") and home.is_dir() else ""
-        raise ModelError(f"no model at {name!r}: there is no such folder{remark}. {_WANTED}")
+        why = why_no_model(name) if path.is_file() else f"there is no such folder{remark}."
+        raise ModelError(f"no model at {name!r}: {why} {_WANTED}")
     if said := misspelt_builtin(name):
         raise ModelError(said)
-    if (Path(name) / ADAPTER_CONFIG).is_file() and not (Path(name) / CONFIG).is_file():
-        raise ModelError(_adapters_alone(Path(name)))
-    if (own := Path(name) / CONFIG).is_file():
+    if (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).is_file():
+        raise ModelError(_adapters_alone(path))
+    if (own := path / CONFIG).is_file():
         require_counts(read_object(own, DAMAGED_BASE), where=str(own))
     with told(name, f"its {CONFIG} cannot be read"):
         try:
             return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
-            raise ModelError(f"no model at {name!r}: {str(error).splitlines()[0]} {_WANTED}") from error
+            why = why_no_model(name) or str(error).splitlines()[0]
+            raise ModelError(f"no model at {name!r}: {why} {_WANTED}") from error
 
 
 def _adapters_alone(folder: Path) -> str:

@@ -86,7 +86,8 @@ def claim_outputs(config: AuditConfig, sources: Sequence[Source]) -> Outputs:
     """Return where the audit of these datasets writes.
 
     Raises ConfigError if something is in the way, if an input would be replaced, or if the cleaned file is not named
-    like JSON Lines; DataError if a dataset of `--against` is not found; RewardlabError if a folder cannot be written to.
+    like JSON Lines; DataError if a dataset of `--against` is not found; RewardlabError for a folder that cannot be
+    written to.
     """
     cleaned: list[Path] = []
     trace = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import encodable, parse_json, read_json, read_lines, to_json
+from rewardlab.core.files import absent, encodable, parse_json, read_json, read_lines, to_json
 from rewardlab.core.terminal import number_of
 from rewardlab.curation.rewriting import as_line, replacing_lines
 from rewardlab.data.readers import holds_lines
@@ -101,7 +101,7 @@ def read_rewards(path: Path, *, what: str = "the gold score") -> Iterator[Sequen
 
 def _list(path: Path) -> list[Any]:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file.")
+        raise ConfigError(f"{path}: {absent(path)}.")
     value = _of_lines(path) if _holds_lines(path) else read_json(path)
     if not isinstance(value, list) or not value:
         raise DataError(f"{path}: wanted a list with a row for each prompt, got {str(value)!r:.80}.")
