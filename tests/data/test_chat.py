@@ -93,6 +93,15 @@ def test_every_rendering_has_the_bos_that_the_template_writes_and_no_other():
 def test_a_template_with_two_bos_is_refused():
     with pytest.raises(RenderError, match="writes 2 BOS"):
         renderer_for("{{ bos_token }}" + LLAMA3)
+    with_system = "{% if messages[0]['role'] == 'system' %}{{ bos_token }}{% endif %}"
+    with pytest.raises(RenderError, match="writes 2 BOS"):
+        renderer_for(with_system + LLAMA3)
+
+
+def test_a_template_that_draws_at_random_is_refused():
+    drawing = CHATML.replace("message['content']", "message['content'] + range(1000) | random | string")
+    with pytest.raises(RenderError, match="another text each time it is used .*--chat-template FILE"):
+        renderer_for(drawing)
 
 
 def test_the_final_token_is_known_or_said_to_be_unknown():

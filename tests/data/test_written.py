@@ -1,4 +1,5 @@
-"""Turns that a template leaves out: what a tool answered, and system turns in between, are not lost silently."""
+"""Turns that a template leaves out: what a tool answered, system turns in between, and earlier turns are not lost
+silently."""
 
 from __future__ import annotations
 
@@ -20,6 +21,11 @@ PASSING_OVER = (
     "{% for m in messages %}{% if m['role'] in ('user', 'assistant') or loop.first %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + m['content'].split('</think>')[-1] + '<|im_end|>\n' }}{% endif %}"
     "{% endfor %}"
+)
+LAST_QUESTION = "{{ messages[-2]['content'] + '\n' + messages[-1]['content'] + '<|im_end|>' }}"
+NOT_THE_FIRST = (
+    "{% for m in messages %}{% if not (loop.first and m['role'] == 'assistant') %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
 )
 RENAMING = CHATML.replace("message['content']", "message['content'] | upper")
 
@@ -67,7 +73,30 @@ def test_what_is_left_out_of_turns_that_are_written_is_the_templates_own_choice(
         assert renderer.render(prompt, (thought,)).token_ids.size
 
 
-def test_no_more_is_rendered_where_users_and_assistants_speak_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_rendered_for_a_question_and_its_reply_and_once_for_other_roles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     renderer = build()
+    renderer.render(talk("system", "user", "assistant", "user"), talk("assistant"))
     monkeypatch.setattr(renderer.written, "_template", None)
     renderer.render(talk("system", "user", "assistant", "user"), talk("assistant"))
+    renderer.render(talk("user"), talk("assistant"))
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "named"),
+    [
+        (LAST_QUESTION, ("user", "assistant", "user"), r"turn 1 \(user\)"),
+        (LAST_QUESTION, ("user", "user"), r"turn 1 \(user\)"),
+        (LAST_QUESTION, ("user", "assistant"), r"turn 1 \(user\)"),
+        (NOT_THE_FIRST, ("assistant", "user"), r"turn 1 \(assistant\)"),
+    ],
+)
+def test_an_earlier_turn_of_a_user_or_the_assistant_is_not_lost(
+    template: str, prompt: tuple[str, ...], named: str
+) -> None:
+    reply = (Message("assistant", "Yes."),)
+    with pytest.raises(RenderError, match=f"leaves out {named}, so no score would depend on it"):
+        build(template).render(talk(*prompt), reply)
+    assert len(build(template).render(talk("user"), reply).token_ids)
+    assert len(build(CHATML).render(talk(*prompt), reply).token_ids), "it writes every turn"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -28,6 +29,9 @@ ISO_DATE: Final = "2024-07-26"
 
 PROBES: Final = ("Yes.", "No, 12", "Certainly! Here is more", "fine\n")
 """Replies that are rendered to learn how renderings end: words, punctuation, digits and a line break."""
+
+TIMES: Final = 4
+"""How often these are rendered to see that a template draws nothing at random."""
 
 THOUGHTS: Final = tuple(f"<think>\n{thought}\n</think>\n\nYes." for thought in ("It is.", "They ask twice."))
 """Replies that differ in what the model thought alone."""
@@ -209,22 +213,34 @@ def _literal(text: str) -> str:
 def _probe(renderer: Renderer) -> tuple[set[int], int]:
     """Return the last tokens of short conversations, and the number of BOS that they begin with.
 
-    Raises RenderError if one of them fails or renders to no tokens, or if prompt or reply is not written.
+    Raises RenderError if one of them fails, renders to no tokens or to another text each time, or if prompt or reply is
+    not written.
     """
-    endings, num_bos = set(), 0
     try:
         renderings = [renderer.token_ids(_probe_turns(probe)) for probe in PROBES]
         if not all(map(len, renderings)):
             raise RenderError("the chat template renders a conversation to nothing.")
+        _require_one_text(renderer)
         _require_written(renderer)
     except RenderError as error:
         said = str(error).rstrip(".")
         raise RenderError(f"{said}. Use another template (--chat-template FILE), or --no-chat-template.") from error
-    for token_ids in renderings:
-        endings.add(int(token_ids[-1]))
-        bos = renderer.spec.bos_token_id
-        num_bos = max(num_bos, next((n for n, token in enumerate(token_ids) if token != bos), len(token_ids)))
+    endings = {int(token_ids[-1]) for token_ids in renderings}
+    with suppress(RenderError):  # a template may refuse system turns
+        renderings.append(renderer.token_ids((Message("system", "Be kind."), *_probe_turns("Yes."))))
+    bos = renderer.spec.bos_token_id
+    num_bos = max(next((n for n, token in enumerate(ids) if token != bos), len(ids)) for ids in renderings)
     return endings, num_bos
+
+
+def _require_one_text(renderer: Renderer) -> None:
+    """Raise RenderError if the template writes another text each time: a score must be the same every time."""
+    conversations = [_probe_turns(probe) for probe in PROBES]
+    if len({tuple(renderer.texts(conversations)) for _ in range(TIMES)}) > 1:
+        raise RenderError(
+            "the chat template writes another text each time it is used (does it draw by `random`?), so no score would "
+            "be the same twice."
+        )
 
 
 def _require_written(renderer: Renderer) -> None:

@@ -1,16 +1,21 @@
-"""Turns that a chat template leaves out: a score that does not depend on what a tool answered is refused, not given.
+"""Turns that a chat template leaves out: a score that does not depend on what was said there is refused, not given.
 
 Many templates write turns of users and assistants alone, and pass over tool turns, or over system turns after the
-first turn, without an error.
+first turn, without an error. Some write the last question alone, or pass over an assistant's turn that opens the
+conversation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Message
+
+TRIED: Final = ("user", "assistant")
+"""The roles of the conversations that a renderer is tried out with when it is built."""
 
 
 class WrittenTurns:
@@ -22,13 +27,13 @@ class WrittenTurns:
         self._left_out: dict[tuple[str, ...], int | None] = {}
 
     def require(self, conversation: Conversation) -> None:
-        """Raise RenderError if the template leaves out a tool turn, or a system turn that is not the first turn.
+        """Raise RenderError if the template leaves out a turn, other than a system turn that is the first one.
 
-        It does not look at content, since a template may well take thoughts out of turns. The first turn may be left
+        It does not look at content, since a template may well take thoughts out of turns. That system turn may be left
         out, because that is the same for all conversations and told when the renderer is built.
         """
         roles = tuple(message.role for message in conversation)
-        if "tool" not in roles and "system" not in roles[1:]:
+        if roles == TRIED:
             return
         if roles not in self._left_out:
             self._left_out[roles] = self._find(roles)
@@ -45,7 +50,7 @@ class WrittenTurns:
         try:
             text = self._template(turns)
             for place, turn in enumerate(turns):
-                if turn.role not in ("tool", "system") or not place or turn.content in text:
+                if (turn.role == "system" and not place) or turn.content in text:
                     continue
                 # It may be written in another form: what counts is that another content makes another text.
                 other = (*turns[:place], replace(turn, content="otherwise"), *turns[place + 1 :])
