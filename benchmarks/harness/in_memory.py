@@ -12,8 +12,9 @@ from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import fingerprint
-from rewardlab.data.sources import SourceReport, chosen_by_limit, open_units, parse_units
+from rewardlab.data.sources import chosen_by_limit, open_units, parse_units
 from rewardlab.data.splits import Texts, hold_out
+from rewardlab.data.tally import SourceReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,8 +78,9 @@ class TestKwise:
         "columns",
         [
             {"scores": [1, 2]},
-            {"scores": [1, 2, math.nan]},
-            {"scores": [1, 2, None]},
+            {"scores": [1, 2, math.inf]},
+            {"scores": [1, 2, "good"]},
+            {"scores": [1, None, None]},
             {"scores": 3},
             {"ranking": [0, 1, 1], "scores": None},
             {"ranking": [1, 2, 3], "scores": None},
@@ -94,8 +95,8 @@ class TestKwise:
 
     def test_other_faults_have_their_cause(self) -> None:
         assert cause({**KWISE, "responses": "abc"}) == "reply_not_text"
-        assert cause({**KWISE, "responses": ["a", "b", 3]}) == "reply_not_text"
-        assert cause({**KWISE, "responses": ["a", "b", ""]}) == "empty_reply"
+        assert cause({**KWISE, "responses": ["a", 2, 3]}) == "reply_not_text"
+        assert cause({**KWISE, "responses": ["a", "", None]}) == "empty_reply"
         assert cause({**KWISE, "scores": None}) == "missing_field"
         assert cause({**KWISE, "prompt": " "}) == "empty_prompt"
 

@@ -20,8 +20,8 @@ from rewardlab.core.files import to_json
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources
 from rewardlab.data.rows import CAUSES
-from rewardlab.data.sources import SourceReport
 from rewardlab.data.splits import Texts, count_shared
+from rewardlab.data.tally import SourceReport
 
 SHARED_DATA = SHARED / "data"
 SIDES = ("train", "test")
@@ -90,6 +90,7 @@ class TestAccount:
             "skipped_ties": 0,
             "skipped_identical": 0,
             "skipped": {},
+            "left_out_replies": {},
             "labelled": 0,
             "swapped": 0,
             "second_preferred": 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
@@ -78,6 +78,8 @@ class ParsedRow:
     places say nothing."""
     second_preferred: int = 0
     """Comparisons written in the row whose label is below ½."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """(cause, detail) of each reply that is left out, where the others of the row are enough to be compared."""
 
 
 def seeded_generator(seed: int, name: str) -> np.random.Generator:
@@ -262,8 +264,9 @@ def judge_pair(
     return ParsedRow(preference=preference, order=None if is_named else order)
 
 
-def read_scores(row: Row, num_replies: int) -> list[float]:
-    """Return a score for each reply, from `scores` or counted down from the best of `ranking`.
+def read_scores(row: Row, num_replies: int) -> list[float | None]:
+    """Return a score for each reply, from `scores` or counted down from the best of `ranking`; None for one that has
+    none, as null or NaN.
 
     Raises UnusableRowError if both are missing, if one is not as long as the replies, or if they contradict each other.
     """
@@ -282,12 +285,24 @@ def read_scores(row: Row, num_replies: int) -> list[float]:
         return [-float(places[reply]) for reply in range(num_replies)]
     if not isinstance(scores, (list, tuple)) or len(scores) != num_replies:
         raise UnusableRowError("bad_scores", f"scores is {show(scores)}, wanted {num_replies} numbers, one a reply")
-    numbers = [to_float(score) for score in scores]
-    if not all(math.isfinite(number) for number in numbers):
+    numbers = [None if is_unrated(score) else to_float(score) for score in scores]
+    if not all(number is None or math.isfinite(number) for number in numbers):
         raise UnusableRowError("bad_scores", f"scores is {show(scores)}, wanted finite numbers")
-    if order is not None and any(numbers[a] < numbers[b] for a, b in pairwise(order)):
+    ordered = [] if order is None else [number for reply in order if (number := numbers[reply]) is not None]
+    if any(better < worse for better, worse in pairwise(ordered)):
         raise UnusableRowError("bad_scores", f"ranking {show(ranking)} contradicts scores {show(scores)}")
     return numbers
+
+
+def is_unrated(score: object) -> bool:
+    """Return whether a score or a rating says nothing: null, an empty cell, or NaN, as tables write that."""
+    return is_absent(score) or (isinstance(score, float) and math.isnan(score))
+
+
+def require_two(replies: Collection[object], left_out: Mapping[int, UnusableRowError]) -> None:
+    """Raise the first of the errors for which replies of a row are left out, if fewer than two others are left."""
+    if left_out and len(replies) < 2:
+        raise left_out[min(left_out)]
 
 
 def draw_replies(num_replies: int, place: str, rules: Rules) -> list[int]:

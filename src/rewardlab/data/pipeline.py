@@ -25,8 +25,9 @@ from rewardlab.data.controls import Gathered, changed_by, gather, in_place_of, l
 from rewardlab.data.finding import Source
 from rewardlab.data.formats import schema_named
 from rewardlab.data.judgements import Rules
-from rewardlab.data.sources import Mask, Tally, Unit, chosen_by_limit, draw_streamed, open_units, parse_units
+from rewardlab.data.sources import Mask, Unit, chosen_by_limit, draw_streamed, open_units, parse_units
 from rewardlab.data.store import Columns, LeftOut, StoreWriter, encode
+from rewardlab.data.tally import Tally
 from rewardlab.data.workers import Crew
 
 CHUNK = 256

@@ -35,8 +35,9 @@ from rewardlab.data.judgements import Rules, seeded_generator
 from rewardlab.data.pipeline import write_store
 from rewardlab.data.readers import fingerprint, read_source
 from rewardlab.data.rows import UnreadRow
-from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, tell_streamed
+from rewardlab.data.sources import chosen_by_limit, tell_streamed
 from rewardlab.data.store import TokenStore
+from rewardlab.data.tally import SourceReport, Tally
 from rewardlab.data.weights import counts_by_share, report_shares, shares_in_words
 from rewardlab.data.workers import Crew, available_cores
 
@@ -175,8 +176,18 @@ def unread_columns(source: Source, reading: ReadingConfig) -> list[str]:
     return [f"the column {name} is not read; {remedy}." for name, remedy in said]
 
 
-def tell_json_texts(report: SourceReport) -> None:
-    """Log a warning if texts of a dataset are messages as JSON."""
+def tell_oddities(report: SourceReport) -> None:
+    """Log a warning if texts of a dataset are messages as JSON, and if replies were left out of rows that are kept."""
+    if report.left_out:
+        count = sum(report.left_out.values())
+        logger.warning(
+            "data: %s[%s]: %s left out, and the others of their rows kept: %s, for example %s",
+            report.name,
+            report.split,
+            f"{count:,} {plural(count, 'reply is', 'replies are')}",
+            ", ".join(f"{cause} {number}" for cause, number in report.left_out.items()),
+            report.left_out_example,
+        )
     if report.json_texts:
         logger.warning(
             "data: %s[%s]: in %d %s a text is messages written as JSON, and is read as a text; if messages are meant, "
@@ -213,7 +224,7 @@ def log_source(report: SourceReport) -> None:
             plural(report.labelled, "row"),
             f"; in {report.swapped} it is below 1/2, so that rejected is preferred" if report.swapped else "",
         )
-    tell_json_texts(report)
+    tell_oddities(report)
     if report.second_preferred:
         logger.info(
             "data: %s[%s]: %d of the comparisons %s a label below 1/2, so that their second reply is preferred",

@@ -1,130 +1,38 @@
-"""Preference datasets by name -> preferences, with a report that accounts for every row.
+"""Preference datasets by name -> preferences, with counts that account for every row.
 
 `readers` finds and reads files (JSONL, JSON, CSV; Parquet and hub names through optional packages), `formats` knows
-what the rows mean, and this module counts. A row is kept, or dropped for one named cause; none is lost.
+what the rows mean, and `tally` counts. A row is kept, or dropped for one named cause; none is lost.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import parse_line
-from rewardlab.core.terminal import plural
 from rewardlab.core.types import Preference
-from rewardlab.data.cells import has_json_text
 from rewardlab.data.finding import Source, find_sources
-from rewardlab.data.formats import Schema, read_rows, recognise_rows, unit_of
+from rewardlab.data.formats import Schema, read_rows, recognise_rows
 from rewardlab.data.formats.mapping import mapped
-from rewardlab.data.formats.shown import described_in_brief
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST, draw_of_post, passes_filter
-from rewardlab.data.judgements import ParsedRow, Rules, seeded_generator
+from rewardlab.data.judgements import Rules, seeded_generator
 from rewardlab.data.pairs import group_rows, key_of, mark_rows
 from rewardlab.data.readers import has_lines, read_row_lines, read_source
-from rewardlab.data.rows import CAUSES, FILTERS, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError
+from rewardlab.data.rows import MAX_CHARACTERS, Row, UnreadRow, UnusableRowError
+from rewardlab.data.tally import Tally
 
 logger = logging.getLogger("rewardlab")
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-MAX_EXAMPLES = 3
-"""Examples reported for each cause."""
 MOST_DAMAGED = 100
 """How many lines at the beginning of a file need not be JSON objects, where damaged lines are allowed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceReport:
-    """The counts of the rows of one dataset; kept + dropped = rows_read."""
-
-    name: str
-    split: str
-    rows_read: int
-    """Number of rows; where several rows make one preference, of their pairs, prompts or posts."""
-    kept: int
-    """Rows that became preferences, before the limit."""
-    dropped: Mapping[str, int]
-    """Cause -> rows, most frequent first."""
-    examples: Mapping[str, tuple[str, ...]]
-    """Cause -> up to three places, as `file:line: detail`."""
-    skipped_ties: int
-    """Comparisons of kept K-wise rows that were not made because the scores are equal."""
-    skipped_identical: int
-    """Comparisons of kept K-wise rows that were not made because the replies are the same text."""
-    labelled: int
-    """Kept rows with a `label`, the probability that `chosen` is preferred."""
-    swapped: int
-    """Of these, those below ½: `rejected` is preferred."""
-    unused_by_limit: int
-    """Kept rows left out by the limit."""
-    sha256: str | None
-    """Hash of the file, of the list of several files, or of rows in memory; None for data from the hub."""
-    format: str = ""
-    """The format that was recognised, and the columns by which."""
-    second_preferred: int = 0
-    """Comparisons that rows of judged replies hold with a label below ½: `second` is preferred."""
-    json_texts: int = 0
-    """Kept rows in which a text is messages written as JSON, which are read as the text that they are."""
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    """Cause -> judgements of kept groups of rows that a flag left out."""
-    hub: Mapping[str, object] | None = None
-    """For data from the hub: the revision that was asked for, the commit, and how they were streamed."""
-
-    def __post_init__(self) -> None:
-        assert self.kept + sum(self.dropped.values()) == self.rows_read, self
-
-    def as_dict(self) -> dict[str, object]:
-        """Return a JSON mapping for manifests and reports."""
-        return {
-            "name": self.name,
-            "split": self.split,
-            "format": self.format,
-            "rows_read": self.rows_read,
-            "kept": self.kept,
-            "dropped": dict(self.dropped),
-            "examples": {cause: list(places) for cause, places in self.examples.items()},
-            "skipped_ties": self.skipped_ties,
-            "skipped_identical": self.skipped_identical,
-            "skipped": dict(self.skipped),
-            "labelled": self.labelled,
-            "swapped": self.swapped,
-            "second_preferred": self.second_preferred,
-            "json_texts": self.json_texts,
-            "unused_by_limit": self.unused_by_limit,
-            "sha256": self.sha256,
-            **({} if self.hub is None else {"hub": dict(self.hub)}),
-        }
-
-    def require_usable(self, label: str, max_drop_fraction: float) -> None:
-        """Raise DataError if no row is left, or more than the allowed share was dropped.
-
-        Rows that a filter leaves out because a flag asks for it count for neither.
-        """
-        causes = "\n".join(
-            f"  {cause}: {count} ({CAUSES[cause]}), for example " + "; ".join(self.examples[cause])
-            for cause, count in self.dropped.items()
-        )
-        unit = unit_of(self.format)
-        if not self.kept:
-            none = plural(self.rows_read, f"the only {unit} cannot", f"none of the {self.rows_read} {unit}s can")
-            raise DataError(f"{label}: {none} be used:\n{causes}\nFix the data, or the flags that the causes name.")
-        wanted = self.rows_read - sum(self.dropped.get(cause, 0) for cause in FILTERS)
-        dropped = wanted - self.kept
-        if (share := dropped / wanted) > max_drop_fraction:
-            raise DataError(
-                f"{label}: {dropped} of {wanted} {plural(wanted, unit)} cannot be used, a share of {share:.3f}, "
-                f"and at most {max_drop_fraction:g} is allowed:\n{causes}\n"
-                f"Fix the data, or allow it with --max-drop-fraction {math.ceil(share * 100) / 100:g}."
-            )
 
 
 def first_rows(names: Sequence[str], split: str, *, streaming: bool = False) -> list[tuple[str, Row]]:
@@ -142,92 +50,6 @@ def first_rows_in(sources: Iterable[Source]) -> list[tuple[str, Row]]:
         rows = (row for _, row in read_source(source) if not isinstance(row, UnreadRow))
         first += [(source.label, row) for row in islice(rows, 1)]
     return first
-
-
-@dataclass(kw_only=True)
-class Tally:
-    """Running counts of the rows read so far."""
-
-    kept: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    skipped_ties: int = 0
-    skipped_identical: int = 0
-    labelled: int = 0
-    swapped: int = 0
-    second_preferred: int = 0
-    json_texts: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    format: str = ""
-    """The recognised format, once the dataset was opened."""
-    first: str = ""
-    """The first row that became a preference, in brief."""
-
-    def keep(self, parsed: ParsedRow) -> None:
-        """Count a row that became a preference."""
-        self.kept += 1
-        self.first = self.first or described_in_brief(parsed.preference)
-        self.skipped_ties += parsed.skipped_ties
-        self.skipped_identical += parsed.skipped_identical
-        self.skipped.update(parsed.skipped)
-        self.labelled += parsed.label is not None
-        self.swapped += parsed.label is not None and parsed.label < 0.5
-        self.second_preferred += parsed.second_preferred
-        self.json_texts += has_json_text(parsed.preference)
-
-    def drop(self, place: str, unusable: UnusableRowError) -> None:
-        """Count a row that was dropped."""
-        self.dropped[unusable.cause] += 1
-        places = self.examples.setdefault(unusable.cause, [])
-        if len(places) < MAX_EXAMPLES:
-            places.append(f"{place}: {unusable.detail}")
-
-    def add(self, later: Tally) -> None:
-        """Add the counts of the rows that follow these."""
-        self.kept += later.kept
-        self.dropped.update(later.dropped)
-        for cause, places in later.examples.items():
-            self.examples[cause] = (self.examples.get(cause, []) + places)[:MAX_EXAMPLES]
-        self.skipped_ties += later.skipped_ties
-        self.skipped_identical += later.skipped_identical
-        self.labelled += later.labelled
-        self.swapped += later.swapped
-        self.second_preferred += later.second_preferred
-        self.json_texts += later.json_texts
-        self.skipped.update(later.skipped)
-        self.format = self.format or later.format
-        self.first = self.first or later.first
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the counts as a JSON mapping."""
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Tally:
-        """Return the counts from a mapping: the inverse of `as_dict`. Other names in it are ignored."""
-        counters = {name: Counter(values[name]) for name in ("dropped", "skipped")}
-        return cls(**{name: values[name] for name in vars(cls())} | counters)
-
-    def report(self, source: Source, *, used: int, sha256: str | None) -> SourceReport:
-        """Return the report on a dataset of which `used` preferences are used."""
-        return SourceReport(
-            name=source.name,
-            split=source.split,
-            rows_read=self.kept + self.dropped.total(),
-            kept=self.kept,
-            dropped=dict(self.dropped.most_common()),
-            examples={cause: tuple(self.examples[cause]) for cause, _ in self.dropped.most_common()},
-            skipped_ties=self.skipped_ties,
-            skipped_identical=self.skipped_identical,
-            labelled=self.labelled,
-            swapped=self.swapped,
-            second_preferred=self.second_preferred,
-            json_texts=self.json_texts,
-            unused_by_limit=self.kept - used,
-            sha256=sha256,
-            format=self.format,
-            skipped=dict(self.skipped.most_common()),
-        )
 
 
 Unit = tuple[int, str | tuple[Row, ...]]

@@ -22,8 +22,8 @@ from rewardlab.core.run_folder import SPEC_SUM, claim_evaluation, clear_evaluati
 from rewardlab.core.spec import CalibrationSpec, read_spec
 from rewardlab.core.terminal import plural
 from rewardlab.data.groups import Groups
-from rewardlab.data.sources import SourceReport
 from rewardlab.data.splits import count_shared_roots, hold_out
+from rewardlab.data.tally import SourceReport
 from rewardlab.evaluation.config import CalibrateConfig
 from rewardlab.evaluation.evaluate import judge, read_groups, write_evaluation
 from rewardlab.evaluation.saved import SavedModel

@@ -49,7 +49,7 @@ from rewardlab.data.groups import Groups
 from rewardlab.data.originals import Key, Original, read_originals
 from rewardlab.data.prepare import token_groups
 from rewardlab.data.reading import read_named
-from rewardlab.data.sources import SourceReport
+from rewardlab.data.tally import SourceReport
 from rewardlab.data.token_report import TokenReport
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.evaluation.config import EvalConfig

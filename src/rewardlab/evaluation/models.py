@@ -22,7 +22,7 @@ from rewardlab.core.run_folder import (
     only_writer,
 )
 from rewardlab.core.spec import SPEC_FILE, read_spec
-from rewardlab.data.sources import SourceReport
+from rewardlab.data.tally import SourceReport
 from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig, EvalRunConfig
 from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of, require_heads

@@ -26,9 +26,10 @@ from rewardlab.data.formats import unit_of
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import fingerprint
-from rewardlab.data.reading import tell_json_texts
+from rewardlab.data.reading import tell_oddities
 from rewardlab.data.rows import UnusableRowError
-from rewardlab.data.sources import SourceReport, Stream, Tally, chosen_by_limit, open_streamed, open_units
+from rewardlab.data.sources import Stream, chosen_by_limit, open_streamed, open_units
+from rewardlab.data.tally import SourceReport, Tally
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
@@ -88,7 +89,7 @@ class Reading:
         rows = plural(report.rows_read, unit_of(report.format))
         told = (self.source.label, report.rows_read, rows, report.kept, dropped)
         logger.info("data: %s: %d %s read, %d kept, dropped: %s", *told)
-        tell_json_texts(report)
+        tell_oddities(report)
 
 
 def open_all(config: RowsConfig, names: Sequence[str], seed: int) -> list[Reading]:

@@ -22,8 +22,8 @@ from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import Renderer
 from rewardlab.data.layout import Rendered, common_prefix_length
 from rewardlab.data.rows import UnusableRowError
-from rewardlab.data.sources import Tally
 from rewardlab.data.splits import Texts, first_turn_key, reply_key
+from rewardlab.data.tally import Tally
 
 Column = npt.NDArray[Any]
 SYSTEM: Final = ("none", "with text", "empty")

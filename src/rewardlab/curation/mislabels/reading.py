@@ -19,7 +19,8 @@ from rewardlab.data.finding import ALL_ROWS, SPLITS, Source, find_sources
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.rows import UnusableRowError
-from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, open_streamed, open_units
+from rewardlab.data.sources import chosen_by_limit, open_streamed, open_units
+from rewardlab.data.tally import SourceReport, Tally
 
 JUDGING: Final = (*(word for word in SPLITS if word != "train"), "evaluation", "testing", "heldout", "holdout")
 """Words that name a split for judging models. Labels there are never changed by what models say."""

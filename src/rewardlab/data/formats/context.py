@@ -39,6 +39,17 @@ class Asked:
         """Return the turns of a reply. Raises UnusableRowError if the value is not a reply to this prompt."""
         return read_reply(value, self.prompt, own=self.own, after=self.after)
 
+    def replies(self, values: Sequence[object]) -> tuple[dict[int, Conversation], dict[int, UnusableRowError]]:
+        """Return (the turns of each reply by its number, why others cannot be used)."""
+        read: dict[int, Conversation] = {}
+        left_out: dict[int, UnusableRowError] = {}
+        for number, value in enumerate(values):
+            try:
+                read[number] = self.reply(value)
+            except UnusableRowError as unusable:
+                left_out[number] = unusable
+        return read, left_out
+
 
 def read_asked(row: Row, rules: Rules) -> Asked:
     """Return the prompt in the column `prompt`, with what other columns hold of it.

@@ -16,6 +16,7 @@ from rewardlab.data.judgements import (
     Rules,
     draw_replies,
     make_comparison,
+    require_two,
     seeded_generator,
 )
 from rewardlab.data.rows import Row, UnusableRowError, is_absent, read_integers, read_name, read_number, show, text_key
@@ -30,9 +31,14 @@ def read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
     replies, entries = row["replies"], row["comparisons"]
     if not isinstance(replies, (list, tuple)) or not isinstance(entries, (list, tuple)):
         raise UnusableRowError("bad_comparison", "replies and comparisons are lists")
-    judged = [_read_judgement(entry, len(replies), row, rules.reading) for entry in entries]
-    kept = _draw_judged(judged, len(replies), place, rules)
-    read = [asked.reply(replies[k]) for k in kept]
+    written = [_read_judgement(entry, len(replies), row, rules.reading) for entry in entries]
+    usable, left_out = asked.replies(replies)
+    require_two(usable, left_out)
+    judged = [one for one in written if one.first in usable and one.second in usable]
+    if left_out and written and not judged:
+        raise left_out[min(left_out)]
+    kept = _draw_judged(judged, list(usable), place, rules)
+    read = [usable[k] for k in kept]
     texts = [text_key(reply) for reply in read]
     among = [
         replace(one, first=kept.index(one.first), second=kept.index(one.second))
@@ -43,7 +49,7 @@ def read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
     comparisons = tuple(one for one in different if one.weight > 0)
     if not comparisons:
         cause = "zero_weight" if different else "identical_replies" if among else "no_comparison"
-        raise UnusableRowError(cause, f"{len(judged)} comparisons among {len(replies)} replies")
+        raise UnusableRowError(cause, f"{len(written)} comparisons among {len(replies)} replies")
     preference = Preference(
         id=place,
         source=rules.source,
@@ -58,6 +64,7 @@ def read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
         preference=preference,
         skipped_identical=len(among) - len(different),
         order=tuple(kept),
+        left_out=tuple(unusable.reason for unusable in left_out.values()),
         second_preferred=sum(one.label < 0.5 for one in comparisons),
     )
 
@@ -94,14 +101,16 @@ def _read_judgement(entry: object, num_replies: int, row: Row, reading: ReadingC
     )
 
 
-def _draw_judged(judged: Sequence[Comparison], num_replies: int, place: str, rules: Rules) -> list[int]:
-    """Return the replies that are kept: all, or as many as `--max-replies` allows, with two that were compared."""
+def _draw_judged(judged: Sequence[Comparison], usable: Sequence[int], place: str, rules: Rules) -> list[int]:
+    """Return the replies that are kept: those that are usable, or as many of them as `--max-replies` allows, with two
+    that were compared."""
     limit = rules.reading.max_replies
-    if limit is None or num_replies <= limit or not judged:
-        return draw_replies(num_replies, place, rules)
+    if limit is None or len(usable) <= limit or not judged:
+        return [usable[k] for k in draw_replies(len(usable), place, rules)]
     generator = seeded_generator(rules.seed, place)
     one = judged[int(generator.integers(len(judged)))]
-    others = [int(k) for k in generator.permutation(num_replies) if k not in (one.first, one.second)]
+    mixed = [usable[int(k)] for k in generator.permutation(len(usable))]
+    others = [k for k in mixed if k not in (one.first, one.second)]
     return sorted([one.first, one.second, *others[: limit - 2]])
 
 

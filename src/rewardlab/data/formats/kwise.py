@@ -11,9 +11,17 @@ from typing import Final
 
 from rewardlab.core.files import to_float
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats.context import read_asked, require_one_context
+from rewardlab.data.formats.context import Asked, read_asked, require_one_context
 from rewardlab.data.formats.schema import Schema
-from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, read_scores
+from rewardlab.data.judgements import (
+    ParsedRow,
+    Rules,
+    compare_all,
+    draw_replies,
+    is_unrated,
+    read_scores,
+    require_two,
+)
 from rewardlab.data.rows import Row, UnusableRowError, is_absent, show
 
 _HELPSTEER_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
@@ -26,22 +34,50 @@ def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
     responses = row["responses"]
     if not isinstance(responses, (list, tuple)):
         raise UnusableRowError("reply_not_text", f"responses is {show(responses)}, wanted a list of replies")
-    kept = draw_replies(len(responses), place, rules)
     scores = read_scores(row, len(responses))
-    replies = [asked.reply(response) for response in responses]
-    return compare_all([replies[k] for k in kept], [scores[k] for k in kept], asked.prompt, row, place, rules)
+    return compare_usable(asked, responses, scores, row, place, rules)
+
+
+def compare_usable(
+    asked: Asked,
+    values: Sequence[object],
+    scores: Sequence[float | None],
+    row: Row,
+    place: str,
+    rules: Rules,
+    *,
+    by_difference: bool = False,
+) -> ParsedRow:
+    """Return the comparisons of the replies that can be used and have a score, as `compare_all` does.
+
+    The others are left out alone. Raises UnusableRowError for the first of them if fewer than two are left, and as
+    `draw_replies` and `compare_all` do.
+    """
+    replies, left_out = asked.replies(values)
+    for number, score in enumerate(scores):
+        if score is None and replies.pop(number, None) is not None:
+            left_out[number] = UnusableRowError("bad_scores", f"reply {number + 1} of {len(scores)} has no score")
+    require_two(replies, left_out)
+    usable = [
+        (replies[number], score) for number, score in enumerate(scores) if number in replies and score is not None
+    ]
+    drawn = [usable[position] for position in draw_replies(len(usable), place, rules)]
+    kept, judged = [reply for reply, _ in drawn], [score for _, score in drawn]
+    parsed = compare_all(kept, judged, asked.prompt, row, place, rules, by_difference=by_difference)
+    return replace(parsed, left_out=tuple(unusable.reason for unusable in left_out.values()))
 
 
 def _read_nectar(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read prompt + answers, each with a rank of which 1 is the best. Equal ranks are ties."""
     answers = _entries(row["answers"], "answers", "answer")
-    ranks = [to_float(answer.get("rank")) for answer in answers]
-    if not all(math.isfinite(rank) for rank in ranks):
-        raise UnusableRowError("bad_scores", f"the ranks are {show([answer.get('rank') for answer in answers])}")
+    written = [answer.get("rank") for answer in answers]
+    ranks = [None if is_unrated(rank) else to_float(rank) for rank in written]
+    if not all(rank is None or math.isfinite(rank) for rank in ranks):
+        raise UnusableRowError("bad_scores", f"the ranks are {show(written)}")
     ranked = {
         "prompt": row["prompt"],
         "responses": [answer["answer"] for answer in answers],
-        "scores": [-rank for rank in ranks],
+        "scores": [None if rank is None else -rank for rank in ranks],
     }
     return _read_kwise({**row, **ranked, "ranking": None}, place, rules)
 
@@ -73,10 +109,11 @@ def _read_ultrafeedback(row: Row, place: str, rules: Rules) -> ParsedRow:
     rated = [(completion["response"], _flat_ratings(completion)) for completion in completions]
     weights = rules.reading.attribute_weights
     if not weights:
-        known = [all(math.isfinite(to_float(ratings.get(name))) for _, ratings in rated) for name in _MEANS]
-        name = next((name for name, is_known in zip(_MEANS, known, strict=True) if is_known), None)
-        if name is None:
-            raise UnusableRowError("bad_scores", f"no one of {', '.join(_MEANS)} is there for every completion")
+        known = {name: sum(math.isfinite(to_float(one.get(name))) for _, one in rated) for name in _MEANS}
+        # The first of those that most completions have, so one that all have, if there is one.
+        name = max(_MEANS, key=known.__getitem__)
+        if known[name] < 2:
+            raise UnusableRowError("bad_scores", f"no one of {', '.join(_MEANS)} is there for two completions")
         weights = {name: 1.0}
     return _compare_rated(row["instruction"], rated, weights, row, place, rules)
 
@@ -127,18 +164,18 @@ def _compare_rated(
 ) -> ParsedRow:
     """Return the comparisons of (reply, its ratings by name), by the weighted sums of the ratings."""
     asked = read_asked({**row, "prompt": prompt}, rules)
-    scores = []
+    scores: list[float | None] = []
     for _, ratings in rated:
+        if any(is_unrated(ratings.get(name)) for name in weights):
+            scores.append(None)
+            continue
         numbers = {name: rating_of(ratings.get(name)) for name in weights}
         if unrated := [name for name, number in numbers.items() if not math.isfinite(number)]:
             raise UnusableRowError("bad_scores", f"{unrated[0]} is {show(ratings.get(unrated[0]))}, wanted a number")
         # Rounded, so that equal sums of different ratings are ties.
         scores.append(round(sum(weights[name] * number for name, number in numbers.items()), 9))
-    kept = draw_replies(len(rated), place, rules)
-    replies = [asked.reply(reply) for reply, _ in rated]
-    return compare_all(
-        [replies[k] for k in kept], [scores[k] for k in kept], asked.prompt, row, place, rules, by_difference=True
-    )
+    values = [reply for reply, _ in rated]
+    return compare_usable(asked, values, scores, row, place, rules, by_difference=True)
 
 
 def rating_of(value: object) -> float:
@@ -201,5 +238,6 @@ RATED = Schema(
     read=_read_rated,
     group_by=("prompt",),
     join=_join_rated,
+    of_replies=True,
     unit="prompt",
 )

@@ -16,7 +16,7 @@ from rewardlab.data.formats.context import COLUMNS as CONTEXT
 from rewardlab.data.formats.context import prompt_of_conversation, read_asked
 from rewardlab.data.formats.kwise import rating_of
 from rewardlab.data.formats.schema import Schema
-from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, seeded_generator
+from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, require_two, seeded_generator
 from rewardlab.data.rows import Row, UnusableRowError, read_conversation, show
 
 REPLIES = ("completion", "response")
@@ -66,14 +66,16 @@ def _read(row: Row, place: str, rules: Rules) -> ParsedRow:
     labels = [_label(one) for one in rows]
     sides = [_prompt_and_reply(one) for one in rows]
     asked = read_asked({**row, "prompt": sides[0][0]}, rules)
-    replies = [asked.reply(reply) for _, reply in sides]
+    replies, left_out = asked.replies([reply for _, reply in sides])
+    require_two(replies, left_out)
     if len(rows) < 2:
         raise UnusableRowError("no_comparison", "a lone reply to its prompt")
-    kept = _drawn(labels, place, rules)
+    usable = list(replies)
+    kept = [usable[k] for k in _drawn([labels[k] for k in usable], place, rules)]
     # A strength in one of the rows says nothing of how far two replies are apart.
     judged = {**row, "strength": None, "label": None}
     parsed = compare_all([replies[k] for k in kept], [labels[k] for k in kept], asked.prompt, judged, place, rules)
-    return replace(parsed, order=None)
+    return replace(parsed, order=None, left_out=tuple(unusable.reason for unusable in left_out.values()))
 
 
 def _drawn(labels: Sequence[float], place: str, rules: Rules) -> list[int]:
@@ -114,6 +116,7 @@ UNPAIRED = Schema(
     read=_read,
     key=_key,
     join=_join,
+    of_replies=True,
     unit="prompt",
 )
 UNPAIRED_CONVERSATIONS = Schema(
@@ -123,6 +126,7 @@ UNPAIRED_CONVERSATIONS = Schema(
     read=_read,
     key=_key,
     join=_join,
+    of_replies=True,
     unit="prompt",
 )
 

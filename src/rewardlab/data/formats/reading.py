@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from rewardlab.data.formats.known import SCHEMAS, nearest
@@ -19,27 +20,42 @@ def read_rows(rows: Sequence[Row], *, schema: Schema, place: str, rules: Rules) 
 
     Raises UnusableRowError for rows to drop, DataError if a flag forbids dropping them.
     """
-    known = []
+    known: list[Row] = []
+    left_out: list[UnusableRowError] = []
     for row in rows:
-        require_bounded(row)
-        if media := media_of(row):
-            raise UnusableRowError(
-                "media",
-                f"a row with {media}, of which the texts alone would be judged; if they "
-                "stand alone, take the column out or rename it",
-            )
-        if has_tools(row):
-            raise UnusableRowError(
-                "tools", f"tools is {show(row['tools'])}, which the prompt would lack; if it does, take the column out"
-            )
-        if isinstance(row, CappedRow):
-            raise UnusableRowError("over_post_cap", f"more than {rules.reading.max_per_post} judgements of its post")
-        known.append(mapped(row, rules.reading))
-        _require_fields(known[-1], schema)
-    if schema.join is not None:
-        return schema.read(schema.join(known, place, rules), place, rules)
-    (row,) = known
-    return schema.read(row, place, rules)
+        try:
+            known.append(_known(row, schema, rules))
+        except UnusableRowError as unusable:
+            left_out.append(unusable)
+            if not schema.of_replies:
+                raise
+    if left_out and len(known) < 2:
+        raise left_out[0]
+    if schema.join is None:
+        (row,) = known
+        return schema.read(row, place, rules)
+    parsed = schema.read(schema.join(known, place, rules), place, rules)
+    return replace(parsed, left_out=(*(one.reason for one in left_out), *parsed.left_out))
+
+
+def _known(row: Row, schema: Schema, rules: Rules) -> Row:
+    """Return a row as its schema reads it. Raises UnusableRowError for one that cannot be read."""
+    require_bounded(row)
+    if media := media_of(row):
+        raise UnusableRowError(
+            "media",
+            f"a row with {media}, of which the texts alone would be judged; if they "
+            "stand alone, take the column out or rename it",
+        )
+    if has_tools(row):
+        raise UnusableRowError(
+            "tools", f"tools is {show(row['tools'])}, which the prompt would lack; if it does, take the column out"
+        )
+    if isinstance(row, CappedRow):
+        raise UnusableRowError("over_post_cap", f"more than {rules.reading.max_per_post} judgements of its post")
+    known = mapped(row, rules.reading)
+    _require_fields(known, schema)
+    return known
 
 
 def _require_fields(row: Row, schema: Schema) -> None:

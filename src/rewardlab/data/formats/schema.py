@@ -31,6 +31,8 @@ class Schema:
     for a row that is a group by itself."""
     join: Callable[[Sequence[Row], str, Rules], Row] | None = None
     """Makes one row, which `read` takes, of the rows of a group."""
+    of_replies: bool = False
+    """Whether each row of a group is a reply, so that one which cannot be used is left out alone."""
     unit: str = "row"
     """What is counted, in messages: `prompt` where all rows of a prompt make one preference."""
     found: str = ""
