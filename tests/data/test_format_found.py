@@ -183,11 +183,9 @@ def test_a_column_that_changes_what_is_before_the_reply_is_told(
         prepared(write(tmp_path / "rows.jsonl", [row | more]), tmp_path)
         return [record.getMessage() for record in caplog.records if "is not read" in record.getMessage()]
 
-    (line,) = told(chat_template_kwargs={"enable_thinking": False})
-    assert "the column chat_template_kwargs is not read; --template-arguments NAME=VALUE gives" in line
     (line,) = told(system_prompt="Be brief.")
     assert "the column system_prompt is not read; where it is called system, it becomes the first turn." in line
-    assert not told(chat_template_kwargs={}, system_prompt=" ", system_message=None, system="Be brief.")
+    assert not told(system_prompt=" ", system_message=None, system="Be brief.")
 
 
 def test_the_first_row_is_the_one_that_reading_kept_whatever_comes_before_its_other_half(

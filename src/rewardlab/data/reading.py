@@ -6,7 +6,6 @@ It is the only way from rows to tokens, for training, evaluation, probes and too
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import cache_folder, to_float
+from rewardlab.core.files import cache_folder
 from rewardlab.core.terminal import plural
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
@@ -33,11 +32,11 @@ from rewardlab.data.groups import Part
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules, seeded_generator
 from rewardlab.data.pipeline import write_store
-from rewardlab.data.readers import fingerprint, read_source
-from rewardlab.data.rows import UnreadRow
+from rewardlab.data.readers import fingerprint
 from rewardlab.data.sources import chosen_by_limit, tell_streamed
 from rewardlab.data.store import TokenStore
 from rewardlab.data.tally import SourceReport, Tally
+from rewardlab.data.unread import unread
 from rewardlab.data.weights import counts_by_share, report_shares, shares_in_words
 from rewardlab.data.workers import Crew, available_cores
 
@@ -50,20 +49,6 @@ FOR_FORMATS: Final[Mapping[str, tuple[str, tuple[Schema, ...]]]] = {
     "attributes": ("rated replies, as of HelpSteer and UltraFeedback", (RATED, ULTRAFEEDBACK)),
 }
 """Flag that has a meaning in some formats alone -> these in words, and these."""
-
-
-UNREAD: Final[Mapping[str, str]] = {
-    "margin": "--margin-column margin takes it as a margin in the loss",
-    "weight": "where the column is called strength, --strength-as weight weights the loss with it",
-}
-"""Column that others weigh or shift the loss by -> how to have that here."""
-_AS_SYSTEM: Final = "where it is called system, it becomes the first turn"
-UNREAD_TEXTS: Final[Mapping[str, str]] = {
-    "chat_template_kwargs": "--template-arguments NAME=VALUE gives the chat template the same ones for all rows",
-    "system_prompt": _AS_SYSTEM,
-    "system_message": _AS_SYSTEM,
-}
-"""Column by which others change what is before the reply -> how to have that here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +118,7 @@ def read_named(
     for wanted in named:
         if wanted.purpose == "train":
             for source in wanted.sources():
-                for said in unread_columns(source, reading):
+                for said in unread(source, reading, renderer):
                     logger.warning("data: %s: %s", source.label, said)
     return Read(parts=parts, sources=sources, preparation=preparation, weights=weights)
 
@@ -148,32 +133,6 @@ def idle_flags(reading: ReadingConfig, formats: Sequence[str]) -> list[str]:
         if getattr(reading, name) != getattr(usual, name)
         and not any(one.startswith(f"{schema.name}, ") for one in formats for schema in schemas)
     ]
-
-
-def unread_columns(source: Source, reading: ReadingConfig) -> list[str]:
-    """Return a line for each column of the first row that other trainers use and this run does not.
-
-    Datasets of the hub are not looked at: to open them once more may take long.
-    """
-    if source.is_on_hub:
-        return []
-    row = next((row for _, row in read_source(source) if not isinstance(row, UnreadRow)), {})
-    # Comparisons that are written out have weights and margins of their own.
-    unread = () if "comparisons" in row else UNREAD.items()
-    said = [
-        (name, remedy)
-        for name, remedy in unread
-        if math.isfinite(to_float(row.get(name))) and name not in (reading.margin_column, reading.strength_as)
-    ]
-    named = reading.own_columns.values()
-    said += [
-        (name, remedy)
-        for name, remedy in UNREAD_TEXTS.items()
-        if isinstance(value := row.get(name), (str, Mapping))
-        and (value if isinstance(value, Mapping) else value.strip())
-        and name not in named
-    ]
-    return [f"the column {name} is not read; {remedy}." for name, remedy in said]
 
 
 def tell_oddities(report: SourceReport) -> None:

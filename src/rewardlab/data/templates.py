@@ -138,20 +138,25 @@ def _arguments(given: Mapping[str, object], template: str) -> dict[str, object]:
     """
     (before,) = re.findall(r"\A(?:\{%- set \w+ = [^\n]*? -%\})*", template)
     for name, value in given.items():
-        if not re.search(rf"\b{name}\b", template):
+        if not mentions(template, name):
             raise RenderError(
                 f"--template-arguments {name}: the chat template does not mention it, so it would do nothing. Look for "
                 f"its name in the template, or leave it out."
             )
-        if _setting(name, value) not in before and f"{{%- set {name} = " in before:
+        if setting(name, value) not in before and f"{{%- set {name} = " in before:
             raise RenderError(
                 f"--template-arguments {name}: the template of this model has another value of it written into it, "
                 f"with which the model was trained. Leave it out, or name another template with --chat-template FILE."
             )
-    return {name: value for name, value in given.items() if _setting(name, value) not in before}
+    return {name: value for name, value in given.items() if setting(name, value) not in before}
 
 
-def _setting(name: str, value: object) -> str:
+def mentions(template: str, name: str) -> bool:
+    """Return whether the text of a template has a name in it."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def setting(name: str, value: object) -> str:
     """Return the code by which a template holds an argument."""
     return f"{{%- set {name} = {value!r} -%}}"
 
@@ -182,7 +187,7 @@ def _bake(template: str, arguments: Mapping[str, object], system_prompt: str | N
     """
     # The template is saved to a file, and read back with line breaks of this kind.
     template = template.replace("\r\n", "\n").replace("\r", "\n")
-    head = "".join(_setting(name, value) for name, value in arguments.items())
+    head = "".join(setting(name, value) for name, value in arguments.items())
     formats = set(re.findall(r"strftime_now\(\s*[\"']([^\"']+)[\"']\s*\)", template))
     if "strftime_now" in template:
         cases = "".join(

@@ -1,0 +1,168 @@
+"""What other trainers take from rows and a run here does not: told, so that nobody believes that it had an effect."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from rewardlab.core.errors import RenderError
+from rewardlab.core.files import to_float
+from rewardlab.core.terminal import quoted
+from rewardlab.core.types import Message
+from rewardlab.data.chat import Renderer
+from rewardlab.data.config import ReadingConfig
+from rewardlab.data.finding import Source
+from rewardlab.data.readers import read_source
+from rewardlab.data.rows import BESIDE_CONTENT, MEDIA, Row, UnreadRow, UnusableRowError, joined_parts, said_by, show
+from rewardlab.data.templates import mentions, setting
+
+ROWS: Final = 256
+"""How many rows of a dataset are looked at."""
+COLUMNS: Final[Mapping[str, str]] = {
+    "margin": "--margin-column margin takes it as a margin in the loss",
+    "weight": "where the column is called strength, --strength-as weight weights the loss with it",
+}
+"""Column that others weigh or shift the loss by -> how to have that here."""
+SYSTEM: Final = ("system_prompt", "system_message")
+"""Columns that others put before the prompt."""
+ARGUMENTS: Final = "chat_template_kwargs"
+"""The column of arguments that others give to the chat template, each row its own."""
+TURN: Final = ("role", "content", "from", "value")
+"""What is read of a message."""
+
+
+@dataclass(frozen=True)
+class _Whole(Message):
+    """A message with what is not read of it, as others give it to a chat template."""
+
+    more: Mapping[str, object]
+
+    def as_dict(self) -> dict[str, str]:
+        return {**self.more, **super().as_dict()}  # type: ignore[dict-item]
+
+
+def unread(source: Source, reading: ReadingConfig, renderer: Renderer) -> list[str]:
+    """Return a line for each thing in the first rows that other trainers use and this run does not.
+
+    Datasets of the hub are not looked at: to open them once more may take long.
+    """
+    if source.is_on_hub:
+        return []
+    found = (row for _, row in read_source(source) if not isinstance(row, UnreadRow))
+    rows = list(islice(found, ROWS))
+    fields = (
+        f"messages have `{name}`, which others give to this chat template, and which changes what it writes. Here it "
+        f"is given the role and the content alone, in training and wherever the model scores: write what is meant into "
+        f"the content."
+        for name in _fields(rows, renderer)
+    )
+    return [*_numbers(rows[:1], reading), *_arguments(rows, reading, renderer), *_system(rows, reading), *fields]
+
+
+def _numbers(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line for each column of the first row by which others weigh or shift the loss."""
+    for row in rows:
+        # Comparisons that are written out have weights and margins of their own.
+        for name, remedy in () if "comparisons" in row else COLUMNS.items():
+            if math.isfinite(to_float(row.get(name))) and name not in (reading.margin_column, reading.strength_as):
+                yield f"the column {name} is not read; {remedy}."
+
+
+def _system(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line for each column with a text that others put before the prompt."""
+    for name in SYSTEM:
+        texts = [value for row in rows if isinstance(value := row.get(name), str) and value.strip()]
+        if texts and name not in reading.own_columns.values():
+            yield f"the column {name} is not read; where it is called system, it becomes the first turn."
+
+
+def _arguments(rows: Sequence[Row], reading: ReadingConfig, renderer: Renderer) -> Iterator[str]:
+    """Yield a line if rows have arguments that the chat template knows and that are not written into it."""
+    if ARGUMENTS in reading.own_columns.values():
+        return
+    template = renderer.spec.chat_template
+    given = [
+        {name: value for name, value in _as_mapping(row.get(ARGUMENTS)).items() if mentions(template, name)}
+        for row in rows
+    ]
+    sets = list({json.dumps(one, sort_keys=True, default=str): one for one in given}.values())
+    if len(sets) > 1:
+        shown = " and ".join(show(one) for one in sets[:2])
+        yield (
+            f"the column {ARGUMENTS} is not read, and rows have different ones, such as {shown}: a saved model has one "
+            f"template for whatever it scores. --template-arguments NAME=VALUE gives it the same ones for all rows; "
+            f"what is to differ belongs into the texts."
+        )
+        return
+    words = [
+        quoted(f"{name}={json.dumps(value)}")
+        for name, value in (sets[0] if sets else {}).items()
+        if not isinstance(value, str | bool | int | float) or setting(name, value) not in template
+    ]
+    if words:
+        yield (
+            f"the column {ARGUMENTS} is not read; --template-arguments {' '.join(words)} gives the chat template the "
+            f"same for all rows, in training and wherever the model scores."
+        )
+
+
+def _as_mapping(value: object) -> Mapping[str, object]:
+    """Return arguments, which may be written as JSON, without those that are null; nothing for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):  # a text that is not JSON, or nested too deep
+            return {}
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): held for name, held in value.items() if held is not None}
+
+
+def _fields(rows: Sequence[Row], renderer: Renderer) -> list[str]:
+    """Return what messages have besides role and content that changes what the chat template writes of them."""
+    known = {*TURN, *BESIDE_CONTENT, *MEDIA}
+    tried: set[str] = set()
+    found: list[str] = []
+    for row in rows:
+        for turns in map(_conversation, row.values()):
+            names = {name for turn in turns for name, value in turn.more.items() if value not in (None, "", [], {})}
+            for name in sorted(names - known - tried):
+                tried.add(name)
+                if _is_written(turns, name, renderer):
+                    found.append(name)
+    return found
+
+
+def _is_written(turns: Sequence[_Whole], name: str, renderer: Renderer) -> bool:
+    """Return whether the text of a conversation depends on what its messages have under a name."""
+    if not mentions(renderer.spec.chat_template, name):
+        return False
+    own = [_Whole(turn.role, turn.content, {name: turn.more[name]} if name in turn.more else {}) for turn in turns]
+    try:
+        return renderer.text(own) != renderer.text([Message(turn.role, turn.content) for turn in turns])
+    except RenderError:
+        return False  # the row will be left out for it, or the field is one that no template takes
+
+
+def _conversation(value: object) -> list[_Whole]:
+    """Return a list of messages with all that they have; nothing for any other value."""
+    if not isinstance(value, list | tuple) or not value:
+        return []
+    turns = []
+    for entry in value:
+        if not isinstance(entry, Mapping):
+            return []
+        try:
+            role, content, roles = said_by(entry)
+            content = joined_parts(content)
+        except UnusableRowError:
+            return []
+        if not isinstance(role, str) or role not in roles or not isinstance(content, str):
+            return []
+        more = {str(name): held for name, held in entry.items() if name not in TURN}
+        turns.append(_Whole(roles[role], content, more))
+    return turns

@@ -1,0 +1,76 @@
+"""What others give to a chat template and a run here does not is told, where it would change what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import CHATML, make_tokenizer
+from rewardlab.core.files import write_jsonl
+from rewardlab.data.config import ReadingConfig, RenderingConfig
+from rewardlab.data.finding import find_sources
+from rewardlab.data.templates import build_renderer
+from rewardlab.data.unread import ROWS, unread
+
+THINKING = "{% if enable_thinking is defined and enable_thinking is false %}{{ 'No thoughts.' }}{% endif %}" + CHATML
+NAMING = CHATML.replace("message['role']", "(message.name or message['role'])")
+PAIR = {"prompt": "Why?", "chosen": "a", "rejected": "b"}
+OFF = {"enable_thinking": False}
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Any:
+    def lines(rows: list[dict[str, Any]], template: str = THINKING, **rendering: Any) -> list[str]:
+        write_jsonl(tmp_path / "rows.jsonl", [PAIR | row for row in rows])
+        (source,) = find_sources([str(tmp_path / "rows.jsonl")], "train")
+        renderer = build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=256, **rendering))
+        return unread(source, ReadingConfig(), renderer)
+
+    return lines
+
+
+def test_arguments_of_rows_are_told_with_the_flag_that_gives_them(told: Any) -> None:
+    for given in (OFF, OFF | {"unknown": 1, "tone": None}, '{"enable_thinking": false}'):
+        (line,) = told([{"chat_template_kwargs": given}] * 2)
+        assert line == (
+            "the column chat_template_kwargs is not read; --template-arguments enable_thinking=false gives the chat "
+            "template the same for all rows, in training and wherever the model scores."
+        )
+    two = THINKING + "{# tone #}"
+    (line,) = told([{"chat_template_kwargs": OFF | {"tone": "very dry"}}], two, template_arguments=("tone=dry",))
+    assert """--template-arguments enable_thinking=false 'tone="very dry"' gives""" in line
+
+
+def test_arguments_that_hold_anyway_or_change_nothing_are_not_told(told: Any) -> None:
+    assert not told([{"chat_template_kwargs": OFF}], template_arguments=("enable_thinking=false",))
+    assert told([{"chat_template_kwargs": OFF}], template_arguments=("enable_thinking=true",))
+    assert not told([{"chat_template_kwargs": OFF}], CHATML), "the template does not know it"
+    for nothing in ({}, None, "", "text", {"enable_thinking": None}):
+        assert not told([{"chat_template_kwargs": nothing}])
+
+
+def test_rows_of_different_arguments_are_told_wherever_they_begin(told: Any) -> None:
+    for other in ({"chat_template_kwargs": {"enable_thinking": True}}, {}, {"chat_template_kwargs": None}):
+        (line,) = told([{"chat_template_kwargs": OFF}] * 3 + [other])
+        assert 'rows have different ones, such as {"enable_thinking": false} and {' in line
+        assert "what is to differ belongs into the texts" in line
+    assert told([{}] * (ROWS - 1) + [{"chat_template_kwargs": OFF}])
+    assert not told([{}] * ROWS + [{"chat_template_kwargs": OFF}]), "as far as rows are looked at"
+
+
+def test_names_of_messages_are_told_where_the_template_writes_them(told: Any) -> None:
+    named = {"prompt": [{"role": "user", "name": "ann", "content": "Why?", "weight": 1, "train": None}]}
+    (line,) = told([{}, named], NAMING)
+    assert line.startswith("messages have `name`, which others give to this chat template, and which changes what")
+    assert not told([named], CHATML)
+    assert not told([named], CHATML + "{# its name #}"), "it is mentioned, and not written"
+    assert not told([{"prompt": [{"role": "user", "name": "", "content": "Why?"}]}], NAMING)
+    replies = {"chosen": [{"role": "assistant", "name": "bot", "content": "a"}]}
+    assert len(told([replies], NAMING)) == 1
+
+
+def test_a_system_prompt_of_a_later_row_is_told(told: Any) -> None:
+    (line,) = told([{"system_prompt": None}, {"system_prompt": "Be brief."}])
+    assert line == "the column system_prompt is not read; where it is called system, it becomes the first turn."
