@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from common import pair, write_base_model, write_pairs
 from rewardlab.artifact.base import open_base
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import RenderError
+from rewardlab.core.types import Comparison, Message, Preference
+from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import load_tokenizer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.model.config import BackboneConfig
@@ -39,6 +42,29 @@ def test_such_a_conversation_has_no_rendering(base):
             one.group(pair("Hi", "a zebra", "a cow"))
         one.num_embeddings = 385
         assert len(one.group(pair("Hi", "a zebra", "a cow")).suffixes) == 2
+
+
+def test_beside_other_replies_it_is_left_out_alone_and_these_keep_their_numbers(base):
+    renderer = open_base(BackboneConfig(model=str(base)), RenderingConfig(max_seq_len=128)).renderer
+    said = ("a horse", "a zebra", "a cow", "a dog")
+    pairs = tuple(Comparison(first=i, second=j) for i in range(4) for j in range(i + 1, 4))
+    row = Preference(
+        id="k:1",
+        source="k",
+        prompt=(Message("user", "Hi"),),
+        replies=tuple((Message("assistant", text),) for text in said),
+        comparisons=pairs,
+        ranking=(0, 1, 2, 3),
+    )
+    for group in (renderer.group(row), *render_all([row], renderer)):
+        assert (group.numbers, group.ranking) == ((0, 2, 3), (0, 1, 2))
+        assert [(one.first, one.second) for one in group.comparisons] == [(0, 1), (0, 2), (1, 2)]
+        for number, text in enumerate(("a horse", "a cow", "a dog")):
+            alone = renderer.token_ids((Message("user", "Hi"), Message("assistant", text)))
+            assert group.conversation(number).tolist() == alone.tolist()
+    (left,) = render_all([replace(row, comparisons=(pairs[0], pairs[3]))], renderer)
+    assert left.cause == "template_refuses", "without it nothing is left to compare"
+    assert left.place.startswith("k:1: a text has the token 'zebra'")
 
 
 @pytest.mark.slow

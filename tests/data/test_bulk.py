@@ -128,7 +128,12 @@ def test_all_at_once_and_one_at_a_time_give_the_same(template: str | None, trunc
     assert "kept" in kinds
     assert ("overlong" in kinds) == (truncation == "drop")
     assert ("prompt_too_long" in kinds) == (truncation == "reply-middle")
-    assert ("template_refuses" in kinds) == (template in (REFUSES + CHATML, ENDS_ODDLY))
+    pairs = list(zip(rows, found, strict=True))
+    fewer = any(isinstance(group, TokenGroup) and group.num_replies < len(row.replies) for row, group in pairs)
+    refused = template in (REFUSES + CHATML, ENDS_ODDLY)
+    # With `drop` the rows with such a reply are left out for another one, which is too long.
+    assert fewer or "template_refuses" in kinds or not refused or truncation == "drop"
+    assert refused or "template_refuses" not in kinds
 
 
 def test_the_beginning_that_two_texts_share_is_found_where_they_part():

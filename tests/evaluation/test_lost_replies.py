@@ -93,7 +93,8 @@ def test_replies_that_are_lost_are_told(models, data, tmp_path, caplog):
     for name, told in (("roomy", False), ("tight", True)):
         out = str(tmp_path / name)
         main(["eval", str(models[name]), "--dataset", str(data), "--no-precision-card", "--output-dir", out])
-        line = f"left out: {NUM_ROWS} replies too long for the limit, and {2 * NUM_ROWS} comparisons with these"
+        lost = f"{NUM_ROWS} replies too long for the limit or without a rendering"
+        line = f"left out: {lost}, and {2 * NUM_ROWS} comparisons with these"
         assert (line in caplog.text) == told
 
 

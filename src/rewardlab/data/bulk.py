@@ -217,15 +217,9 @@ def _outcome(
 
     Raises DataError if a conversation above the limit should end the run.
     """
-    rendered: dict[int, Rendered] = {}
-    for index, reply in enumerate(siblings):
-        if isinstance(reply.result, Rendered):
-            rendered[index] = reply.result
-        elif not isinstance(reply.result, ReplyTooLong | Overlong):
-            cause = "ends_in_padding" if isinstance(reply.result, EndsInPadding) else "template_refuses"
-            return LeftOut(cause, f"{preference.id}: {reply.result}")
-    for reply in siblings:
-        if isinstance(reply.result, Overlong):
-            return LeftOut(renderer.left_out(preference, reply.result), preference.id)
-    group = renderer.build_group(preference, rendered, keep_identical=keep_identical)
+    (results,) = _results([siblings])
+    try:
+        group = renderer.build_group(preference, results, keep_identical=keep_identical)
+    except RenderError as error:
+        return LeftOut("ends_in_padding" if isinstance(error, EndsInPadding) else "template_refuses", str(error))
     return LeftOut(group, preference.id) if isinstance(group, str) else group

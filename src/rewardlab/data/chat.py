@@ -252,36 +252,37 @@ class Renderer:
         )
 
     def group(self, preference: Preference) -> TokenGroup | str:
-        """Return a preference as tokens, or the cause for which it cannot be used.
+        """Return a preference as tokens, or the cause for which it cannot be used, as `build_group` does."""
+        return self.build_group(preference, [self._rendered(preference.prompt, reply) for reply in preference.replies])
 
-        Causes: `reply_too_long` (fewer than two replies, or no judgement, left within the limit; `prompt_too_long`
-        where the prompt may not be cut), `identical_tokens` (all judged replies render to the same tokens), and
-        `overlong` (a conversation is above the limit, and such rows are left out).
-
-        Raises RenderError as `render` does, except ReplyTooLong; DataError if conversations above the limit are to end
-        the run.
-        """
-        rendered: dict[int, Rendered] = {}
-        overlong: list[Overlong] = []
-        for index, reply in enumerate(preference.replies):
-            try:
-                rendered[index] = self.render(preference.prompt, reply)
-            except ReplyTooLong:
-                continue
-            except Overlong as error:
-                overlong.append(error)
-            except RenderError as error:
-                raise RenderError(f"{preference.id}: {error}") from error
-        return self.left_out(preference, overlong[0]) if overlong else self.build_group(preference, rendered)
+    def _rendered(self, prompt: Conversation, reply: Conversation) -> Rendered | RenderError:
+        try:
+            return self.render(prompt, reply)
+        except RenderError as error:
+            return error
 
     def build_group(
-        self, preference: Preference, rendered: Mapping[int, Rendered], *, keep_identical: bool = False
+        self, preference: Preference, results: Sequence[Rendered | RenderError], *, keep_identical: bool = False
     ) -> TokenGroup | str:
-        """Return the group of the replies that could be rendered, or the cause why there is none, as `group` does.
+        """Return the group of the replies that could be rendered, or the cause why there is none.
 
-        With `keep_identical`, replies of equal tokens are compared too.
+        `results` are the rendering of each reply, or its error. With `keep_identical`, equal tokens are compared too.
+        Causes: `reply_too_long` (no judgement left within the limit; `prompt_too_long` where the prompt may not be
+        cut), `identical_tokens` (of all judged replies), `overlong` (such rows are left out, and this is one).
+
+        Raises RenderError, naming the row, if no judgement is left without replies that have none for other reasons;
+        DataError if conversations above the limit are to end the run.
         """
+        errors = {number: result for number, result in enumerate(results) if isinstance(result, RenderError)}
+        refused = {number: error for number, error in errors.items() if not isinstance(error, ReplyTooLong | Overlong)}
+        overlong = next((error for error in results if isinstance(error, Overlong)), None)
+        if overlong and any(one.first not in refused and one.second not in refused for one in preference.comparisons):
+            return self.left_out(preference, overlong)
+        rendered = {number: result for number, result in enumerate(results) if isinstance(result, Rendered)}
         group = build_group(preference, rendered, keep_identical=keep_identical)
+        if refused and group == "reply_too_long":
+            first = next(iter(refused.values()))
+            raise type(first)(f"{preference.id}: {first}") from first
         return PROMPT_TOO_LONG if group == "reply_too_long" and self.spec.truncation == CUT_MIDDLE else group
 
     def left_out(self, preference: Preference, error: Overlong) -> str:
@@ -411,8 +412,7 @@ def to_messages(messages: Sequence[object]) -> Conversation:
 
 
 def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]} …"
+    return text if len(text := repr(value)) <= 80 else f"{text[:80]} …"
 
 
 def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:

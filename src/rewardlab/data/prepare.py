@@ -206,8 +206,8 @@ def token_groups(
         )
     if report.lost_replies or report.lost_comparisons:
         logger.info(
-            "tokens: %s: of the other preferences, left out: %s too long for the limit, and %s with these or between "
-            "replies of equal tokens",
+            "tokens: %s: of the other preferences, left out: %s too long for the limit or without a rendering, and %s "
+            "with these or between replies of equal tokens",
             name,
             number_of(report.lost_replies, "reply"),
             number_of(report.lost_comparisons, "comparison"),

@@ -55,7 +55,7 @@ class TokenReport:
     """Replies of which the middle was cut."""
     replies: int
     lost_replies: int
-    """Replies left out of preferences that were kept, because they do not fit the limit."""
+    """Replies left out of preferences that were kept: they do not fit the limit, or have no rendering."""
     lost_comparisons: int
     """Comparisons left out of preferences that were kept, with those replies or between identical tokens."""
     prompts_differ_after_cut: int

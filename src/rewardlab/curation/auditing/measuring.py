@@ -21,7 +21,7 @@ from rewardlab.curation.rows import ReadRow
 from rewardlab.curation.shingles import Hashes, WordHashes, shingles_of, words_of
 from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import Renderer, ReplyTooLong
-from rewardlab.data.layout import Rendered
+from rewardlab.data.layout import Rendered, build_group
 from rewardlab.data.markers import Markers
 from rewardlab.data.rows import FILTERS
 from rewardlab.data.splits import Texts
@@ -233,8 +233,9 @@ def _score_tokens(
             found.note("template-refuses", number, len(refused), str(refused[0]))
         if cutting is not None and any(len(one.token_ids) > cutting.spec.max_length for one in whole.values()):
             cuts = _score_cuts(number, preference, whole, cutting, found)
-            # Training leaves out a row that the template refuses, whatever its length, so it cuts nothing of it.
-            found.cuts_UX[number] = 0 if refused else cuts
+            # Training leaves out a row of which the template leaves nothing to compare, whatever its length, so it cuts
+            # nothing of it.
+            found.cuts_UX[number] = 0 if refused and isinstance(build_group(preference, whole), str) else cuts
 
 
 def _score_cuts(
@@ -263,7 +264,7 @@ def _score_cuts(
             found.note("overlong-replies", number, own - limit, f"a reply of {own:,} tokens")
         found.note("overlong", number, length - limit, f"{length:,} tokens; {told}")
     refused = len(fitting) + too_long < len(whole)
-    left_out = refused or isinstance(cutting.build_group(preference, fitting), str)
+    left_out = refused or isinstance(build_group(preference, fitting), str)
     kept = [] if left_out else list(fitting.values())
     return [
         sum(one.truncated_tokens for one in kept),
