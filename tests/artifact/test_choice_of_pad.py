@@ -1,4 +1,4 @@
-"""The pad token of a saved model: what it may be, and that it moves no score."""
+"""The pad token of a saved model: what it may be, and that it moves no score; and what else of a tokenizer would."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2
 
 from artifacts import save
 from common import CHATML, make_model, make_tokenizer
-from rewardlab.artifact.save import choose_pad, save_reward_model
+from rewardlab.artifact.save import _write_tokenizer, choose_pad, save_reward_model
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.types import Message
 from rewardlab.data.config import RenderingConfig
@@ -39,6 +39,22 @@ def test_pad_equal_to_eos_does_not_move_the_score_in_plain_transformers(tmp_path
     with torch.no_grad():
         scores = model(**batch).logits[:, 0].tolist()
     assert scores == pytest.approx([canary.score for canary in spec.canaries], abs=2e-5)
+
+
+@pytest.mark.parametrize(("own", "saved"), [(16, 256), (256, 256), (1024, 1024), (10**30, 10**30)])
+def test_no_text_within_the_limit_of_the_model_is_cut_by_the_saved_tokenizer(tmp_path, own, saved):
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=own)
+    renderer = build_renderer(tokenizer, RenderingConfig(max_seq_len=256))
+    (tmp_path / "rm").mkdir()
+    _write_tokenizer(tmp_path / "rm", renderer, choose_pad(renderer, 384))
+    written = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    assert written.model_max_length == saved
+    turns = [Message("user", "Why so? " * 8), Message("assistant", "Because. " * 8)]
+    text = written.apply_chat_template([turn.as_dict() for turn in turns], tokenize=False)
+    token_ids = renderer.token_ids(turns)
+    assert 16 < len(token_ids) <= 256
+    assert written(text, truncation=True, add_special_tokens=False)["input_ids"] == token_ids.tolist()
 
 
 @pytest.mark.slow

@@ -399,6 +399,16 @@ def test_a_template_that_takes_thoughts_out_of_replies_says_so(caplog: pytest.Lo
 WITHOUT_SYSTEM = SMOLLM2.replace("turn['content']", "(turn['content'] if turn['role'] != 'system' else '')")
 
 
+def test_a_tokenizer_that_splits_the_marks_of_the_template_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = make_tokenizer(SMOLLM2)
+    build_renderer(tokenizer, RenderingConfig(max_seq_len=LONG))
+    assert not caplog.messages
+    tokenizer.split_special_tokens = True
+    build_renderer(tokenizer, RenderingConfig(max_seq_len=LONG))
+    (told,) = caplog.messages
+    assert "split_special_tokens, so the control tokens that the template writes are read as the letters" in told
+
+
 def test_a_template_that_leaves_system_turns_out_says_so(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = make_tokenizer(WITHOUT_SYSTEM)
     build_renderer(tokenizer, RenderingConfig(max_seq_len=LONG))

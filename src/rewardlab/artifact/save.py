@@ -417,6 +417,10 @@ def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
     assert isinstance(values, dict)
     # Padding on the left would shift the positions in models that count them from the beginning of the row.
     values["padding_side"] = "right"
+    # Programs that cut texts at the tokenizer's limit would cut some that the model was trained to read.
+    limit = values.get("model_max_length")
+    if isinstance(limit, int | float) and limit < renderer.spec.max_length:
+        values["model_max_length"] = renderer.spec.max_length
     if tokenizer.is_fast:
         values["tokenizer_class"] = PORTABLE_TOKENIZER
     write_json(path, values)

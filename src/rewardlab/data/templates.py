@@ -90,6 +90,7 @@ def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
         )
     final = endings.pop() if len(endings) == 1 else None
     _tell_idle_arguments(tokenizer, draft, template, arguments if source == "tokenizer" else {})
+    _tell_split_marks(tokenizer)
     _tell_lost_thoughts(Renderer(tokenizer, draft))
     _tell_lost_system(Renderer(tokenizer, draft))
     return Renderer(tokenizer, replace(draft, final_token_id=final, num_bos=num_bos))
@@ -257,6 +258,16 @@ def _require_written(renderer: Renderer) -> None:
                 f"the chat template writes nothing of a {what}. It may be one for contents in parts, as models that "
                 f"read images have; here a content is a text."
             )
+
+
+def _tell_split_marks(tokenizer: Any) -> None:
+    """Log a warning if the tokenizer reads no control token at all, not even those that the template writes."""
+    if getattr(tokenizer, "split_special_tokens", False):
+        logger.warning(
+            "template: the tokenizer has the setting split_special_tokens, so the control tokens that the template "
+            "writes are read as the letters of their names, which the model has not seen in their place; take the "
+            "setting out of tokenizer_config.json"
+        )
 
 
 def _tell_lost_system(renderer: Renderer) -> None:
