@@ -305,6 +305,11 @@ def require_two(replies: Collection[object], left_out: Mapping[int, UnusableRowE
         raise left_out[min(left_out)]
 
 
+def reasons(left_out: Mapping[int, UnusableRowError]) -> tuple[tuple[str, str], ...]:
+    """Return why replies of a row are left out as `ParsedRow.left_out` has it, with their places in the row, from 0."""
+    return tuple((left_out[number].cause, f"reply {number}: {left_out[number].detail}") for number in sorted(left_out))
+
+
 def draw_replies(num_replies: int, place: str, rules: Rules) -> list[int]:
     """Return the indices of the replies to keep, in their order.
 

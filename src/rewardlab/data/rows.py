@@ -86,11 +86,6 @@ class UnusableRowError(Exception):
         self.cause = cause
         self.detail = detail
 
-    @property
-    def reason(self) -> tuple[str, str]:
-        """Return (cause, detail), which hold no traceback."""
-        return self.cause, self.detail
-
 
 class UnreadRow(dict[str, object]):
     """Stands for a row whose line is too long to be read. It has no columns."""

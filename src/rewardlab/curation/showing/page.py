@@ -50,6 +50,7 @@ def _lines(row: ShownRow) -> list[Text]:
         lines.append(Text(f"left out: {row.cause}: {visible(row.detail or '')}", LEFT_OUT))
     if row.preference is None:
         return [*lines, *(Text(f"  {visible(name)}: {visible(str(value))}") for name, value in row.row.items())]
+    lines += [Text(f"left out beside the other replies: {visible(why)}", LEFT_OUT) for why in row.left_out]
     lines += _judged(row.preference)
     if not row.replies:
         lines += _turns("prompt", row.preference.prompt)

@@ -57,6 +57,8 @@ class ShownRow:
     """The cause in words."""
     row: Mapping[str, object]
     """The row as it stands in the file; in formats with several rows per preference, the first of them."""
+    left_out: tuple[str, ...] = ()
+    """Why replies of the row are left out, beside which the others are used; these are numbered without them."""
     replies: tuple[ShownReply | str, ...] = ()
     """Each reply as tokens, or why it has none; empty without a model."""
 
@@ -140,6 +142,8 @@ def _shown(row: ReadRow, said: str, renderer: Renderer | None) -> ShownRow:
     if row.preference is None:
         meaning = CAUSES.get(row.cause or "", "")
         return ShownRow(preference=None, cause=row.cause, detail=f"{meaning}: {row.detail}", **known)
+    if row.parsed is not None:
+        known["left_out"] = tuple(f"{cause}: {detail}" for cause, detail in row.parsed.left_out)
     if renderer is None:
         return ShownRow(preference=row.preference, cause=None, detail=None, **known)
     cause, group, detail = _group(row.preference, renderer)

@@ -16,6 +16,7 @@ from rewardlab.data.judgements import (
     Rules,
     draw_replies,
     make_comparison,
+    reasons,
     require_two,
     seeded_generator,
 )
@@ -64,7 +65,7 @@ def read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
         preference=preference,
         skipped_identical=len(among) - len(different),
         order=tuple(kept),
-        left_out=tuple(unusable.reason for unusable in left_out.values()),
+        left_out=reasons(left_out),
         second_preferred=sum(one.label < 0.5 for one in comparisons),
     )
 

@@ -20,6 +20,7 @@ from rewardlab.data.judgements import (
     draw_replies,
     is_unrated,
     read_scores,
+    reasons,
     require_two,
 )
 from rewardlab.data.rows import Row, UnusableRowError, is_absent, show
@@ -56,7 +57,7 @@ def compare_usable(
     replies, left_out = asked.replies(values)
     for number, score in enumerate(scores):
         if score is None and replies.pop(number, None) is not None:
-            left_out[number] = UnusableRowError("bad_scores", f"reply {number + 1} of {len(scores)} has no score")
+            left_out[number] = UnusableRowError("bad_scores", "no score")
     require_two(replies, left_out)
     usable = [
         (replies[number], score) for number, score in enumerate(scores) if number in replies and score is not None
@@ -64,7 +65,7 @@ def compare_usable(
     drawn = [usable[position] for position in draw_replies(len(usable), place, rules)]
     kept, judged = [reply for reply, _ in drawn], [score for _, score in drawn]
     parsed = compare_all(kept, judged, asked.prompt, row, place, rules, by_difference=by_difference)
-    return replace(parsed, left_out=tuple(unusable.reason for unusable in left_out.values()))
+    return replace(parsed, left_out=reasons(left_out))
 
 
 def _read_nectar(row: Row, place: str, rules: Rules) -> ParsedRow:

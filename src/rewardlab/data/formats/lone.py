@@ -16,7 +16,15 @@ from rewardlab.data.formats.context import COLUMNS as CONTEXT
 from rewardlab.data.formats.context import prompt_of_conversation, read_asked
 from rewardlab.data.formats.kwise import rating_of
 from rewardlab.data.formats.schema import Schema
-from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, require_two, seeded_generator
+from rewardlab.data.judgements import (
+    ParsedRow,
+    Rules,
+    compare_all,
+    draw_replies,
+    reasons,
+    require_two,
+    seeded_generator,
+)
 from rewardlab.data.rows import Row, UnusableRowError, read_conversation, show
 
 REPLIES = ("completion", "response")
@@ -75,7 +83,7 @@ def _read(row: Row, place: str, rules: Rules) -> ParsedRow:
     # A strength in one of the rows says nothing of how far two replies are apart.
     judged = {**row, "strength": None, "label": None}
     parsed = compare_all([replies[k] for k in kept], [labels[k] for k in kept], asked.prompt, judged, place, rules)
-    return replace(parsed, order=None, left_out=tuple(unusable.reason for unusable in left_out.values()))
+    return replace(parsed, order=None, left_out=reasons(left_out))
 
 
 def _drawn(labels: Sequence[float], place: str, rules: Rules) -> list[int]:

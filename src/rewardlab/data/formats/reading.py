@@ -35,7 +35,7 @@ def read_rows(rows: Sequence[Row], *, schema: Schema, place: str, rules: Rules) 
         (row,) = known
         return schema.read(row, place, rules)
     parsed = schema.read(schema.join(known, place, rules), place, rules)
-    return replace(parsed, left_out=(*(one.reason for one in left_out), *parsed.left_out))
+    return replace(parsed, left_out=(*((one.cause, one.detail) for one in left_out), *parsed.left_out))
 
 
 def _known(row: Row, schema: Schema, rules: Rules) -> Row:
