@@ -93,3 +93,15 @@ def test_equal_replies_of_a_ranking_are_counted_by_pairs_and_ties_that_reading_s
     assert scores["identical-replies"].tolist() == [3, 0, 0]
     assert scores["ties"].tolist() == [0, 1, 1]
     assert scores["unusable-rows"].tolist() == [0, 0, 1]
+
+
+def test_a_reply_that_is_left_out_beside_others_is_found_though_its_row_is_used(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "p", "responses": ["one of them", " ", "another of them"], "scores": [1, 2, 3]},
+        {"prompt": "q", "responses": ["one of these", "half \ud83d", "another of these"], "scores": [1, 2, 3]},
+    ]
+    write_jsonl(tmp_path / "kwise.jsonl", rows)
+    scores = audit(tmp_path / "kwise.jsonl").scores
+    assert scores["empty-replies"].tolist() == [1, 0]
+    assert scores["encoding-damage"].tolist() == [0, 1]
+    assert scores["unusable-rows"].tolist() == [0, 0]

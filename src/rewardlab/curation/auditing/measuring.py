@@ -39,7 +39,7 @@ BY_CAUSE: Final = {
     "no_comparison": "ties",
     "tied_ranking": "ties",
 }
-"""Cause for which reading drops a row -> the check that it fails besides `unusable-rows`."""
+"""Cause for which reading drops a row, which fails `unusable-rows` too, or leaves out a reply -> the check."""
 _KNOWN: Final = WordHashes()
 """Hashes of the words of earlier chunks, kept because most words occur again."""
 COLUMN: Final = {name: number for number, name in enumerate(ROW_CHECKS)}
@@ -145,6 +145,10 @@ def _score_dropped(rows: Sequence[ReadRow], found: _Found) -> None:
             found.note("unusable-rows", number, 1, detail)
             if row.cause in BY_CAUSE:
                 found.note(BY_CAUSE[row.cause], number, 1, detail)
+        # A row without such a reply is used, and has it all the same.
+        for cause, detail in () if row.parsed is None else row.parsed.left_out:
+            if cause in BY_CAUSE:
+                found.note(BY_CAUSE[cause], number, 1, f"{cause}: {detail}")
 
 
 def _score_prompt(number: int, preference: Preference, own: _Words, markers: Markers | None, found: _Found) -> None:
