@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ BAD_ROWS = [
     '{"prompt": ',
     "[1]",
     '{"prompt": "a", "response": "' + "x" * MAX_CHARACTERS + '"}',
-    {"prompt": "a", "responses": [None, "a"]},
+    {"prompt": "a", "responses": [None, {"role": "user", "content": "a"}]},
     {"prompt": None, "response": "a"},
     {"messages": [{"role": "user", "content": None}]},
     {"messages": [{"role": "robot", "content": "a"}]},
@@ -103,8 +104,28 @@ def test_rows_that_cannot_be_scored_are_written_with_their_cause_if_asked(tmp_pa
         strict=True,
     ):
         assert words in cause
-    assert bad[3] == {"prompt": "a", "responses": [None, "a"], "score": None, "score_error": said[3]}
+    assert bad[3] == {**BAD_ROWS[3], "score": None, "score_error": said[3]}
     assert bad[8] == {"prompt": "a", "response": "b", "y": 7, "score": None, "score_error": said[8]}
+
+
+@pytest.mark.parametrize("pick", ["all", "best"])
+def test_one_of_several_replies_that_is_none_costs_the_others_no_score_if_asked(tmp_path, pick):
+    odd = {"role": "assistant", "content": "b", "tool_calls": [{}]}
+    row = {"prompt": "a", "responses": [None, "long one", odd, "b", [{"role": "assistant", "content": "cc"}]]}
+    source, target = write_jsonl(tmp_path / "rows.jsonl", [row, {**row, "system": "Be brief."}]), tmp_path / "out.jsonl"
+    said = refusal(source, target)
+    assert said.startswith(f"{source}:1: cannot be scored (a response is of type NoneType, not text)")
+    counts = score_with(Stub(), source, target, replace(WRITE, pick=pick))
+    assert (counts.scored, counts.unscored, counts.refused) == (6, 4, 0)
+    for written in read_jsonl(target):
+        assert [score is None for score in written["scores"]] == [True, False, True, False, False]
+        assert written["scores"][1::2] == [score_of("long one"), score_of("b")]
+        assert written["score_errors"]["0"] == "a response is of type NoneType, not text"
+        assert written["score_errors"]["2"].startswith("a message has tool_calls")
+        if pick == "best":
+            best = max((1, 3, 4), key=lambda number: written["scores"][number])
+            assert written["response_index"] == best
+            assert written["response"] == {1: "long one", 3: "b", 4: "cc"}[best]
 
 
 @pytest.mark.parametrize("row", BAD_ROWS, ids=range(len(BAD_ROWS)))

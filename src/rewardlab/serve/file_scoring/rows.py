@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError, RenderError
@@ -35,6 +35,15 @@ class Asked:
     prompt: str | Conversation
     """As the row has it: a text may be an open transcript."""
     replies: tuple[str, ...]
+    refused: tuple[tuple[int, str], ...] = ()
+    """(number, cause) of each other reply of the row, which cannot be asked."""
+
+    def of_all(self, entries: Sequence[Entry]) -> list[Entry | str]:
+        """Return the entries of all replies of the row, by their numbers: those of the replies that are asked, and the
+        causes of the others."""
+        causes, found = dict(self.refused), iter(entries)
+        numbers = range(len(entries) + len(causes))
+        return [causes[number] if number in causes else next(found) for number in numbers]
 
     def num_characters(self) -> int:
         """Return the number of characters of prompt and replies."""
@@ -73,6 +82,7 @@ class Survey:
     """Whether some row has `responses` that are not scored, since it also has `messages`."""
 
 
+Entry = TypeVar("Entry")
 Look = Callable[[Mapping[str, Any]], None]
 """Looks at a row before anything is scored. Raises DataError if the output cannot hold it."""
 
@@ -88,13 +98,14 @@ def asks_for_several(row: Mapping[str, Any]) -> bool:
     return present(row, "responses") and not present(row, "messages")
 
 
-def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
+def ask(row: Mapping[str, Any], where: str, *, bare: bool | None, strict: bool = False) -> Asked:
     """Return what a row asks to be scored: the first of `messages`, `responses` and `response` that it has.
 
     `bare` says whether the model takes texts without a template, so that a prompt is not split into turns; None where
     that is not known.
 
-    Raises DataError, saying what is wrong, if there is nothing to score.
+    Raises DataError, saying what is wrong, if there is nothing to score; with `strict`, also if one of several replies
+    cannot be asked.
     """
     given = [name for name in ("messages", "responses", "response") if present(row, name)]
     if not given or (given[0] != "messages" and not present(row, "prompt")):
@@ -111,7 +122,10 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
             raise TypeError(f"responses is of type {type(replies).__name__}, not a list")
         if not replies:
             raise TypeError("responses is an empty list")
-        return _after_context(Asked(_prompt(row["prompt"], bare=bare), tuple(map(reply_text, replies))), row, bare=bare)
+        texts, refused = _texts(replies)
+        if refused and (strict or not texts):
+            raise TypeError(refused[0][1])
+        return _after_context(Asked(_prompt(row["prompt"], bare=bare), texts, refused), row, bare=bare)
     except UnusableRowError as error:
         raise DataError(f"{where}: cannot be scored ({error.detail}). {WANTED}") from error
     except (RenderError, TypeError, AttributeError) as error:
@@ -127,7 +141,18 @@ def _after_context(asked: Asked, row: Mapping[str, Any], *, bare: bool | None) -
         return asked
     turns, parsed = prompt_turns(asked.prompt, bare=bool(bare))
     replies = tuple(reply.strip() for reply in asked.replies) if parsed else asked.replies
-    return Asked(with_context(turns, row), replies)
+    return replace(asked, prompt=with_context(turns, row), replies=replies)
+
+
+def _texts(replies: Sequence[Any]) -> tuple[tuple[str, ...], tuple[tuple[int, str], ...]]:
+    """Return (the texts of replies, the number and the cause of each that has none)."""
+    texts, refused = [], []
+    for number, reply in enumerate(replies):
+        try:
+            texts.append(reply_text(reply))
+        except (RenderError, TypeError, UnusableRowError) as error:  # what `reply_text` raises for what is not a reply
+            refused.append((number, error.detail if isinstance(error, UnusableRowError) else str(error)))
+    return tuple(texts), tuple(refused)
 
 
 def _require_text_alone(row: Mapping[str, Any], where: str) -> None:
@@ -202,7 +227,7 @@ def survey(source: Path, *, bare: bool | None, refuse: bool, looks: Sequence[Loo
         num_rows += 1
         try:
             row = readable(row, f"{source}:{line}", as_json=as_json)
-            ask(row, f"{source}:{line}", bare=bare)
+            ask(row, f"{source}:{line}", bare=bare, strict=refuse)
             several = asks_for_several(row)
         except DataError:
             if refuse:

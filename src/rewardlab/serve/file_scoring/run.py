@@ -93,7 +93,7 @@ async def _keep_some(
             continue
         answer = task.result()
         found = iter(answer.scores if answer is not None else [])
-        outcomes: list[Outcome] = [row if isinstance(row, str) else next(found) for row in part.rows]
+        outcomes: list[Outcome] = [row if isinstance(row, str) else row.of_all(next(found)) for row in part.rows]
         journal.append(part.number, outcomes, num_typed=answer.num_typed if answer is not None else 0)
         told(len(part.rows))
     for part, error in failed:
