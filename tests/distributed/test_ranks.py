@@ -327,8 +327,22 @@ def test_a_folder_that_the_ranks_do_not_share_is_refused_before_anything_is_trai
     assert not (tmp_path / "1/run").exists()
 
 
-def test_the_trial_of_a_token_budget_is_for_one_device(base_model, pairs_file, tmp_path, on_ranks):
+def test_the_trial_of_a_token_budget_needs_a_whole_model_on_each_device(base_model, pairs_file, tmp_path, on_ranks):
     config = config_for(base_model, pairs_file, tmp_path / "many", micro_token_budget="auto")
     ends, said, _ = on_ranks("whole_run", 2, tmp_path, config=settings_of(config))
     assert set(ends.values()) == {2}
-    assert "--micro-token-budget auto is for one device. Give a number" in said
+    assert "--micro-token-budget auto tries a whole model. Use --sharding none, or give a number" in said
+
+
+@pytest.mark.slow
+def test_ranks_with_whole_models_take_the_smallest_budget_that_a_trial_found(
+    base_model, pairs_file, tmp_path, on_ranks
+):
+    config = config_for(base_model, pairs_file, tmp_path / "many", micro_token_budget="auto", sharding="none")
+    ends, said, _ = on_ranks("whole_run", 2, tmp_path, config=settings_of(config), ceilings=[190, 150])
+    assert set(ends.values()) == {0}, said[-3000:]
+    saved = json.loads((tmp_path / "many/config.json").read_text())
+    assert saved["micro_token_budget"] == 150
+    train(config.replace(output_dir=tmp_path / "one", micro_token_budget=150))
+    for one, many in zip(history_of(tmp_path / "one"), history_of(tmp_path / "many"), strict=True):
+        assert float(many["train_loss"] or 0) == pytest.approx(float(one["train_loss"] or 0), rel=1e-5)

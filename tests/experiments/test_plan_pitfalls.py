@@ -322,7 +322,8 @@ def test_the_section_of_jobs_is_read_before_anything_is_frozen(
             "{gpus_per_node: 2}",
             "arm smooth: cache_states is for one process",
         ),
-        ("micro_token_budget: auto", "{nodes: 2}", "arm smooth: micro_token_budget: auto is for one process"),
+        ("micro_token_budget: auto", "{nodes: 2}", "arm smooth: micro_token_budget: auto needs a whole model on each"),
+        ("micro_token_budget: auto, sharding: none", "{nodes: 2}", ""),
         (
             "lr: 0.001, optimizer: adafactor",
             "{nodes: 2, gpus_per_node: 4}",

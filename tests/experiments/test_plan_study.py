@@ -173,8 +173,13 @@ def test_runs_of_other_settings_are_outdated_and_done_again_only_when_asked(tmp_
 
 @pytest.mark.parametrize(
     ("before", "state"),
-    [({"gone": 1}, "done"), ({"gone": 1, "track_gpu": None}, "done"), ({"gone": 1, "max_grad_norm": 2.0}, "outdated")],
-    ids=["a setting that is no more", "one that came", "a default that changed"],
+    [
+        ({"gone": 1}, "done"),
+        ({"gone": 1, "track_gpu": None}, "done"),
+        ({"gone": 1, "max_grad_norm": 2.0}, "outdated"),
+        ({"micro_token_budget": 8192}, "done"),
+    ],
+    ids=["a setting that is no more", "one that came", "a default that changed", "a default that the run decides now"],
 )
 def test_settings_that_versions_add_or_drop_make_no_run_outdated(tmp_path: Path, before: dict, state: str) -> None:
     study = frozen_study(tmp_path)

@@ -39,6 +39,7 @@ from rewardlab.model.half import HalfWeights
 from rewardlab.model.lora_sums import sum_before_rounding
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import half_frozen
+from rewardlab.training import budget
 from rewardlab.training import run as run_module
 from rewardlab.training.ended import KeptEnd
 from rewardlab.training.loop.partners import Machine
@@ -200,7 +201,12 @@ def thread_names() -> list[str]:
 
 
 def whole_run(folder: Path, how: Mapping[str, Any]) -> None:
-    """`train` with the settings in `how`, interrupted after step `stop_after` if that is given."""
+    """`train` with the settings in `how`, interrupted after step `stop_after` if that is given.
+
+    `ceilings` are the largest token budgets that the trials of each rank find.
+    """
+    if "ceilings" in how:
+        budget.CEILING["cpu"] = how["ceilings"][int(os.environ["RANK"])]
     config = from_mapping(RewardTrainerConfig, how["config"], where="settings")
     if stop := how.get("stop_after"):
         train_step = Trainer.train_step

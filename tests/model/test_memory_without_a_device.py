@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import CONFIG_MAPPING, Qwen2Config
 
 from common import make_model
 from fake_cuda import DEVICE, fake_cuda
@@ -22,6 +22,7 @@ from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.trainable import choose_trainable, half_frozen
 from rewardlab.training.cost.activations import layer_bytes_a_token
+from rewardlab.training.default_budget import FAMILIES
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.settings.config import LossConfig
 
@@ -31,18 +32,11 @@ FEW, MANY = 2, 4
 """Pairs."""
 
 
-def shape(layers: int) -> Qwen2Config:
-    """A quarter of Qwen2.5-3B's widths."""
-    return Qwen2Config(
-        vocab_size=512,
-        hidden_size=512,
-        intermediate_size=2752,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        pad_token_id=None,
-    )
+def shape(layers: int, family: str = "qwen2", **widths: int) -> Any:
+    """A quarter of Qwen2.5-3B's widths, but for those given."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2752, "num_attention_heads": 4, "num_key_value_heads": 2}
+    fixed = {"vocab_size": 512, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
+    return CONFIG_MAPPING[family](**sizes | widths, **fixed, num_hidden_layers=layers, pad_token_id=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +55,9 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(rows)
 
 
-def kept(layers: int, pairs: int, *, lora: bool, checkpointing: str, norms: str = "torch") -> Kept:
+def kept(config: Any, pairs: int, *, lora: bool, checkpointing: str, norms: str = "torch") -> Kept:
     """Bytes that the forward pass of a step keeps for its backward pass, parameters left out."""
-    model = make_model(config=shape(layers)).train()
+    model = make_model(config=config).train()
     model.compute_dtype = torch.bfloat16
     choose_trainable(model, ModelConfig(model="x", lora=lora, lora_rank=RANK), seed=0)
     half_frozen(model.backbone, torch.bfloat16)
@@ -108,7 +102,7 @@ def test_a_layer_keeps_what_the_formula_says(lora, checkpointing, norms, monkeyp
         monkeypatch.setitem(norm.COMPUTE, "fused", lambda rows, weight, epsilon: function.apply(rows, weight))
         monkeypatch.setattr(norm, "_agrees", lambda layer, name: True)
     found = {
-        (layers, pairs): kept(layers, pairs, lora=lora, checkpointing=checkpointing, norms=norms)
+        (layers, pairs): kept(shape(layers), pairs, lora=lora, checkpointing=checkpointing, norms=norms)
         for layers in (3, 4)
         for pairs in (FEW, MANY)
     }
@@ -143,6 +137,35 @@ def test_a_layer_keeps_what_the_formula_says(lora, checkpointing, norms, monkeyp
         assert copies == pytest.approx(0 if lora else terms["copies"] / 4, abs=0.03 * weights)
     else:
         assert a_token == pytest.approx((terms["activations"] - layer) / 4, rel=1e-6)
+
+
+OF_0_6B = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 16, "num_key_value_heads": 8}
+OTHERS: list[tuple[str, dict[str, int]]] = [
+    *((family, {}) for family in ("llama", "mistral", "smollm3", "phi3")),
+    ("qwen3", OF_0_6B | {"head_dim": 32}),
+    ("gemma", {"hidden_size": 384, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 32}),
+    ("olmo2", {"intermediate_size": 1376, "num_key_value_heads": 4}),
+    ("gemma3_text", {"hidden_size": 320, "intermediate_size": 1024, "num_key_value_heads": 1, "head_dim": 128}),
+]
+"""With widths in proportions of real models that keep most for what the formula says."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(("family", "widths"), OTHERS, ids=[family for family, _ in OTHERS])
+def test_layers_of_other_families_keep_at_most_so_many_times_as_much(family, widths, lora):
+    found = {
+        (layers, pairs): kept(shape(layers, family, **widths), pairs, lora=lora, checkpointing="none")
+        for layers in (3, 4)
+        for pairs in (FEW, MANY)
+    }
+    few, many = (found[4, pairs].bytes - found[3, pairs].bytes for pairs in (FEW, MANY))
+    a_token = (many - few) / (found[4, MANY].tokens - found[4, FEW].tokens)
+    layer = layer_bytes_a_token(
+        shape(4, family, **widths), lora=lora, lora_rank=RANK if lora else 0, keys=found[4, FEW].keys
+    )
+    assert a_token <= 1.000001 * FAMILIES[family] * layer
+    assert FAMILIES.keys() == {"qwen2", *(name for name, _ in OTHERS)}
 
 
 def test_the_numbers_of_the_page_are_those_of_the_formula():

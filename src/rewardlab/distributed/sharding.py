@@ -145,7 +145,7 @@ class Parts:
     def __init__(self, ranks: Ranks, sharding: Sharding) -> None:
         """Raises ConfigError if the number of ranks is not a multiple of those on a node (`hybrid`)."""
         self.ranks, self._sharding = ranks, sharding
-        self._per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)) if sharding == "hybrid" else ranks.size
+        self._per_node = ranks_here(ranks) if sharding == "hybrid" else ranks.size
         self._meshes: dict[str, DeviceMesh] = {}
         if ranks.size % self._per_node:
             raise ConfigError(f"--sharding hybrid: {ranks.size} ranks are not a multiple of {self._per_node} a node.")
@@ -211,6 +211,11 @@ class Parts:
             return f"{self.ranks.size}, the model sharded over all of them"
         copies = self.ranks.size // self._per_node
         return f"{self.ranks.size}, sharded within {self._per_node} and replicated {copies} times"
+
+
+def ranks_here(ranks: Ranks) -> int:
+    """Return how many of the ranks are on this machine; all of them where nobody says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
 
 
 def parts_of(sharding: Sharding, ranks: Ranks) -> Parts | None:

@@ -23,6 +23,7 @@ from rewardlab.data.readers import read_source
 from rewardlab.data.rows import is_absent
 from rewardlab.data.step_order import steps_per_epoch
 from rewardlab.experiments.plan import Plan, Run
+from rewardlab.model.config import DEFAULT_BUDGET
 from rewardlab.model.hub import at_revision
 from rewardlab.training.cost.activations import bytes_a_token
 
@@ -101,8 +102,8 @@ def _activations_gib(settings: Mapping[str, Any], pair: float) -> float | None:
     """Return what a micro-batch keeps, about; `pair` are the tokens of a comparison."""
     if settings.get("train_head_only"):
         return 0.0
-    config, budget = _config_of(str(settings["model"])), settings["micro_token_budget"]
-    if config is None or not isinstance(budget, int):
+    config, budget = _config_of(str(settings["model"])), settings["micro_token_budget"] or DEFAULT_BUDGET
+    if config is None or budget == "auto":
         return None
     checkpointing = "full" if settings["activation_checkpointing"] == "full" else "none"
     rank = int(settings["lora_rank"]) if settings.get("lora") else 0

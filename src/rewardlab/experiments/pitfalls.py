@@ -42,9 +42,11 @@ LENGTHS: Final = ("max_seq_len", "chat_template", "template_arguments", "system_
 """Settings that decide how long a conversation is, and so which rows are left out with `--truncation drop`."""
 OF_MODELS: Final = ("model", "trust_remote_code", "truncation", "special_tokens_in_text")
 """Settings that decide, besides `LENGTHS`, whether a model can be used."""
-ONE_PROCESS: Final = (("cache_states", True), ("micro_token_budget", "auto"))
-"""Settings that `rewardlab train` refuses where a run has several processes."""
-UNDIVIDED: Final = {"quantization": ("nf4", "int8"), "optimizer": ("adafactor", "adamw8bit")}
+UNDIVIDED: Final = {
+    "quantization": ("nf4", "int8"),
+    "optimizer": ("adafactor", "adamw8bit"),
+    "micro_token_budget": ("auto",),
+}
 """Settings that `rewardlab train` refuses for several processes unless `sharding` is `none`."""
 ON_TRAINING_ROWS: Final = ("gap", "gap_loss", "train_accuracy", "train_loss")
 
@@ -243,14 +245,13 @@ def too_many_processes(config: SlurmConfig, runs: Sequence[Run]) -> str:
     for run in runs:
         if run.program:
             continue
-        for name, value in ONE_PROCESS:
-            if run.settings.get(name) == value:
-                said = name if value is True else f"{name}: {value}"
-                what = "Ask for one, or leave it out; a scale and `probe` may have a `slurm` of their own."
-                return f"{told}: arm {run.arm}: {said} is for one process. {what}"
+        if run.settings.get("cache_states"):
+            what = "Ask for one, or leave it out; a scale and `probe` may have a `slurm` of their own."
+            return f"{told}: arm {run.arm}: cache_states is for one process. {what}"
         divided = [name for name, values in UNDIVIDED.items() if run.settings.get(name) in values]
         if divided and run.settings.get("sharding") != "none":
-            return f"{told}: arm {run.arm}: {divided[0]} cannot be divided among devices. Set `sharding: none`."
+            said = f"{divided[0]}: {run.settings[divided[0]]}"
+            return f"{told}: arm {run.arm}: {said} needs a whole model on each device. Set `sharding: none`."
     return ""
 
 

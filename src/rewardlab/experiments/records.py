@@ -179,7 +179,9 @@ def _means_the_same(study: Study, run: Run, begun_with: str) -> bool:
         now = to_mapping(from_mapping(RewardTrainerConfig, known, where=run.name))
     except (RewardlabError, OSError):
         return False
-    return all(now[name] == value for name, value in run.settings.items())
+    # A version whose default was a number wrote it out; now the run is to decide, and it keeps that number.
+    left = ("micro_token_budget",) if run.settings.get("micro_token_budget") is None else ()
+    return all(now[name] == value for name, value in run.settings.items() if name not in left)
 
 
 def _path(study: Study, run: Run) -> Path:

@@ -14,6 +14,8 @@ MOST_RANK: Final = 65_536
 """Highest rank of adapters that is accepted: larger than any matrix of an existing model."""
 BUDGETS: Final = (16, 1_000_000_000)
 """Lowest and highest number of tokens computed at a time that is accepted."""
+DEFAULT_BUDGET: Final = 8192
+"""Tokens computed at a time where nothing says otherwise."""
 HalfRounding = Literal["stochastic", "nearest"]
 ScoringPrecision = Literal["fp32", "bf16", "fp16"]
 

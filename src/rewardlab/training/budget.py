@@ -18,12 +18,12 @@ from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.errors import DeviceMemoryError
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.pack import cost, largest_groups
+from rewardlab.model.config import DEFAULT_BUDGET
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.cost.memory import HighWater, free_memory, in_use, release_cached, unless_out_of_memory
 from rewardlab.training.cost.throughput import GIB
 from rewardlab.training.loop import losses
 from rewardlab.training.loop.optimizer import state_bytes
-from rewardlab.training.loop.step_rows import DEFAULT_BUDGET
 from rewardlab.training.settings.config import LossConfig
 
 CEILING: Final = {"cpu": 8192, "cuda": 65_536}
@@ -127,11 +127,13 @@ def choose_budget(
     batch_size: int,
     floor: int,
     optimizer: str = "adamw",
+    processes: int = 1,
 ) -> Choice:
     """Return the budget for training `model` on `groups`, found by trial.
 
     `floor` is the tokens of the largest of the groups. The state of `optimizer`, which does not exist yet, is added to
-    what the trials take. Weights, gradients and random numbers are as before when this returns.
+    what the trials take. `processes` of this machine choose at the same time; on a CPU they share its memory. Weights,
+    gradients and random numbers are as before when this returns.
 
     Raises DeviceMemoryError if the largest preference does not fit.
     """
@@ -143,6 +145,8 @@ def choose_budget(
     if free is None:
         budget = min(max(DEFAULT_BUDGET, floor), max(ceiling, floor))
         return Choice(budget=budget, reason="the default, since this system does not say how much memory is free")
+    if device.type == "cpu":
+        free //= processes
     before = in_use(device)
     state = state_bytes(model.parameters(), optimizer)
 

@@ -41,7 +41,7 @@ from rewardlab.training.by_heart import ByHeart, learn_by_heart
 from rewardlab.training.closing import wants_card
 from rewardlab.training.cost.memory import free_memory, in_use
 from rewardlab.training.loop.reward_trainer import RewardTrainer
-from rewardlab.training.loop.step_rows import DEFAULT_BUDGET, StepRows
+from rewardlab.training.loop.step_rows import StepRows
 from rewardlab.training.monitoring.monitor import require_monitoring
 from rewardlab.training.rehearsed import Rehearsal
 from rewardlab.training.run import Rows, TrainResult, carry_out
@@ -304,8 +304,7 @@ def _step_rows(train: Sequence[TokenGroup], ready: Ready) -> StepRows:
 def _tokens(groups: Sequence[TokenGroup], ready: Ready) -> int:
     """Return the tokens that scoring all groups computes."""
     if len(groups) and ready.layout == "shared":
-        budget = ready.config.run.micro_token_budget
-        limits = Limits(tokens=DEFAULT_BUDGET if budget == "auto" else budget, spread=SPREAD)
+        limits = Limits(tokens=ready.config.run.token_budget, spread=SPREAD)
         return int(MergedGroups(groups, limits).num_tokens().sum())
     return sum(costs(groups, ready.layout)) if len(groups) else 0
 

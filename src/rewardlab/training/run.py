@@ -21,11 +21,12 @@ from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Preference
 from rewardlab.data.dataset_names import Given, given_rows
 from rewardlab.data.groups import Datasets
-from rewardlab.data.pack import largest_cost
-from rewardlab.distributed.ranks import Ranks
-from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, share
+from rewardlab.data.pack import largest_cost, require_fit
+from rewardlab.distributed.ranks import ALONE, Ranks
+from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, ranks_here, share
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_evaluation, write_evaluation
 from rewardlab.evaluation.precision import require_range
+from rewardlab.model.config import DEFAULT_BUDGET
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import parameter_counts
@@ -35,11 +36,11 @@ from rewardlab.training.checkpoints.resume import frozen_fingerprint
 from rewardlab.training.closing import computed_in, judge_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_flops_of
+from rewardlab.training.default_budget import budget_by_size
 from rewardlab.training.ended import KeptEnd
 from rewardlab.training.full_disk import told_when_full
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
-from rewardlab.training.loop.step_rows import DEFAULT_BUDGET
 from rewardlab.training.monitoring.monitor import Watch, watch_run
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.publishing import publisher_of
@@ -211,7 +212,7 @@ def _train(
     # A process that is the only one has nothing to divide, also if torchrun started it.
     parts = parts_of(config.run.sharding, ranks) if ranks.size > 1 else None
     model = _load(ready, parts)
-    ready = replace(ready, config=_settle_budget(config, model, ready.data))
+    ready = replace(ready, config=_settle_budget(config, model, ready.data, ranks))
     ready = trial.shorten(ready)
     config = ready.config
     looked_up = LookedUp(config, model, ready.data, ready.test) if config.model.cache_states else None
@@ -312,10 +313,20 @@ def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Rea
     return result
 
 
-def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datasets) -> RewardTrainerConfig:
-    """Return the configuration with a number in place of `--micro-token-budget auto`."""
-    if config.run.micro_token_budget != "auto":
+def _settle_budget(
+    config: RewardTrainerConfig, model: RewardModel, data: Datasets, ranks: Ranks = ALONE
+) -> RewardTrainerConfig:
+    """Return the configuration with a number of tokens as `micro_token_budget`: the smallest that a rank finds.
+
+    Raises ConfigError if a preference is larger than what a GPU's size gives.
+    """
+    if isinstance(config.run.micro_token_budget, int):
         return config
+    if config.run.micro_token_budget is None:
+        choice = min(ranks.gather(budget_by_size(model, data.train, config)), key=lambda choice: choice.budget)
+        logger.info("micro-token budget: %d (%s)", choice.budget, choice.reason)
+        require_fit([data.train], choice.budget, layout=model.layout)
+        return config.replace(micro_token_budget=choice.budget)
     largest = largest_cost([data.train], model.layout)
     if config.model.cache_states:
         # Nothing is computed backward through the model, so a trial would measure what never happens.
@@ -327,7 +338,9 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
         batch_size=config.run.batch_size,
         floor=largest,
         optimizer=config.optimizer.optimizer,
+        processes=ranks_here(ranks),
     )
+    choice = min(ranks.gather(choice), key=lambda choice: choice.budget)
     logger.info("micro-token budget: %d by trial (%s)", choice.budget, choice.reason)
     return config.replace(micro_token_budget=choice.budget)
 

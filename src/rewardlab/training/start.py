@@ -57,6 +57,7 @@ from rewardlab.training.checkpoints.resume import (
     with_decisions,
 )
 from rewardlab.training.cost.throughput import PeakFlops
+from rewardlab.training.default_budget import decided_early
 from rewardlab.training.loop.optimizer import require_optimizer
 from rewardlab.training.loop.schedule import floor_notice, warmup_notice, warmup_steps
 from rewardlab.training.loop.selection import selection_of
@@ -77,7 +78,7 @@ class Ready:
     """A run with everything decided that can be decided before the model is loaded."""
 
     config: RewardTrainerConfig
-    """The settings with every default decided, except `micro_token_budget auto`."""
+    """The settings with every default decided, except `micro_token_budget` where a trial or a GPU's size decides it."""
     base: Base
     device: torch.device
     layout: AttentionLayout
@@ -130,6 +131,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     )
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()
+    config = decided_early(config, device, ranks)
     # The choice is by a measurement, like that of kernels in _resolve, so ranks could choose differently.
     layout = ranks.from_first(
         choose_layout(
@@ -141,7 +143,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
             log=logger.info,
         )
     )
-    if config.run.micro_token_budget != "auto":
+    if isinstance(config.run.micro_token_budget, int):
         # A preference larger than the budget would otherwise be found only at the step that draws it.
         require_fit([data.train], config.run.token_budget, layout=layout)
     baselines = fit_all_baselines(config, data, test)
@@ -242,10 +244,10 @@ def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool
             "--cache-states is for one process: with the states at hand a step has nothing to divide. Start the run "
             "without torchrun, or leave it out."
         )
-    if config.run.micro_token_budget == "auto" and not goes_on:
+    if config.run.micro_token_budget == "auto" and config.run.sharding != "none" and not goes_on:
         raise ConfigError(
-            "--micro-token-budget auto is for one device. Give a number: what auto finds on one of these devices, or "
-            "more, since weights and optimiser are shared."
+            "--micro-token-budget auto tries a whole model. Use --sharding none, or give a number: what auto finds on "
+            "one of these devices, or more, since weights and optimiser are shared."
         )
     if config.run.sharding != "none" and (
         config.model.quantization != "none" or config.optimizer.optimizer in ("adafactor", "adamw8bit")

@@ -43,6 +43,8 @@ PROBED: Final = (
     "allocator",
 )
 """Settings that are measured or found out when a run begins; a resumed run takes what was decided then."""
+UNDECIDED: Final = ("auto", None)
+"""Values of these settings that leave the decision to the run."""
 EARLIER: Final = {"special_tokens_in_text": "keep", "norm_backend": "torch", "elementwise_backend": "torch"}
 """Values that runs had before a setting existed, where they differ from today's default."""
 BY_CONTENT: Final = (
@@ -194,10 +196,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> RewardTrainerConfig:
-    """Return the settings asked for, with `auto` and open lengths replaced by what the run decided when it began."""
+    """Return the settings asked for, with what they leave open replaced by what the run decided when it began."""
     known = settings_of(RewardTrainerConfig)
     # A new measurement could decide otherwise on a busy machine, and the run would then compute in another way.
-    taken: dict[str, Any] = {name: known[name].of(run) for name in PROBED if known[name].of(config) == "auto"}
+    taken: dict[str, Any] = {name: known[name].of(run) for name in PROBED if known[name].of(config) in UNDECIDED}
     if config.run.eval_every is None:
         taken["eval_every"] = run.run.eval_every
     schedule = config.schedule

@@ -107,6 +107,11 @@ def free_memory(device: torch.device) -> int | None:
     return available()
 
 
+def total_memory(device: torch.device) -> int:
+    """Return the bytes of memory that a GPU has."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
 def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the bytes that a process can still take, limited by machine and control groups; None outside Linux."""
     try:

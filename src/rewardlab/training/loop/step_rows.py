@@ -21,8 +21,6 @@ from rewardlab.data.step_order import Bundles, batch_of_step, bundles_of, steps_
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 logger = logging.getLogger("rewardlab")
-DEFAULT_BUDGET: Final = 8192
-"""Tokens of a micro-batch where `--micro-token-budget auto` is not decided yet, or cannot be."""
 SPREAD: Final = 2
 """`Limits.spread` with gradients, where every layer keeps its copies of the keys. A pair has two conversations, so no
 micro-batch of merged rows has more keys than one of pairs may have."""
@@ -109,11 +107,10 @@ class StepRows:
 
         Of a longer epoch some steps are looked at.
         """
-        size, budget = self._config.run.batch_size, self._config.run.micro_token_budget
+        size, budget = self._config.run.batch_size, self._config.run.token_budget
         count = steps_per_epoch(len(self._train), size)
         looked_at = min(count, MOST_STEPS, max(1, MOST_ROWS // size))
         steps = np.unique(np.linspace(0, count - 1, looked_at).round().astype(int)).tolist()
-        budget = DEFAULT_BUDGET if budget == "auto" else budget
         return sum(
             sum(cost(group, self._layout) for group in self.together(self.of_step(step), budget).groups)
             for step in steps

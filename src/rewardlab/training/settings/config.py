@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 from rewardlab.core.config import Composed, composed, require, require_between, require_seed
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.config import TrainingDataConfig
-from rewardlab.model.config import BUDGETS, ModelConfig, TrainComputeConfig, require_model
+from rewardlab.model.config import BUDGETS, DEFAULT_BUDGET, ModelConfig, TrainComputeConfig, require_model
 from rewardlab.training.settings.presets import fill
 
 FULL_LR = 5e-6
@@ -182,9 +182,10 @@ class RunConfig:
     rows_per_prompt: int = 1
     """Rows of one prompt that are drawn together: a step computes their prompt, and equal replies to it, once. With 1
     each row is drawn by itself."""
-    micro_token_budget: int | Literal["auto"] = 8192
+    micro_token_budget: int | Literal["auto"] | None = None
     """Tokens computed at a time; smaller needs less memory and changes no number: gradients are accumulated over the
-    whole batch. `auto` takes the most that fits, by a trial at the start."""
+    whole batch. By default 8192, and on a GPU up to 65536 where its size leaves ample room. `auto` takes the most that
+    fits, by a trial at the start."""
     seed: int = 0
     """Decides the head, the order of the data and every other draw."""
     log_every: int = 10
@@ -276,9 +277,8 @@ class RunConfig:
 
     @property
     def token_budget(self) -> int:
-        """`micro_token_budget` as a number of tokens, in a configuration in which `auto` is decided."""
-        assert isinstance(self.micro_token_budget, int), "--micro-token-budget auto is decided before training"
-        return self.micro_token_budget
+        """`micro_token_budget` as a number of tokens; the default where it is not decided yet."""
+        return self.micro_token_budget if isinstance(self.micro_token_budget, int) else DEFAULT_BUDGET
 
     def interval(self, num_steps: int) -> int:
         """Return the steps between evaluations for a run of `num_steps`."""
