@@ -17,8 +17,8 @@ from harness import machine, ours, results
 from harness.random_model import config_folder, random_weights
 from harness.workload import Lengths
 from rewardlab.core.types import TokenGroup
+from rewardlab.model.out_of_memory import release_cached
 from rewardlab.model.reward import RewardModel
-from rewardlab.training.cost.memory import release_cached
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 QWEN = {

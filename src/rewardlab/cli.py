@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(f"error: {who}{message}")
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        from rewardlab.training.cost.memory import is_out_of_memory
+        from rewardlab.model.out_of_memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

@@ -7,8 +7,9 @@ lay out or read a conversation differently from the others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Final, Protocol, runtime_checkable
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import expit
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rewardlab.batch import PackedBatch, first_alike, pack
 from rewardlab.core.bars import bar
@@ -27,10 +29,11 @@ from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, To
 from rewardlab.data.chat import Overlong, Renderer, to_messages
 from rewardlab.data.layout import Rendered, lay_out
 from rewardlab.data.merging import Limits, MergedGroups
-from rewardlab.data.pack import Piece, part_of, plan_replies
+from rewardlab.data.pack import Piece, halves_of, part_of, plan_replies
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.prompts import prompt_turns as prompt_turns
 from rewardlab.model.config import ComputeConfig
+from rewardlab.model.out_of_memory import release_cached, unless_out_of_memory
 from rewardlab.model.reward import RewardModel
 
 logger = logging.getLogger("rewardlab")
@@ -78,6 +81,7 @@ def score_groups(
     budget: int,
     progress: str | None = None,
     ranks: Together = ALONE,
+    halves: bool = True,
 ) -> list[FloatArray]:
     """Return float32 rewards [K] for every group of K replies, in order, computed without gradients.
 
@@ -85,9 +89,12 @@ def score_groups(
     prompt; only a single conversation may exceed the budget. Where prompts are shared, those of groups with equal ones
     are computed once too, and equal replies to such a prompt once, as far as the budget holds them together. The rows
     are distributed over `ranks`. `progress` is the title of a progress bar, None for none.
+
+    What memory does not hold is computed in halves, and from then on `model` computes fewer tokens at a time; with
+    `halves=False`, and where ranks hold parts of the model, the error is raised at once.
     """
     return compute_groups(
-        model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress, ranks=ranks
+        model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress, ranks=ranks, halves=halves
     )
 
 
@@ -100,6 +107,7 @@ def compute_groups(
     progress: str | None = None,
     ranks: Together = ALONE,
     merge: bool = True,
+    halves: bool = True,
 ) -> list[FloatArray]:
     """Return what `forward` makes of every group, in order: an array [K, …] for each group of K replies.
 
@@ -107,19 +115,24 @@ def compute_groups(
     The other arguments are as in `score_groups`: a group may reach `forward` in pieces, which have no judgements.
     With `merge=False` groups stay apart, and `indices` of a batch are the numbers of its groups in `groups`.
     """
+    # The forward pass of a sharded model is a collective operation, which a rank cannot repeat alone.
+    halves = halves and not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    compute = partial(_compute, model, forward=forward, budget=budget, progress=progress, ranks=ranks, halves=halves)
     if merge and model.layout == "shared":
         together = MergedGroups(groups, Limits(tokens=budget, spread=SPREAD))
-        return together.apart(_compute(model, together, forward, budget, progress, ranks))
-    return _compute(model, groups, forward, budget, progress, ranks)
+        return together.apart(compute(together))
+    return compute(groups)
 
 
 def _compute(
     model: RewardModel,
     groups: Sequence[TokenGroup],
+    *,
     forward: Callable[[PackedBatch], Tensor],
     budget: int,
     progress: str | None,
     ranks: Together,
+    halves: bool,
 ) -> list[FloatArray]:
     """Return what `forward` makes of every group, in order; groups stay as they are."""
     layout = model.layout
@@ -133,13 +146,10 @@ def _compute(
     model.eval()
     with torch.no_grad():
         for row in bar(own, title=progress) if progress else own:
-            parts = [part_of(groups[piece.group], piece) for piece in row]
-            batch = pack(parts, share=layout != "unshared", indices=[piece.group for piece in row])
-            values = forward(batch.to(model.device)).cpu().numpy()
-            _make_equal(values, parts)
-            ends = np.cumsum([part.num_replies for part in parts])
-            # A dummy has a value too, which belongs to no piece and is dropped.
-            values_of_pieces |= zip(row, np.split(values, ends[:-1]) if row else [], strict=True)
+            for part, values in _values_of(model, groups, row, forward, halves):
+                ends = np.cumsum([piece.stop - piece.first for piece in part])
+                # A dummy has a value too, which belongs to no piece and is dropped.
+                values_of_pieces |= zip(part, np.split(values, ends[:-1]) if part else [], strict=True)
     model.train(was_training)
     values_of_pieces = {piece: values for part in ranks.gather(values_of_pieces) for piece, values in part.items()}
     # Rows are planned by length and computed on several ranks. Sorting by group and first reply puts pieces in order.
@@ -147,6 +157,45 @@ def _compute(
     for piece in sorted(values_of_pieces):
         values_of[piece.group].append(values_of_pieces[piece])
     return [values[0] if len(values) == 1 else _joined(values, groups[n]) for n, values in enumerate(values_of)]
+
+
+def _values_of(
+    model: RewardModel,
+    groups: Sequence[TokenGroup],
+    row: list[Piece],
+    forward: Callable[[PackedBatch], Tensor],
+    halves: bool,
+) -> Iterator[tuple[list[Piece], FloatArray]]:
+    """Yield the pieces of a row, all together or in parts that memory holds, with the values of their replies."""
+    share = model.layout != "unshared"
+
+    def compute() -> FloatArray:
+        parts = [part_of(groups[piece.group], piece) for piece in row]
+        batch = pack(parts, share=share, indices=[piece.group for piece in row])
+        values: FloatArray = forward(batch.to(model.device)).cpu().numpy()
+        _make_equal(values, parts)
+        return values
+
+    found = halves_of(groups, row, model.layout) if halves and row else None
+    if found is None:
+        yield row, compute()
+        return
+    tokens = sum(piece.num_tokens for piece in row)
+    if model.most_tokens is None or tokens <= model.most_tokens:
+        if (values := unless_out_of_memory(compute)) is not None:
+            yield row, values
+            return
+        release_cached(model.device)
+        # Halves are not quite of one size, and the larger one is to be tried.
+        model.most_tokens = tokens * 3 // 4
+        logger.warning(
+            "OUT OF MEMORY: %d tokens at once were too many to score; from here on at most %d. A smaller token budget "
+            "(--micro-token-budget) saves the attempt",
+            tokens,
+            model.most_tokens,
+        )
+    for half in found:
+        yield from _values_of(model, groups, half, forward, halves)
 
 
 def _joined(pieces: Sequence[FloatArray], group: TokenGroup) -> FloatArray:

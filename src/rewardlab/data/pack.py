@@ -164,6 +164,25 @@ def _cut(number: int, group: TokenGroup, budget: int, layout: str) -> Iterator[P
     yield Piece(number, first, group.num_replies, size)
 
 
+def halves_of(
+    groups: Sequence[TokenGroup], row: Sequence[Piece], layout: str
+) -> tuple[list[Piece], list[Piece]] | None:
+    """Return a row of pieces as two of about half the tokens, in order; None for a single conversation."""
+    if len(row) > 1:
+        sums = np.cumsum([piece.num_tokens for piece in row])
+        middle = min(int(np.searchsorted(sums, sums[-1] / 2)) + 1, len(row) - 1)
+        return list(row[:middle]), list(row[middle:])
+    (piece,) = row
+    middle = (piece.first + piece.stop) // 2
+    if middle == piece.first:
+        return None
+    first, second = piece._replace(stop=middle), piece._replace(first=middle)
+    one, other = (
+        half._replace(num_tokens=cost(part_of(groups[piece.group], half), layout)) for half in (first, second)
+    )
+    return [one], [other]
+
+
 def part_of(group: TokenGroup, piece: Piece) -> TokenGroup:
     """Return the replies of a piece as a group to be scored.
 

@@ -67,6 +67,8 @@ class RewardModel(nn.Module):
         self.known_states: Callable[[PackedBatch], Tensor] | None = None
         """Returns the [R, W] final states of a batch from where they are kept, in place of computing them; for a frozen
         backbone (probing/cached.py). None to compute them."""
+        self.most_tokens: int | None = None
+        """Most tokens that are scored at a time, since memory ran out with more; None before that."""
 
     @property
     def config(self) -> Any:

@@ -19,8 +19,9 @@ from rewardlab.core.errors import DeviceMemoryError
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.pack import cost, largest_groups
 from rewardlab.model.config import DEFAULT_BUDGET
+from rewardlab.model.out_of_memory import release_cached, unless_out_of_memory
 from rewardlab.model.reward import RewardModel
-from rewardlab.training.cost.memory import HighWater, free_memory, in_use, release_cached, unless_out_of_memory
+from rewardlab.training.cost.memory import HighWater, free_memory, in_use
 from rewardlab.training.cost.throughput import GIB
 from rewardlab.training.loop import losses
 from rewardlab.training.loop.optimizer import state_bytes

@@ -13,8 +13,8 @@ from rewardlab.core.types import TokenGroup
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.evaluation.evaluate import EvalResult
 from rewardlab.evaluation.precision import judge_precisions, write_card
+from rewardlab.model.out_of_memory import is_out_of_memory
 from rewardlab.score import Scorer
-from rewardlab.training.cost.memory import is_out_of_memory
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 logger = logging.getLogger("rewardlab")

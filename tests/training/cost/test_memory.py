@@ -21,17 +21,8 @@ from rewardlab.core.errors import DeviceMemoryError
 from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import cost
 from rewardlab.distributed.ranks import Ranks
-from rewardlab.training.cost.memory import (
-    HighWater,
-    available,
-    free_memory,
-    in_use,
-    is_out_of_memory,
-    peak_memory,
-    process_peak,
-    release_cached,
-    unless_out_of_memory,
-)
+from rewardlab.model.out_of_memory import is_out_of_memory, release_cached, unless_out_of_memory
+from rewardlab.training.cost.memory import HighWater, available, free_memory, in_use, peak_memory, process_peak
 from rewardlab.training.loop import losses
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.loop.totals import Accumulated

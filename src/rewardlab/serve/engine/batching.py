@@ -22,10 +22,10 @@ from typing import Any, Final
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.merging import Place, merged
 from rewardlab.data.pack import Piece, part_of
+from rewardlab.model.out_of_memory import is_out_of_memory
 from rewardlab.serve.engine.api import DrainingError, EngineFailedError, QueueFullError
 from rewardlab.serve.engine.queued import Batch, Filling, Work, num_tokens
 from rewardlab.serve.engine.request_tokens import Unit
-from rewardlab.training.cost.memory import is_out_of_memory
 
 logger = logging.getLogger("rewardlab")
 LOOKED_AT: Final = 512

@@ -10,12 +10,12 @@ import torch
 from rewardlab.artifact.shared_backbone import AdaptedModel
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.core.types import TokenGroup
+from rewardlab.model.out_of_memory import release_cached
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.selftest import probe_groups
 from rewardlab.score import compute_groups, score_groups
 from rewardlab.serve.engine.prefix_cache import CachedForward, PrefixCache, prompt_of
 from rewardlab.serve.engine.queued import MAX_TOTAL
-from rewardlab.training.cost.memory import release_cached
 
 PART_OF_TOLERANCE: Final = 0.2
 """Largest difference that the cache may make, as a part of SCORE_TOLERANCE: 2e-5 in float32, 0.03 in bfloat16, 0.01 in
@@ -42,7 +42,7 @@ class ScoringModel:
         """Return (float32 rewards [K] of each group, how many tokens of each group came from the cache)."""
         self._activate()
         if self.cache_off:
-            return list(score_groups(self._model, groups, budget=budget)), [0] * len(groups)
+            return list(score_groups(self._model, groups, budget=budget, halves=False)), [0] * len(groups)
         return self._cached(groups, self._cache, budget=MAX_TOTAL * budget)
 
     def num_known(self, group: TokenGroup) -> int:
@@ -74,8 +74,10 @@ class ScoringModel:
 
     def _cached(self, groups: Sequence[TokenGroup], cache: PrefixCache, *, budget: int) -> tuple[list[Any], list[int]]:
         forward = CachedForward(self._model, cache, self._owner, list(groups))
-        # The queue has merged them, and `forward` knows them by their numbers.
-        return list(compute_groups(self._model, groups, forward, budget=budget, merge=False)), forward.cached_tokens
+        # The queue has merged them, and `forward` knows them by their numbers. It also computes what memory does not
+        # hold in parts, once the cache is emptied.
+        values = compute_groups(self._model, groups, forward, budget=budget, merge=False, halves=False)
+        return list(values), forward.cached_tokens
 
     def _refusal(self) -> str:
         """Return why the cache is not used, or an empty text."""
