@@ -32,7 +32,7 @@ from rewardlab.data.merging import Limits, MergedGroups
 from rewardlab.data.pack import Piece, halves_of, part_of, plan_replies
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.prompts import prompt_turns as prompt_turns
-from rewardlab.model.config import ComputeConfig
+from rewardlab.model.config import DEFAULT_BUDGET, ComputeConfig
 from rewardlab.model.out_of_memory import release_cached, unless_out_of_memory
 from rewardlab.model.reward import RewardModel
 
@@ -40,6 +40,9 @@ logger = logging.getLogger("rewardlab")
 FloatArray = npt.NDArray[np.float32]
 SPREAD: Final = 8
 """`Limits.spread` without gradients, where keys are copied for one layer at a time."""
+BUDGET_ON_GPU: Final = 32_768
+"""Tokens scored at a time by commands, which have a GPU to themselves: starting operations takes its time, and without
+gradients few tensors are kept."""
 SHORTEN: Final = (
     "The model was trained without such conversations. Shorten it, or let its old turns be cut all the same: "
     "scorer.renderer = scorer.renderer.that_cuts."
@@ -74,21 +77,27 @@ class _Alone:
 ALONE: Final[Together] = _Alone()
 
 
+def budget_of(device: torch.device) -> int:
+    """Return the tokens that are scored at a time on a device where nothing says otherwise."""
+    return BUDGET_ON_GPU if device.type == "cuda" else DEFAULT_BUDGET
+
+
 def score_groups(
     model: RewardModel,
     groups: Sequence[TokenGroup],
     *,
-    budget: int,
+    budget: int | None,
     progress: str | None = None,
     ranks: Together = ALONE,
     halves: bool = True,
 ) -> list[FloatArray]:
     """Return float32 rewards [K] for every group of K replies, in order, computed without gradients.
 
-    At most `budget` tokens are computed at a time. A larger group is computed in pieces, each with its own copy of the
-    prompt; only a single conversation may exceed the budget. Where prompts are shared, those of groups with equal ones
-    are computed once too, and equal replies to such a prompt once, as far as the budget holds them together. The rows
-    are distributed over `ranks`. `progress` is the title of a progress bar, None for none.
+    At most `budget` tokens are computed at a time, by default `budget_of` the model's device. A larger group is
+    computed in pieces, each with its own copy of the prompt; only a single conversation may exceed the budget. Where
+    prompts are shared, those of groups with equal ones are computed once too, and equal replies to such a prompt once,
+    as far as the budget holds them together. The rows are distributed over `ranks`. `progress` is the title of a
+    progress bar, None for none.
 
     What memory does not hold is computed in halves, and from then on `model` computes fewer tokens at a time; with
     `halves=False`, and where ranks hold parts of the model, the error is raised at once.
@@ -103,7 +112,7 @@ def compute_groups(
     groups: Sequence[TokenGroup],
     forward: Callable[[PackedBatch], Tensor],
     *,
-    budget: int,
+    budget: int | None,
     progress: str | None = None,
     ranks: Together = ALONE,
     merge: bool = True,
@@ -115,6 +124,7 @@ def compute_groups(
     The other arguments are as in `score_groups`: a group may reach `forward` in pieces, which have no judgements.
     With `merge=False` groups stay apart, and `indices` of a batch are the numbers of its groups in `groups`.
     """
+    budget = budget_of(model.device) if budget is None else budget
     # The forward pass of a sharded model is a collective operation, which a rank cannot repeat alone.
     halves = halves and not any(isinstance(parameter, DTensor) for parameter in model.parameters())
     compute = partial(_compute, model, forward=forward, budget=budget, progress=progress, ranks=ranks, halves=halves)
@@ -272,7 +282,7 @@ class Scorer:
         renderer: Renderer,
         *,
         beta: float = 1.0,
-        token_budget: int = 8192,
+        token_budget: int = DEFAULT_BUDGET,
         compute: ComputeConfig | None = None,
         temperature: float = 1.0,
         affine: tuple[float, float] | None = None,

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from common import make_groups, make_model, stored
+from rewardlab import score
 from rewardlab.data.pack import halves_of, plan_replies
+from rewardlab.model.reward import RewardModel
 from rewardlab.score import score_groups
 
 GROUPS = make_groups(30, replies=4, seed=5)
@@ -84,3 +86,14 @@ def test_halves_have_all_replies_of_a_row_once_and_in_order(layout):
         assert all(len(one) == 1 and one[0].stop - one[0].first == 1 for one in whole)
         wanted = [(piece.group, reply) for piece in row for reply in range(piece.first, piece.stop)]
         assert [(piece.group, piece.first) for (piece,) in whole] == wanted
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 8192), ("cuda:0", 32_768)])
+def test_where_nobody_says_how_many_tokens_a_gpu_gets_four_times_as_many(monkeypatch, device, most):
+    budgets = []
+    monkeypatch.setattr(score, "plan_replies", lambda groups, budget, layout: budgets.append(budget) or [])
+    monkeypatch.setattr(RewardModel, "device", torch.device(device))
+    score_groups(make_model(layout="unshared"), [], budget=None)
+    score_groups(make_model(layout="unshared"), [], budget=100)
+    assert budgets == [most, 100]
+    assert score.budget_of(torch.device(device)) == most

@@ -39,8 +39,8 @@ class DiagnoseRunConfig:
     win over it."""
     cache: bool = True
     """Keep states on disk ($REWARDLAB_CACHE/states), where the probe keeps its own."""
-    micro_token_budget: int = 8192
-    """Tokens computed at a time; changes no number."""
+    micro_token_budget: int | None = None
+    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
     seed: int = 0
     """The first seed; the others follow."""
 

@@ -37,8 +37,6 @@ from rewardlab.training.settings.conventions import Conventions, settle_reading
 logger = logging.getLogger("rewardlab")
 DONE: Final = "control.json"
 """The file in the folder of a finished run with its outcomes on held-out conversations."""
-JUDGING_TOKENS: Final = 8192
-"""Tokens computed at a time when a run is judged; changes no number."""
 MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "full": {},
     # Only its last step is judged: a checkpoint that the true labels of the held-out conversations choose is not at
@@ -251,7 +249,7 @@ def _judged_on_changed(config: RewardTrainerConfig, folder: Path) -> EvalResult:
     changed = _settled(config).replace(diagnostic_splits=("eval",))
     part = load_data(changed.data, scorer.renderer, seed=config.run.seed, kwise_loss=config.loss.kwise_loss).eval
     groups, _ = token_groups(part, scorer.renderer, config.data.reading.max_drop_fraction, "changed evaluation")
-    return evaluate_groups(scorer.model, groups, beta=config.loss.beta, budget=JUDGING_TOKENS, progress="changed pairs")
+    return evaluate_groups(scorer.model, groups, beta=config.loss.beta, budget=None, progress="changed pairs")
 
 
 def _settled(config: RewardTrainerConfig) -> RewardTrainerConfig:

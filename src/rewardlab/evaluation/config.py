@@ -54,8 +54,8 @@ class EvalRunConfig:
     say which the model may be served in."""
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
-    micro_token_budget: int = 8192
-    """Tokens computed at a time; changes no number."""
+    micro_token_budget: int | None = None
+    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
     reuse: bool = True
     """Take the scores of a model from the cache where it has scored the same tokens in the same precision before."""
     slice: tuple[str, ...] = ()
@@ -163,8 +163,8 @@ class CalibrationRunConfig:
     """Arithmetic; fp32 gives the canonical scores."""
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
-    micro_token_budget: int = 8192
-    """Tokens computed at a time; changes no number."""
+    micro_token_budget: int | None = None
+    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
     reuse: bool = True
     """Take the scores of the model from the cache where it has scored the same tokens in the same precision before."""
     seed: int = 0

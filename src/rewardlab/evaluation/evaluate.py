@@ -97,7 +97,7 @@ def evaluate_groups(
     groups: Sequence[TokenGroup],
     *,
     beta: float,
-    budget: int,
+    budget: int | None,
     progress: str,
     ranks: Together = ALONE,
 ) -> EvalResult:

@@ -42,7 +42,7 @@ def judge_precisions(
     *,
     save_dtype: str,
     precision: str,
-    budget: int,
+    budget: int | None,
     seed: int,
     ranks: Together = ALONE,
     exact: Sequence[ScoreRow] | None = None,
@@ -86,7 +86,7 @@ def score_precisions(
     names: Sequence[str],
     *,
     exact: Sequence[FloatArray] | None,
-    budget: int,
+    budget: int | None,
     ranks: Together = ALONE,
 ) -> dict[str, Sequence[FloatArray]]:
     """Return precision -> [K] scores of each group, float32 first: `exact`, or computed.

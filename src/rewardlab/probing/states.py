@@ -66,7 +66,7 @@ def states_of(
     groups: Sequence[TokenGroup],
     layers: Sequence[int],
     *,
-    budget: int,
+    budget: int | None,
     cache: Path | None,
     name: str,
     of_model: str | None = None,
@@ -161,7 +161,7 @@ def _compute(
     groups: Sequence[TokenGroup],
     layers: Sequence[int],
     folder: Path,
-    budget: int,
+    budget: int | None,
     name: str,
     shape: tuple[int, int],
 ) -> None:

@@ -50,8 +50,8 @@ class FindConfig:
     """Pairs whose texts mislabels.md shows: the flagged ones, and where they are fewer, the next most suspicious."""
     cache: bool = True
     """Keep the states of the model on disk, as `rewardlab probe` does, so that another search needs no model."""
-    micro_token_budget: int = 8192
-    """Tokens computed at a time; changes no number."""
+    micro_token_budget: int | None = None
+    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
     seed: int = 0
     """Decides folds, which way round pairs are turned, planted labels, and which rows a limit keeps."""
 

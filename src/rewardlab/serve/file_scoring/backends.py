@@ -82,8 +82,8 @@ class LocalModel:
 
     folder: str
     precision: str = "fp32"
-    token_budget: int = 8192
-    """Tokens computed at a time."""
+    token_budget: int | None = None
+    """Tokens computed at a time; None for the default of the device."""
     compute: ComputeConfig = DEFAULT_COMPUTE
     overlong: Literal["cut", "refuse"] = "cut"
     """What becomes of a conversation above the length limit: cut by the rule of training, or not scored."""
@@ -141,13 +141,14 @@ class LocalScorer:
         """
         # Imported here, since a process that only distributes work needs neither torch nor transformers.
         from rewardlab.artifact.load import load
+        from rewardlab.score import budget_of
 
         def loaded(folder: Path) -> Scorer:
             return load(folder, precision=model.precision, compute=model.with_decided(decided), log=logger.info)
 
         folder = Path(model.folder)
         self.scorer = loaded(folder) if members is None else members.open(folder, loaded)
-        self.scorer.token_budget = model.token_budget
+        self.scorer.token_budget = model.token_budget or budget_of(self.scorer.model.device)
         self.scorer.tells_cuts = False  # every row says what was cut
         self.refuses = model.overlong == "refuse"
         if not self.refuses:

@@ -39,8 +39,8 @@ class ScoreSettings:
     """How a file is scored and what is written."""
 
     precision: str = "fp32"
-    token_budget: int = 8192
-    """Tokens computed at a time."""
+    token_budget: int | None = None
+    """Tokens computed at a time; None for the default of the device."""
     compute: ComputeConfig = DEFAULT_COMPUTE
     processes: int = 1
     """Processes that score, each with a model of its own."""
