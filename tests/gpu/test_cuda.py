@@ -16,13 +16,14 @@ from cuda_waits import no_waiting
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.data.groups import Datasets
+from rewardlab.model import lora_sums
 from rewardlab.model.applying import checkpoint_activations, compile_layers, read_last_layer_only_where_scored
 from rewardlab.model.attention_backends import unavailable
 from rewardlab.model.attention_formula import Formula
 from rewardlab.model.compute import choose_compute, trial
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.half import HalfWeights
-from rewardlab.model.lora_sums import product_and
+from rewardlab.model.lora_sums import adapted_product, product_and
 from rewardlab.model.selftest import leak
 from rewardlab.training.loop.losses import preference_loss, total_weight
 from rewardlab.training.loop.reward_trainer import reward_trainer
@@ -143,6 +144,40 @@ def test_what_an_adapter_adds_is_seen_however_little_it_is(dtype, biased, with_c
     change = found.double() - without.to(dtype).double()
     assert float((change * update).sum() / update.double().square().sum()) == pytest.approx(1, abs=0.35)
     assert (found.double() - (without + update)).abs().max() <= 0.6 * torch.finfo(dtype).eps * without.abs().max()
+
+
+@pytest.mark.parametrize("rank", [4, 3], ids=["a scale of a power of two", "another scale"])
+@pytest.mark.parametrize("input_dtype", [torch.float32, torch.bfloat16])
+def test_operations_joined_for_an_adapter_err_no_more_than_apart(input_dtype, rank, monkeypatch):
+    draw = torch.Generator(CUDA).manual_seed(0)
+    base, first, second = nn.Linear(256, 192), nn.Linear(256, rank, bias=False), nn.Linear(rank, 192, bias=False)
+    module = nn.Sequential(base, first, second).to(CUDA)
+    for parameter in module.parameters():
+        parameter.data = (torch.randn(parameter.shape, device=CUDA, generator=draw) / 8).bfloat16().float()
+    base.requires_grad_(False)
+    given = torch.randn(500, 256, device=CUDA, generator=draw).bfloat16()
+    gradient = torch.randn(500, 192, device=CUDA, generator=draw).bfloat16()
+    weights, scale = (first.weight, second.weight), 32 / rank
+
+    def computed(input, layers):
+        output = layers(input)
+        return [output.detach(), *torch.autograd.grad(output, (input, *weights), gradient.to(output.dtype))]
+
+    with torch.no_grad():
+        wide = nn.Sequential(nn.Linear(256, 192), nn.Linear(256, rank, bias=False), nn.Linear(rank, 192, bias=False))
+        wide.to(CUDA).double().load_state_dict(module.state_dict())
+    input = given.double().requires_grad_()
+    output = wide[0](input) + scale * wide[2](wide[1](input))
+    wanted = [output.detach(), *torch.autograd.grad(output, (input, wide[1].weight, wide[2].weight), gradient.double())]
+    HalfWeights(module, "backbone", torch.bfloat16, "nearest").refresh()
+    errors = {}
+    for joined in (True, False):
+        monkeypatch.setattr(lora_sums, "joins_operations", lambda tensor, joined=joined: joined)
+        input = given.to(input_dtype).requires_grad_()
+        found = computed(input, lambda x: adapted_product(x, base, first, second, scale))
+        errors[joined] = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+    assert max(errors[True]) < 0.01
+    assert all(a <= 1.2 * b + 1e-6 for a, b in zip(errors[True], errors[False], strict=True)), errors
 
 
 @pytest.mark.parametrize(("lora", "lr"), [(False, 1e-4), (True, 1e-3)], ids=["all weights", "lora"])

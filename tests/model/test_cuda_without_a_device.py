@@ -195,7 +195,7 @@ def test_copies_of_all_layers_are_rounded_by_as_many_kernels_as_those_of_one(dev
     model = model_on(device, kind=kind)
     model.half_weights.refresh((1,))
     rounded = sum(count for name, count in device.calls.items() if name.startswith(("bitwise", "mul", "where")))
-    layers = sum(layer.half_weight is not layer.weight for _, layer, _ in model.half_weights._layers)
+    layers = sum(one.layer.half_weight is not one.layer.weight for one in model.half_weights._layers)
     assert layers >= 14
     assert 5 <= rounded < 25
     assert device.waits == []
@@ -216,7 +216,7 @@ def operations(device, layers, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "most"), [("full", (39, 81)), ("lora", (60, 106))])
+@pytest.mark.parametrize(("kind", "most"), [("full", (39, 81)), ("lora", (53, 94))])
 def test_a_layer_starts_few_operations(device, kind, most):
     """On a GPU a small model's step takes the time that starting them takes. By the difference of three layers and two;
     with transformers' norms, which take 12 and 24 of them, since the kernel for CUDA is not in every build.

@@ -107,7 +107,7 @@ def test_copies_that_could_not_be_rounded_are_made_again(monkeypatch):
     model = half_model()
     apply_compute(model, PLAIN)
     model.half_weights.refresh((1,))
-    right = [layer.half_weight.clone() for _, layer, _ in model.half_weights._layers]
+    right = [copied.layer.half_weight.clone() for copied in model.half_weights._layers]
 
     def out_of_memory(parts, dtype):
         raise torch.OutOfMemoryError("no room")
@@ -117,7 +117,7 @@ def test_copies_that_could_not_be_rounded_are_made_again(monkeypatch):
         with pytest.raises(torch.OutOfMemoryError):
             model.half_weights.refresh((2,))
     model.half_weights.refresh((2,))
-    moved = [layer.half_weight for _, layer, _ in model.half_weights._layers]
+    moved = [copied.layer.half_weight for copied in model.half_weights._layers]
     assert not any(torch.equal(one, other) for one, other in zip(moved, right, strict=True))
 
 
@@ -125,7 +125,7 @@ def test_copies_of_a_draw_that_ran_out_of_memory_are_not_taken_for_those_before(
     model = half_model()
     apply_compute(model, PLAIN)
     model.half_weights.refresh(AS_SAVED)
-    right = [layer.half_weight.clone() for _, layer, _ in model.half_weights._layers]
+    right = [copied.layer.half_weight.clone() for copied in model.half_weights._layers]
     rounded = half.round_together
 
     def half_done(parts, dtype):
@@ -137,7 +137,7 @@ def test_copies_of_a_draw_that_ran_out_of_memory_are_not_taken_for_those_before(
         with pytest.raises(torch.OutOfMemoryError):
             model.half_weights.refresh((2,))
     model.half_weights.refresh(AS_SAVED)
-    again = [layer.half_weight for _, layer, _ in model.half_weights._layers]
+    again = [copied.layer.half_weight for copied in model.half_weights._layers]
     assert all(torch.equal(one, other) for one, other in zip(again, right, strict=True))
 
 
@@ -242,6 +242,12 @@ def test_layers_frozen_in_half_precision_are_their_own_copies():
     frozen = [layer for layer in model.modules() if type(layer) is HalfLinear and not layer.weight.requires_grad]
     assert frozen
     assert all(layer.half_weight.data_ptr() == layer.weight.data_ptr() for layer in frozen)
+    held = [layer.half_weight for layer in frozen]
+    model.half_weights.refresh((7,))
+    assert all(layer.half_weight is one for layer, one in zip(frozen, held, strict=True)), "no draw is made for them"
+    frozen[0].weight.data = frozen[0].weight.data.clone()
+    model.half_weights.refresh((7,))
+    assert frozen[0].half_weight.data_ptr() == frozen[0].weight.data_ptr()
 
 
 def test_a_model_that_is_moved_or_cast_makes_its_copies_again_and_dropping_them_leaves_plain_layers():

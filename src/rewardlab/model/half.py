@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -173,12 +174,10 @@ class _Copying(nn.Module):
 
     half_weight: Tensor | None = None
     """The copy; without one the layer computes as its own class does."""
-    made_of: tuple[object, ...] = ()
-    """What the copy was made from: the weight's version, its storage and the draw."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> _Copying:
         """Move or cast the parameters as any layer does, and drop the copy, which is made again when it is needed."""
-        self.half_weight, self.made_of = None, ()
+        self.half_weight = None
         base: Any = super()
         base._apply(fn, recurse)
         return self
@@ -229,6 +228,18 @@ COPYING: Final[dict[type[nn.Module], type[_Copying]]] = {
 """Layer class -> the one that computes with a copy; other subclasses may have a forward method of their own."""
 
 
+@dataclass(slots=True)
+class _Copied:
+    """A layer with a copy, and what is looked up for it in every step: attributes of a module are slow to set."""
+
+    layer: Any
+    kind: type[nn.Module]
+    """The layer's class before it had a copy."""
+    name_seed: tuple[int, int]
+    made_of: tuple[object, ...] = ()
+    """What the copy was made from: the weight's version, its storage and the draw."""
+
+
 class HalfWeights:
     """The half-precision copies of all linear layers of a model, kept up to date with their weights and the draw."""
 
@@ -238,11 +249,11 @@ class HalfWeights:
         `prefix` is put before the names of weights, which seed stochastic rounding.
         """
         self.dtype, self.rounding = dtype, rounding
-        self._layers: list[tuple[str, Any, type[nn.Module]]] = []
+        self._layers: list[_Copied] = []
         for name, layer in module.named_modules(prefix=prefix):
             if (kind := type(layer)) in COPYING:
                 layer.__class__ = COPYING[kind]
-                self._layers.append((f"{name}.weight", layer, kind))
+                self._layers.append(_Copied(layer, kind, name_seed(f"{name}.weight")))
 
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
         """Make the copies again whose weight has changed or whose draw was another one.
@@ -251,25 +262,27 @@ class HalfWeights:
         counter, so changes that bypass it (`weight.data.mul_(2)`) are missed. Weights made in inference mode have no
         counter, so their copies are made every time.
         """
-        stale: list[tuple[Any, tuple[object, ...]]] = []
+        stale: list[tuple[_Copied, tuple[object, ...]]] = []
         drawn: list[Part] = []
-        for name, layer, _ in self._layers:
-            weight = layer.weight
+        for copied in self._layers:
+            layer = copied.layer
+            weight, half_weight = layer.weight, layer.half_weight
             version = None if weight.is_inference() else weight._version
-            made_of = (version, weight.untyped_storage()._cdata, draw)
-            if version is not None and layer.made_of == made_of and layer.half_weight is not None:
+            own = weight.dtype is self.dtype
+            made_of = (None if own else version, weight.untyped_storage()._cdata, None if own else draw)
+            if half_weight is not None and copied.made_of == made_of and (own or version is not None):
                 continue
-            stale.append((layer, made_of))
-            layer.made_of = ()  # until it is rounded: running out of memory may leave a copy of another draw
-            if weight.dtype is self.dtype:
-                layer.half_weight = weight.detach()
+            stale.append((copied, made_of))
+            copied.made_of = ()  # until it is rounded: running out of memory may leave a copy of another draw
+            if own:
+                layer.half_weight = weight.detach()  # the same memory, so that it follows the weight
                 continue
-            if layer.half_weight is None:
-                layer.half_weight = torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
-            drawn.append(Part(weight.detach(), (*draw, *name_seed(name)), layer.half_weight))
+            if half_weight is None:
+                half_weight = layer.half_weight = torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
+            drawn.append(Part(weight.detach(), (*draw, *copied.name_seed), half_weight))
         self._round(drawn)
-        for layer, now_made_of in stale:
-            layer.made_of = now_made_of
+        for copied, now_made_of in stale:
+            copied.made_of = now_made_of
 
     def _round(self, parts: Sequence[Part]) -> None:
         if self.rounding == "stochastic":
@@ -284,13 +297,13 @@ class HalfWeights:
     def forget_others_than(self, module: nn.Module) -> None:
         """Stop keeping copies for layers that are no longer part of `module`."""
         inside = set(module.modules())
-        self._layers = [entry for entry in self._layers if entry[1] in inside]
+        self._layers = [copied for copied in self._layers if copied.layer in inside]
 
     def drop(self) -> None:
         """Free the copies and make the layers compute as they did before."""
-        for _, layer, kind in self._layers:
-            layer.half_weight, layer.made_of = None, ()
-            layer.__class__ = kind
+        for copied in self._layers:
+            copied.layer.half_weight = None
+            copied.layer.__class__ = copied.kind
         self._layers = []
 
 
@@ -358,7 +371,7 @@ class RoundedParts:
         """Take the float32 weights that train of every linear layer inside; `prefix` is as in `HalfWeights`."""
         self.dtype = dtype
         self._weights = [
-            (f"{name}.weight", layer.weight)
+            (name_seed(f"{name}.weight"), layer.weight)
             for name, layer in module.named_modules(prefix=prefix)
             if type(layer) in COPYING and layer.weight.requires_grad and layer.weight.dtype is torch.float32
         ]
@@ -372,13 +385,13 @@ class RoundedParts:
             return
         self.restore()
         parts: list[Part] = []
-        for name, weight in self._weights:
+        for seed_of_name, weight in self._weights:
             assert isinstance(weight, DTensor)
             part, width = weight.to_local(), weight.shape[1]
             self._kept.append((part, part.clone()))
             # The draws are counted over the whole weight, so those of a shard begin at its first row.
             start = rows_of(weight).start * width
-            parts.append(Part(part, (*draw, *name_seed(name)), part, start))
+            parts.append(Part(part, (*draw, *seed_of_name), part, start))
         round_together(parts, self.dtype)
         self._draw = draw
 

@@ -53,7 +53,7 @@ class SummedLora(LoraLinear):  # type: ignore[misc]  # peft has no types, so myp
             return computed
         (name,) = names
         first, second, dropout = self.lora_A[name], self.lora_B[name], self.lora_dropout[name]
-        frozen = not any(parameter.requires_grad for parameter in base.parameters(recurse=False))
+        frozen = not (base.weight.requires_grad or (base.bias is not None and base.bias.requires_grad))
         if frozen and type(dropout) is nn.Identity and has_copy(base) and has_copy(first) and has_copy(second):
             return adapted_product(x, base, first, second, self.scaling[name], by_kernels=self.by_kernels)
         narrowed = self._cast_input_dtype(x, self.lora_A[name].weight.dtype)
@@ -81,8 +81,10 @@ class _AdaptedProduct(torch.autograd.Function):
 
     On a GPU the time of a small model is the processor's, which starts one operation after the other. By itself each of
     the three would be a node of the graph, entered forward and backward. The scale is taken to the adapter's inner
-    values, `rank` a token, and not to what it adds, as many as the layer's outputs. If it is a power of two, as 32 / 4
-    and 32 / √4 are, every bit is what PEFT's order gives; otherwise the two differ by a rounding.
+    values, `rank` a token, and not to what it adds, as many as the layer's outputs; on a GPU it is part of their
+    product. If it is a power of two, as 32 / 4 and 32 / √4 are, every bit is what PEFT's order gives; otherwise the two
+    differ by a rounding. What the adapter adds to the gradient of a float32 input is part of a product there, too: it
+    begins with the layer's own.
     """
 
     @staticmethod
@@ -98,7 +100,8 @@ class _AdaptedProduct(torch.autograd.Function):
     ) -> Tensor:
         half, half_a, half_b, by_kernels = copies
         narrow = cast.of(input, half.dtype).reshape(-1, input.shape[-1])
-        inner = half_product(narrow, half_a) * scaling
+        joined = joins_operations(narrow)
+        inner = scaled_product(narrow, half_a.t(), scaling) if joined else half_product(narrow, half_a) * scaling
         output = half_product_with_adapter(narrow, half, bias, inner, half_b, by_kernels=by_kernels)
         ctx.save_for_backward(narrow, inner, half_a, half_b, half if ctx.needs_input_grad[0] else None)
         ctx.scaling, ctx.dtypes = scaling, (input.dtype, weight_a.dtype, weight_b.dtype)
@@ -111,16 +114,36 @@ class _AdaptedProduct(torch.autograd.Function):
         narrow, inner, half_a, half_b, half = ctx.saved_tensors
         dtype, dtype_a, dtype_b = ctx.dtypes
         flat = gradient.reshape(-1, gradient.shape[-1])
+        joined = joins_operations(flat)
         by_a, by_b = (partial(gradient_product, widened=is_widened(copy)) for copy in (half_a, half_b))
-        to_inner = torch.empty_like(inner)
-        torch.mul(by_b(flat, half_b, torch.float32), ctx.scaling, out=to_inner)  # scales and rounds in one pass
+        if joined:
+            to_inner = scaled_product(flat, half_b, ctx.scaling)
+        else:
+            to_inner = torch.empty_like(inner)
+            torch.mul(by_b(flat, half_b, torch.float32), ctx.scaling, out=to_inner)  # scales and rounds in one pass
         to_input = None
         if half is not None:
             to_input = gradient_product(flat, half, dtype, widened=is_widened(half))
-            to_input += by_a(to_inner, half_a, dtype)  # in the dtype of the input, as autograd adds up
+            if joined and dtype is torch.float32:
+                torch.addmm(to_input, to_inner, half_a, out_dtype=dtype, out=to_input)
+            else:
+                to_input += by_a(to_inner, half_a, dtype)  # in the dtype of the input, as autograd adds up
             to_input = to_input.view(*gradient.shape[:-1], half.shape[1])
         gradient_a, gradient_b = by_a(to_inner.t(), narrow, dtype_a), by_b(flat.t(), inner, dtype_b)
         return to_input, gradient_a, gradient_b, *[None] * 4
+
+
+def joins_operations(tensor: Tensor) -> bool:
+    """Return whether to scale and add as part of products: on a GPU, where each operation costs the processor's time.
+
+    A compiler joins operations by itself, and PyTorch's has no `addmm` with a dtype for its result.
+    """
+    return tensor.is_cuda and not torch.compiler.is_compiling()
+
+
+def scaled_product(left: Float[Tensor, "N in"], right: Float[Tensor, "in out"], scale: float) -> Float[Tensor, "N out"]:
+    """Return `scale` times a product of half-precision matrices on a GPU, which is rounded once."""
+    return torch.addmm(right[0], left, right, beta=0, alpha=scale)  # times 0 means that nothing is added, not even read
 
 
 def adapted_product(

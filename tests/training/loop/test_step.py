@@ -6,19 +6,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from common import make_groups, make_model
 from rewardlab.core.errors import ModelError, NonFiniteError
 from rewardlab.data.groups import Datasets
+from rewardlab.model.applying import apply_compute
+from rewardlab.model.config import ModelConfig, TrainComputeConfig
+from rewardlab.model.trainable import choose_trainable, half_frozen
 from rewardlab.training.loop.optimizer import build_optimizer
 from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import OptimizerConfig, RewardTrainerConfig
 
 
-def trainer_on(groups, tmp_path, **changes):
+def trainer_on(groups, tmp_path, model=None, **changes):
     config = RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=4, lr=1e-3, micro_token_budget=40, **changes)
-    model = make_model("llama").train()
+    model = make_model("llama").train() if model is None else model
     return reward_trainer(
         config, model, Datasets(train=groups), num_steps=3, records=Records(tmp_path), save=lambda folder, step: None
     )
@@ -39,6 +43,27 @@ def test_a_non_finite_gradient_stops_before_the_update(tmp_path):
     trainer.model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(NonFiniteError, match=r"gradient norm nan.*otherwise lower --lr; in bf16, use --precision fp32"):
         trainer.train_step(trainer.steps.plan(0, trainer.token_budget))
+
+
+def test_the_modules_of_a_model_are_not_walked_in_every_step(tmp_path, monkeypatch):
+    """The processor's own work for a step is what a small model on a GPU waits for."""
+    model = make_model("llama").train()
+    model.compute_dtype = torch.bfloat16
+    choose_trainable(model, ModelConfig(model="x", lora=True), seed=0)
+    half_frozen(model.backbone, torch.bfloat16)
+    plain = TrainComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
+    apply_compute(model, plain, half_rounding="stochastic")
+    trainer = trainer_on(make_groups(12), tmp_path, model)
+    trainer.train_step(trainer.steps.plan(0, trainer.token_budget))
+    walked, set_here = [], []
+    walk, set_attribute = nn.Module.named_modules, nn.Module.__setattr__
+    monkeypatch.setattr(nn.Module, "named_modules", lambda self, *a, **k: walked.append(self) or walk(self, *a, **k))
+    monkeypatch.setattr(
+        nn.Module, "__setattr__", lambda self, name, value: set_here.append(name) or set_attribute(self, name, value)
+    )
+    trainer.train_step(trainer.steps.plan(1, trainer.token_budget))
+    assert {type(module) for module in walked} <= {type(model.head)}
+    assert set(set_here) <= {"step_draw"}
 
 
 def test_no_weight_at_all_is_an_error(tmp_path):

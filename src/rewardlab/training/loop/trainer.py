@@ -72,7 +72,8 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         """Tokens computed at a time: the configured number, or half of it once memory ran out."""
         self._evaluated_step = -1
         """The last step at which the model was evaluated."""
-        self._gradients_checked = False
+        self._trained: list[nn.Parameter] = []
+        """The weights that train, in the order of the model; from the first step on, which checks their gradients."""
         self.device = next(model.parameters()).device
         self.log = Logbook(records, steps.tally, num_steps=num_steps, peak_flops=machine.peak_flops, device=self.device)
         self._next: Pending[list[MicroBatch]] | None = None
@@ -289,13 +290,14 @@ class Trainer(Generic[MicroBatch, JudgeT]):
     def _clip(self) -> tuple[Tensor, Tensor]:
         """Clip gradients; return ([] norm of all, [] norm of the head's) before clipping, over all ranks."""
         # Checked before the sum over the ranks, which fills in gradients that this rank failed to compute.
-        if not self._gradients_checked:
+        if not self._trained:
             self.steps.require_gradients()
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
             # An optimiser over other tensors, such as copies that FSDP gathered, would leave weights as they are.
             held = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
-            assert held == set(self._trainable()), "the optimiser holds all weights that train, and no others"
-            self._gradients_checked = True
-        trainable = self._trainable()
+            assert held == set(trained), "the optimiser holds all weights that train, and no others"
+            self._trained = trained
+        trainable = self._trained
         self.parallel.finish_gradients(trainable)
         if self.loss_scale.value != 1:
             # Unscaled before the norm is taken, so that the clipping threshold and the logged norm do not depend on the
@@ -351,9 +353,6 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         if not self.parallel.can_back_off:
             return failures.no_memory_on_rank(self.step + 1, self.ranks.rank, self.token_budget)
         return failures.no_memory(self.step + 1, self.token_budget, self.steps.least_budget(), self.steps.nouns)
-
-    def _trainable(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _not_finite(self, batches: Sequence[MicroBatch], own: Computed) -> NonFiniteError:
         guilty = [batch for batch, loss in zip(batches, own.losses, strict=True) if not math.isfinite(loss)]
