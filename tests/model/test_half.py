@@ -250,6 +250,24 @@ def test_layers_frozen_in_half_precision_are_their_own_copies():
     assert frozen[0].half_weight.data_ptr() == frozen[0].weight.data_ptr()
 
 
+def test_biases_are_cast_once_and_again_when_they_have_changed():
+    model = half_model("qwen2")
+    apply_compute(model, PLAIN)
+    model.half_weights.refresh((0,))
+    biased = [layer for layer in model.modules() if type(layer) is HalfLinear and layer.bias is not None]
+    held = [layer.half_bias for layer in biased]
+    assert held
+    model.half_weights.refresh((1,))
+    assert all(layer.half_bias is one for layer, one in zip(biased, held, strict=True))
+    with torch.no_grad():
+        biased[0].bias.add_(1.0)
+    model.half_weights.refresh((1,))
+    assert [layer.half_bias is one for layer, one in zip(biased, held, strict=True)] == [False] + [True] * (
+        len(biased) - 1
+    )
+    assert all(torch.equal(layer.half_bias, layer.bias.bfloat16()) for layer in biased)
+
+
 def test_a_model_that_is_moved_or_cast_makes_its_copies_again_and_dropping_them_leaves_plain_layers():
     model = half_model()
     apply_compute(model, PLAIN)

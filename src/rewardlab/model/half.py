@@ -124,7 +124,14 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None, update: Tensor | None, cast: Cast
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        half: Tensor,
+        bias: Tensor | None,
+        update: Tensor | None,
+        half_bias: Tensor | None,
+        cast: Cast,
     ) -> Tensor:
         # Flattened to two dimensions: PyTorch would compute a batch of one with unusual strides as a batched product.
         narrow = cast.of(input, half.dtype).reshape(-1, input.shape[-1])
@@ -134,7 +141,8 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(narrow if needs_weight else None, half if needs_input else None)
         ctx.dtypes = input.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.widened = is_widened(half)
-        output = half_product(narrow, half, bias, None if update is None else update.reshape(-1, update.shape[-1]))
+        added = bias if half_bias is None else half_bias
+        output = half_product(narrow, half, added, None if update is None else update.reshape(-1, update.shape[-1]))
         return output.view(*input.shape[:-1], output.shape[-1])
 
     @staticmethod
@@ -143,7 +151,7 @@ class _Product(torch.autograd.Function):
         (gradient,) = gradients
         input, half = ctx.saved_tensors
         input_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        needs_input, needs_weight, _, needs_bias, needs_update, _ = ctx.needs_input_grad
+        needs_input, needs_weight, _, needs_bias, needs_update = ctx.needs_input_grad[:5]
         flat = gradient.reshape(-1, gradient.shape[-1])
         multiply = partial(gradient_product, widened=ctx.widened)
         return (
@@ -152,6 +160,7 @@ class _Product(torch.autograd.Function):
             None,
             flat.sum(0).to(bias_dtype) if needs_bias else None,
             gradient if needs_update else None,
+            None,
             None,
         )
 
@@ -162,10 +171,14 @@ def product(
     half: Float[Tensor, "out in"],
     bias: Float[Tensor, " out"] | None,
     update: Float[Tensor, "... out"] | None,
+    half_bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "... out"]:
-    """Compute `F.linear` by `half`, a half-precision copy of the weight, plus `update`; `weight` gets the gradient."""
+    """Compute `F.linear` by `half`, a half-precision copy of the weight, plus `update`; `weight` gets the gradient.
+
+    `half_bias` is a copy of the bias, where there is one.
+    """
     function: Any = _Product
-    output: Tensor = function.apply(input, weight, half, bias, update, CAST)
+    output: Tensor = function.apply(input, weight, half, bias, update, half_bias, CAST)
     return output
 
 
@@ -174,10 +187,12 @@ class _Copying(nn.Module):
 
     half_weight: Tensor | None = None
     """The copy; without one the layer computes as its own class does."""
+    half_bias: Tensor | None = None
+    """The bias rounded to the nearest, as autocast rounds it in every forward pass."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> _Copying:
         """Move or cast the parameters as any layer does, and drop the copy, which is made again when it is needed."""
-        self.half_weight = None
+        self.half_weight = self.half_bias = None
         base: Any = super()
         base._apply(fn, recurse)
         return self
@@ -195,7 +210,7 @@ class HalfLinear(_Copying, nn.Linear):
     ) -> Float[Tensor, "... out"]:
         """Compute with the copy; `update` is added before the sum is rounded to its dtype."""
         assert self.half_weight is not None
-        return product(input, self.weight, self.half_weight, self.bias, update)
+        return product(input, self.weight, self.half_weight, self.bias, update, self.half_bias)
 
 
 class HalfConv1D(_Copying, Conv1D):  # type: ignore[misc]  # transformers has no types for it
@@ -217,7 +232,7 @@ class HalfConv1D(_Copying, Conv1D):  # type: ignore[misc]  # transformers has no
     ) -> Float[Tensor, "... out"]:
         """Compute as `HalfLinear.by_copy` does."""
         assert self.half_weight is not None
-        return product(input, self.weight.t(), self.half_weight.t(), self.bias, update)
+        return product(input, self.weight.t(), self.half_weight.t(), self.bias, update, self.half_bias)
 
 
 COPYING: Final[dict[type[nn.Module], type[_Copying]]] = {
@@ -238,6 +253,8 @@ class _Copied:
     name_seed: tuple[int, int]
     made_of: tuple[object, ...] = ()
     """What the copy was made from: the weight's version, its storage and the draw."""
+    bias_made_of: tuple[object, ...] = ()
+    """The same of the bias, which no draw rounds."""
 
 
 class HalfWeights:
@@ -254,6 +271,7 @@ class HalfWeights:
             if (kind := type(layer)) in COPYING:
                 layer.__class__ = COPYING[kind]
                 self._layers.append(_Copied(layer, kind, name_seed(f"{name}.weight")))
+        self._biased = [copied for copied in self._layers if copied.layer.bias is not None]
 
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
         """Make the copies again whose weight has changed or whose draw was another one.
@@ -283,6 +301,15 @@ class HalfWeights:
         self._round(drawn)
         for copied, now_made_of in stale:
             copied.made_of = now_made_of
+        self._cast_biases()
+
+    def _cast_biases(self) -> None:
+        for copied in self._biased:
+            layer, bias = copied.layer, copied.layer.bias
+            version = None if bias.is_inference() else bias._version
+            made_of = (version, bias.untyped_storage()._cdata)
+            if version is None or layer.half_bias is None or copied.bias_made_of != made_of:
+                layer.half_bias, copied.bias_made_of = bias.detach().to(self.dtype), made_of
 
     def _round(self, parts: Sequence[Part]) -> None:
         if self.rounding == "stochastic":
@@ -298,13 +325,14 @@ class HalfWeights:
         """Stop keeping copies for layers that are no longer part of `module`."""
         inside = set(module.modules())
         self._layers = [copied for copied in self._layers if copied.layer in inside]
+        self._biased = [copied for copied in self._biased if copied.layer in inside]
 
     def drop(self) -> None:
         """Free the copies and make the layers compute as they did before."""
         for copied in self._layers:
-            copied.layer.half_weight = None
+            copied.layer.half_weight = copied.layer.half_bias = None
             copied.layer.__class__ = copied.kind
-        self._layers = []
+        self._layers, self._biased = [], []
 
 
 def line_about_others(module: nn.Module) -> str:

@@ -156,7 +156,8 @@ def adapted_product(
     function: Any = _AdaptedProduct
     half = base.half_weight.t() if isinstance(base, Conv1D) else base.half_weight
     copies = _Copies(half, first.half_weight, second.half_weight, by_kernels)
-    output: Tensor = function.apply(input, first.weight, second.weight, copies, base.bias, scaling, CAST)
+    bias = base.bias if base.half_bias is None else base.half_bias
+    output: Tensor = function.apply(input, first.weight, second.weight, copies, bias, scaling, CAST)
     return output
 
 
