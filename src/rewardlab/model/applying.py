@@ -139,11 +139,21 @@ def compile_layers(model: RewardModel) -> None:
 
     Raises ModelError if the decoder layers are not in one list.
     """
+    floats_as_constants()
     for layer in decoder_layers(model.backbone):
         whole = not getattr(layer, "gradient_checkpointing", False)
         for part in [layer] if whole else layer.children():
             if not any(module._forward_pre_hooks for module in (part, *part.children())):
                 part.compile(dynamic=True)
+
+
+def floats_as_constants() -> None:
+    """Make what this process compiles take Python's floats, such as the scale of an adapter, for constants.
+
+    With dynamic shapes PyTorch hands each over as a tensor of the CPU, and inductor writes and compiles C++ for it
+    beside the kernels of a GPU.
+    """
+    torch._dynamo.config.specialize_float = True
 
 
 def read_last_layer_only_where_scored(model: RewardModel) -> None:

@@ -94,6 +94,7 @@ from rewardlab.data.groups import Datasets
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.lora import add_adapters
+from rewardlab.model.trainable import choose_trainable
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.progress import compiled_programs
 from rewardlab.training.monitoring.records import Records
@@ -223,11 +224,53 @@ def test_compiled_layers_drop_what_others_drop_and_share_their_program(said, bac
     assert len(with_dropout) == 3
 
 
+FLOATS = """
+given = []
+
+def noting(graph, inputs):
+    given.extend(inputs)
+    return graph.forward
+
+torch.compile = lambda part, **how: compile_any(part, **{**how, "backend": noting})
+for config in ({"lora": True}, {}):
+    model = make_model("qwen2").train()
+    torch._dynamo.reset()
+    choose_trainable(model, ModelConfig(model="m", **config), seed=0)
+    model.compute_dtype = torch.bfloat16
+    settings = TrainComputeConfig(
+        attention_backend="segments", linear_backend="torch", allocator="system", compile=True
+    )
+    apply_compute(model, settings, half_rounding="stochastic")
+    trainer = reward_trainer(
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=6, compile=True, **config),
+        model,
+        Datasets(train=make_groups(6, replies=3)),
+        num_steps=2,
+        records=Records(folder),
+        save=lambda folder, step: None,
+    )
+    trainer.train_step(trainer._planned(0))
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    print(len(tensors), sum(one.ndim == 0 for one in tensors))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager"])
+def test_no_float_is_given_to_a_program_as_a_tensor_of_the_cpu(said, backend):
+    """For which inductor writes C++, also beside the kernels of a GPU."""
+    for line in said(FLOATS, backend):
+        tensors, floats = map(int, line.split())
+        assert tensors > 10
+        assert floats == 0
+
+
 PROGRAMS = {
     test.__name__: program
     for test, program in (
         (test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length, LOSS),
         (test_compiled_layers_compute_by_the_copies_of_the_step, HALF),
         (test_compiled_layers_drop_what_others_drop_and_share_their_program, DROPPED),
+        (test_no_float_is_given_to_a_program_as_a_tensor_of_the_cpu, FLOATS),
     )
 }

@@ -18,6 +18,7 @@ from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, origin
 from rewardlab.data.pack import largest_cost
 from rewardlab.distributed.ranks import Ranks
+from rewardlab.model.applying import floats_as_constants
 from rewardlab.model.lora import require_adapter_gradients
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.cost.flops import shape_of, work_of, work_of_head
@@ -56,6 +57,7 @@ class RewardSteps:
         self._shape = shape_of(model)
         self._to_loss = self._loss_and_statistics
         if config.compute.compile:
+            floats_as_constants()
             # Compiled with dynamic shapes, since every micro-batch has another number of replies and comparisons.
             self._to_loss = torch.compile(self._loss_and_statistics, dynamic=True)
 
