@@ -317,7 +317,7 @@ def test_the_next_batch_is_sent_before_the_present_one_is_computed(device, tmp_p
 def test_scoring_reads_the_device_once_a_row(device):
     model = model_on(device).eval()
     score_groups(model, MANY, budget=128)
-    rows = [name for name in device.waits if name == "a copy to the host in _compute of score"]
+    rows = [name for name in device.waits if name == "a copy to the host in compute of score"]
     assert len(rows) == len(device.waits) == len(plan_replies(MANY, 128, layout="shared")) > 1
 
 
