@@ -12,6 +12,10 @@ import torch
 
 from rewardlab.core.libc import resident
 
+# The base trainer asks for them here: it knows no model.
+from rewardlab.model.out_of_memory import release_cached as release_cached
+from rewardlab.model.out_of_memory import unless_out_of_memory as unless_out_of_memory
+
 _TAKEN: Final[dict[torch.device, int]] = {}
 """The largest peak of each device that `take_peak_memory` saw; the counters of torch are reset there.
 

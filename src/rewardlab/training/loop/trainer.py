@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from rewardlab.core.bars import steps_bar
 from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
 from rewardlab.core.pending import Pending
-from rewardlab.model.out_of_memory import release_cached, unless_out_of_memory
 from rewardlab.training.checkpoints.cadence import Keeper
 from rewardlab.training.checkpoints.checkpoint import Checkpoint
+from rewardlab.training.cost.memory import release_cached, unless_out_of_memory
 from rewardlab.training.cost.throughput import Work
 from rewardlab.training.loop import failures
 from rewardlab.training.loop.loss_scale import LossScale
