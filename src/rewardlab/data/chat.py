@@ -87,8 +87,7 @@ class Renderer:
 
     @cached_property
     def that_cuts(self) -> Renderer:
-        """A renderer that cuts conversations where this one refuses them, for callers that want that: at the left of
-        the prompt."""
+        """A renderer that cuts conversations at the left of the prompt where this one refuses them."""
         return self.by(truncation=CUT_FEWEST) if self.refuses else self
 
     def by(self, *, truncation: str | None = None, max_length: int | None = None) -> Renderer:
@@ -403,7 +402,8 @@ def to_messages(messages: Sequence[object]) -> Conversation:
             if not isinstance(role, str) or not isinstance(content, str):
                 # Show only the keys: the contents of messages may be private, and errors get into logs.
                 keys = ", ".join(repr(key)[:40] for key in list(message)[:8]) or "none"
-                raise RenderError(f"a message needs a role and a text as content, got one with the keys {keys}.")
+                had = f"got one with the keys {keys}, and content of type {type(content).__name__}"
+                raise RenderError(f"a message needs a role and a text as content, {had}.")
             message = Message(roles.get(role, role), content)
         if message.role not in ROLES:
             raise RenderError(f"unknown role {message.role!r}. Roles are {', '.join(ROLES)}.")
