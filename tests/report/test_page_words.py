@@ -101,6 +101,16 @@ def test_nothing_is_said_of_data_that_are_not_there(unfinished: Record) -> None:
         assert block.text == said
 
 
+def test_replies_that_were_left_out_of_kept_rows_stand_beside_dropped_rows(unfinished: Record) -> None:
+    source = {"name": "k", "split": "train", "rows_read": 9, "kept": 8, "dropped": {"bad_label": 1}}
+    lost = {"left_out_replies": {"reply_not_text": 3, "bad_scores": 1}}
+    for more, told in (({}, ()), ({"left_out_replies": {}}, ()), (lost, ("reply_not_text 3, bad_scores 1",))):
+        manifest = {"data": {"train": [{**source, **more}]}}
+        (table,) = data_section(replace(unfinished, manifest=manifest)).blocks
+        assert table.rows[0][4:-1] == ("bad_label 1", *told)
+        assert ("replies left out of kept rows" in table.header) == bool(told)
+
+
 def test_a_probe_has_no_warning_signs_and_no_last_stretch(tmp_path: Path) -> None:
     record = read_folder(write_probe(tmp_path / "probe"))
     assert signs_section(record).blocks == ()

@@ -253,27 +253,14 @@ def data_section(record: Record) -> Section:
     """Return how many rows were read, kept and dropped, by source and by purpose."""
     data = record.manifest.get("data")
     parts = data if isinstance(data, dict) else {"evaluation": data}
-    rows, notes = [], list[Paragraph]()
-    for purpose, sources in parts.items():
-        for source in sources if isinstance(sources, list) else ():
-            if not isinstance(source, dict) or "rows_read" not in source:
-                continue
-            dropped = source.get("dropped")
-            causes = dropped if isinstance(dropped, dict) else {}
-            rows.append(
-                (
-                    str(purpose),
-                    f"{source.get('name')} [{source.get('split')}]",
-                    _whole(source.get("rows_read")),
-                    _whole(source.get("kept")),
-                    ", ".join(f"{cause} {_whole(count)}" for cause, count in causes.items()) or "none",
-                    _whole(source.get("unused_by_limit")),
-                )
-            )
-    blocks: list[Block] = []
-    if rows:
-        header = ("used for", "data", "rows read", "kept", "dropped, by cause", "left out by a limit")
-        blocks.append(Table(caption="Rows", header=header, rows=tuple(rows)))
+    notes: list[Paragraph] = []
+    sources = [
+        (str(purpose), source)
+        for purpose, several in parts.items()
+        for source in (several if isinstance(several, list) else ())
+        if isinstance(source, dict) and "rows_read" in source
+    ]
+    blocks = _rows(sources)
     blocks += _tokens(record.manifest.get("tokens"))
     shared = data.get("shared") if isinstance(data, dict) else None
     if isinstance(shared, dict):
@@ -289,6 +276,33 @@ def data_section(record: Record) -> Section:
     if not blocks:
         blocks.append(Paragraph(text="The manifest says nothing about the data.", tone="note"))
     return Section(title="Data", blocks=tuple(blocks))
+
+
+def _rows(sources: Sequence[tuple[str, Mapping[str, object]]]) -> list[Block]:
+    """Return a table of the rows of (purpose, report on a source); nothing of no sources."""
+    if not sources:
+        return []
+    causes = {"dropped, by cause": "dropped"}
+    if any(source.get("left_out_replies") for _, source in sources):
+        causes["replies left out of kept rows"] = "left_out_replies"
+    rows = [
+        (
+            purpose,
+            f"{source.get('name')} [{source.get('split')}]",
+            _whole(source.get("rows_read")),
+            _whole(source.get("kept")),
+            *(_by_cause(source.get(key)) for key in causes.values()),
+            _whole(source.get("unused_by_limit")),
+        )
+        for purpose, source in sources
+    ]
+    header = ("used for", "data", "rows read", "kept", *causes, "left out by a limit")
+    return [Table(caption="Rows", header=header, rows=tuple(rows))]
+
+
+def _by_cause(counts: object) -> str:
+    known = counts if isinstance(counts, dict) else {}
+    return ", ".join(f"{cause} {_whole(count)}" for cause, count in known.items()) or "none"
 
 
 def _shared(pair: str, counts: Mapping[str, int]) -> Paragraph:
