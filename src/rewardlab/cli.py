@@ -8,15 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Final
 
-from rewardlab.commands import folders, judging, scoring, training
-from rewardlab.commands.data import data
-from rewardlab.commands.diagnosing import diagnose
-from rewardlab.commands.gold import gold
-from rewardlab.commands.parsing import PURPOSES, listed
-from rewardlab.commands.plan import plan
-from rewardlab.commands.rl import rl
 from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
@@ -26,29 +18,6 @@ OUT_OF_MEMORY = (
     "error: out of memory. Lower --micro-token-budget, end other programs that use the device, or take a smaller model."
     " What was saved before is still there."
 )
-COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
-    "quickstart": training.quickstart,
-    "train": training.train,
-    "probe": training.probe,
-    "eval": judging.evaluate,
-    "calibrate": judging.calibrate,
-    "compare": judging.compare,
-    "diagnose": diagnose,
-    "data": data,
-    "gold": gold,
-    "plan": plan,
-    "rl": rl,
-    "report": judging.report,
-    "watch": judging.watch,
-    "import": folders.import_,
-    "card": folders.card,
-    "push": folders.push,
-    "score": scoring.score,
-    "serve": scoring.serve,
-    "verify": folders.verify,
-    "export": folders.export,
-    "average": folders.average,
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,21 +59,60 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
+def commands() -> Mapping[str, Callable[[Sequence[str]], None]]:
+    """Return the commands by their names.
+
+    They are imported here, where Ctrl-C is told in a word, and not above: it takes a part of a second.
+    """
+    from rewardlab.commands import folders, judging, scoring, training
+    from rewardlab.commands.data import data
+    from rewardlab.commands.diagnosing import diagnose
+    from rewardlab.commands.gold import gold
+    from rewardlab.commands.plan import plan
+    from rewardlab.commands.rl import rl
+
+    return {
+        "quickstart": training.quickstart,
+        "train": training.train,
+        "probe": training.probe,
+        "eval": judging.evaluate,
+        "calibrate": judging.calibrate,
+        "compare": judging.compare,
+        "diagnose": diagnose,
+        "data": data,
+        "gold": gold,
+        "plan": plan,
+        "rl": rl,
+        "report": judging.report,
+        "watch": judging.watch,
+        "import": folders.import_,
+        "card": folders.card,
+        "push": folders.push,
+        "score": scoring.score,
+        "serve": scoring.serve,
+        "verify": folders.verify,
+        "export": folders.export,
+        "average": folders.average,
+    }
+
+
 def _run(arguments: Sequence[str]) -> None:
     """Run the command that the first argument names. Raises ConfigError if no command has that name."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
     elif arguments[0] in ("-V", "--version"):
         print(f"rewardlab {version('rewardlab')}")
-    elif arguments[0] not in COMMANDS:
-        near = did_you_mean(short(arguments[0]), COMMANDS)
-        raise ConfigError(f"unknown command {brief(arguments[0])}.{near} Commands: {', '.join(COMMANDS)}.")
+    elif (command := (known := commands()).get(arguments[0])) is None:
+        near = did_you_mean(short(arguments[0]), known)
+        raise ConfigError(f"unknown command {brief(arguments[0])}.{near} Commands: {', '.join(known)}.")
     else:
-        COMMANDS[arguments[0]](arguments[1:])
+        command(arguments[1:])
 
 
 def _overview() -> str:
     """Return the text of `rewardlab --help`."""
+    from rewardlab.commands.parsing import PURPOSES, listed
+
     head = ["rewardlab: reward models you can trust.", "", "usage: rewardlab COMMAND [flags]", ""]
     foot = ["", "rewardlab COMMAND --help lists the flags of a command; --config FILE reads them from YAML or TOML."]
     return "\n".join([*head, *listed(PURPOSES), *foot])

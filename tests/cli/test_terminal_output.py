@@ -34,6 +34,22 @@ def harmless(text: str) -> bool:
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_the_commands_are_imported_is_told_in_a_word(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "commands", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train"])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_script_imports_no_command_before_it_can_be_interrupted():
+    code = "import sys; from rewardlab.cli import main; sys.exit('rewardlab.commands' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_a_run_on_nasty_names_and_texts_only_shows_them(base_model, tmp_path, monkeypatch, capsys, verified_here):
     monkeypatch.chdir(tmp_path)
     rows = [
@@ -121,7 +137,7 @@ def test_every_end_of_a_command_is_shown_alike(error, status, monkeypatch, capsy
     def end(_):
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "end", end)
+    monkeypatch.setattr(cli, "commands", lambda: {"end": end})
     with pytest.raises(SystemExit) as stopped:
         main(["end"])
     assert stopped.value.code == status
@@ -135,7 +151,7 @@ def test_a_command_that_runs_out_of_memory_says_so(error, monkeypatch, capsys):
     def end(_):
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "end", end)
+    monkeypatch.setattr(cli, "commands", lambda: {"end": end})
     assert refusal(capsys, "end").startswith("out of memory. Lower --micro-token-budget")
 
 

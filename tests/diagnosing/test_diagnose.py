@@ -66,6 +66,26 @@ def test_a_length_shortcut_is_named_and_the_status_says_so(tmp_path, base_model,
     assert found["ceiling"]["origin"] == "strengths"
 
 
+def test_data_without_replies_that_could_be_swapped_get_the_other_controls(tmp_path, base_model, capsys):
+    rows = [{"prompt": f"Is {n} {TOPICS[n % 6]}?", "chosen": "Yes.", "rejected": "No."} for n in range(40)]
+    pairs, folder = tmp_path / "yes.jsonl", tmp_path / "found"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    main(["diagnose", *words_for(base_model, pairs, folder)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "andom negatives was not run: --diagnostic-mode random_negatives: no row has a reply to another" in said
+    found = json.loads((folder / "diagnose.json").read_text())
+    assert {"label_shuffle", "prompt_only", "response_only"} <= {one["control"] for one in found["controls"]}
+
+
+def test_one_conversation_alone_is_refused_as_such(tmp_path, base_model):
+    rows = [{"prompt": "What of basil?", "chosen": f"Yes {n}.", "rejected": f"No {n}."} for n in range(40)]
+    pairs = tmp_path / "one.jsonl"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = DiagnoseConfig.of(model=str(base_model), dataset=(str(pairs),), output_dir=tmp_path / "found")
+    with pytest.raises(DataError, match="the data are one conversation; controls need at least two"):
+        diagnose(config.replace(max_seq_len=128, precision="fp32"))
+
+
 def test_other_files_are_left_alone_and_another_configuration_needs_a_word(tmp_path, base_model):
     pairs, folder = write_long(tmp_path / "long.jsonl"), tmp_path / "found"
     folder.mkdir()

@@ -19,6 +19,10 @@ from rewardlab.data.store import LEFT_OUT, TokenStore
 logger = logging.getLogger("rewardlab")
 
 
+class NothingChangedError(DataError):
+    """Data in which a control finds nothing to change."""
+
+
 def controls_of(config: DataConfig, seed: int) -> dict[str, Control]:
     """Return purpose -> control, for the purposes whose data are changed."""
     purposes: tuple[Purpose, ...] = ("train", "eval", "test")
@@ -34,7 +38,7 @@ def selected(part: Part) -> Part:
 def report_control(config: DataConfig, parts: Mapping[str, Part], seed: int) -> dict[str, Any]:
     """Return what a control did, with counts for each kind of data and dataset, and log it.
 
-    Raises DataError if it changed nothing at all, or left nothing to train on.
+    Raises NothingChangedError if it changed nothing at all, DataError if it left nothing to train on.
     """
     settings = config.diagnostic
     counts: dict[str, list[dict[str, object]]] = {}
@@ -51,9 +55,9 @@ def report_control(config: DataConfig, parts: Mapping[str, Part], seed: int) -> 
     logger.warning("%s: %s", notice(settings.diagnostic_mode, settings.splits), "; ".join(told) or "no rows")
     everything = [count for several in counts.values() for count in several]
     if settings.diagnostic_mode == "random_negatives" and not any(count["changed"] for count in everything):
-        raise DataError(
+        raise NothingChangedError(
             "--diagnostic-mode random_negatives: no row has a reply to another prompt that could take the place of its "
-            "rejected one. It needs data of at least two conversations, with preferences that are not ties."
+            "rejected one. It needs two conversations or more whose replies differ, and preferences that are not ties."
         )
     if settings.diagnostic_mode == "length_matched" and not len(selected(parts["train"])):
         raise DataError(

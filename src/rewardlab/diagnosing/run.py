@@ -60,7 +60,8 @@ def diagnose(config: DiagnoseConfig, *, given: Collection[str] = ()) -> Diagnosi
             arms, test = run_controls(computed.variants, settings, computed.test)
             missing = why_no_lengths(computed.variants, settings)
             ceiling = of_groups(computed.variants.groups)
-            facts = {**computed.facts, "not_run": {} if missing is None else {"length_matched": missing}}
+            left_out = computed.facts["not_run"] | ({} if missing is None else {"length_matched": missing})
+            facts = {**computed.facts, "not_run": left_out}
         diagnosis = _diagnosis(config, arms, test, facts, ceiling)
         _write(config, diagnosis, time.perf_counter() - started)
         return diagnosis

@@ -14,6 +14,7 @@ from rewardlab.artifact.base import Base, open_base, settle_rendering
 from rewardlab.core.files import cache_folder
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.config import Mode, Purpose
+from rewardlab.data.controlled import NothingChangedError
 from rewardlab.data.groups import Groups, roots_of
 from rewardlab.data.prepare import load_data, token_groups
 from rewardlab.diagnosing.config import DiagnoseConfig
@@ -50,7 +51,8 @@ def compute_states(config: DiagnoseConfig) -> Computed:
     config = config.replace(**settle_rendering(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering)
     plain, report = _read(config, base, "none")
-    read = {mode: _read(config, base, mode) for mode in CHANGED}
+    require_roots(roots_of(plain["training"])[0])
+    read, not_run = _read_changed(config, base)
     changed = {mode: groups for mode, (groups, _) in read.items()}
     train = _common(plain["training"], {name: groups["training"] for name, groups in changed.items()})
     test = None
@@ -76,9 +78,9 @@ def compute_states(config: DiagnoseConfig) -> Computed:
         roots_G=roots_G,
         states={
             "full": np.asarray(of_layers[layer]),
-            **{name: states(train[name], [layer], f"{name} training")[layer] for name in CHANGED},
+            **{name: states(train[name], [layer], f"{name} training")[layer] for name in changed},
         },
-        negatives=list(weighed(train["random_negatives"])),
+        negatives=list(weighed(train["random_negatives"])) if "random_negatives" in train else [],
     )
     judged = None
     if test is not None:
@@ -95,8 +97,27 @@ def compute_states(config: DiagnoseConfig) -> Computed:
         "control_data": {mode: of["control"] for mode, (_, of) in read.items()},
         "left_out": left_out,
         "layer": layer,
+        "not_run": not_run,
     }
     return Computed(variants=variants, test=judged, layer=layer, facts=facts)
+
+
+def _read_changed(
+    config: DiagnoseConfig, base: Base
+) -> tuple[dict[Mode, tuple[dict[str, Groups], dict[str, Any]]], dict[str, str]]:
+    """Return (control -> what `_read` returns, control -> why it is not run).
+
+    Data may hold no replies to other prompts that could take the place of their own, such as data whose replies are all
+    "yes" and "no"; that must not stop the other controls.
+    """
+    read, not_run = {}, {}
+    for mode in CHANGED:
+        try:
+            read[mode] = _read(config, base, mode)
+        except NothingChangedError as error:
+            logger.warning("control: %s is left out: %s", mode, error)
+            not_run[mode] = str(error).rstrip(".")
+    return read, not_run
 
 
 def _read(config: DiagnoseConfig, base: Base, mode: Mode) -> tuple[dict[str, Groups], dict[str, Any]]:
