@@ -79,6 +79,18 @@ def test_a_dataset_that_is_not_there_is_named_with_what_is(flags, tmp_path, caps
     assert str(tmp_path / "pairs.jsonl") in said
 
 
+def test_names_of_other_trainers_are_told(flags, tmp_path, capsys):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "dataset_info.json").write_text('{"mine": {"file_name": "mine.json", "ranking": true}}')
+    said = refusal(capsys, *flags, "--dataset", folder)
+    assert f"{folder / 'dataset_info.json'} lists datasets of LLaMA-Factory, which are not found by their" in said
+    said = refusal(capsys, *flags, "--freeze_trainable_layers", "2")
+    assert "Did you mean '--freeze-layers'? It counts the first layers, which stay as they are" in said
+    rows = write_rows(tmp_path / "rl.jsonl", {"context_messages": [], "label": 1})
+    assert "Perhaps 'context_messages' as 'prompt' is meant." in refusal(capsys, *flags, "--dataset", rows)
+
+
 def test_a_model_that_is_not_there_is_named(flags, pairs_file, tmp_path, capsys):
     said = refusal(capsys, *flags, "--dataset", pairs_file, "--model", tmp_path / "nosuch")
     assert said.startswith(f"no model at '{tmp_path / 'nosuch'}'")

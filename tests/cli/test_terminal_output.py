@@ -33,7 +33,6 @@ def harmless(text: str) -> bool:
     return hidden <= {"\n"} and not re.search(r"^error: all is lost", text, re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_the_commands_are_imported_is_told_in_a_word(monkeypatch, capsys):
     def interrupted():
         raise KeyboardInterrupt
@@ -50,6 +49,7 @@ def test_the_script_imports_no_command_before_it_can_be_interrupted():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_on_nasty_names_and_texts_only_shows_them(base_model, tmp_path, monkeypatch, capsys, verified_here):
     monkeypatch.chdir(tmp_path)
     rows = [

@@ -163,6 +163,20 @@ def test_a_reservation_of_the_runs_is_not_asked_for_on_another_partition():
     assert "reservation" in options_of(array_script(config, PLACE, name="main", phase="main", runs=RUNS))
 
 
+def test_the_quality_of_service_of_the_runs_is_not_asked_for_on_another_partition():
+    def qos(**values):
+        script = light_script(slurm_config(values), PLACE, name="report", says="Report.", words=["plan", "report"])
+        return options_in(script).get("qos")
+
+    assert qos(qos="long") == "long"
+    assert qos(qos="long", light_partition="cpu") is None
+    assert qos(qos="long", light_partition="cpu", light_qos="short") == "short"
+    runs = array_script(
+        slurm_config({"qos": "long", "light_partition": "cpu"}), PLACE, name="main", phase="main", runs=RUNS
+    )
+    assert options_in(runs)["qos"] == "long"
+
+
 def test_the_variables_of_ranks_are_set_for_many_processes_and_unset_for_one():
     assert "unset RANK" in rendered()["one-gpu.sbatch"]
     for name, values in SETTINGS.items():

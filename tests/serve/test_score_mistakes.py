@@ -94,7 +94,7 @@ def test_rows_that_cannot_be_scored_are_written_with_their_cause_if_asked(tmp_pa
             "not valid JSON",
             'expected a JSON object, got list. Each line must look like {"prompt": …, …}.',
             "the row has more than 8,000,000 characters",
-            "a response is of type NoneType, not text",
+            "a response is null, not a text",
             "its columns are prompt (null), response",
             "a message needs a role and a text",
             "unknown role 'robot'",

@@ -76,6 +76,7 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "num_epochs": "epochs",
         "max_epochs": "epochs",
         "lora_r": "lora_rank",
+        "freeze_trainable_layers": "freeze_layers",
         "use_rslora": "rslora",
         "use_dora": "dora",
         "load_in_4bit": "quantization",
@@ -118,7 +119,8 @@ _WHOLE_STEP: Final = (
     "It counts the rows of a whole step: those of a micro-batch, times those that are accumulated, times the devices."
 )
 REMARKS: Final[Mapping[str, str]] = MappingProxyType(
-    dict.fromkeys(
+    {"freeze_trainable_layers": "It counts the first layers, which stay as they are; there the last ones train."}
+    | dict.fromkeys(
         (
             *("per_device_train_batch_size", "gradient_accumulation_steps", "grad_accum", "grad_acc"),
             *("accumulate_grad_batches", "micro_batch_size", "micro_train_batch_size"),

@@ -33,6 +33,8 @@ from rewardlab.data.shards import (
 
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words in a file name that name its split and not its dataset."""
+LLAMA_FACTORY = "dataset_info.json"
+"""Where LLaMA-Factory lists datasets by their names."""
 ALL_ROWS = "all rows"
 IN_MEMORY = "in memory"
 """Stand for the split of a single file without a split in its name, and of rows in memory."""
@@ -201,6 +203,11 @@ def _missing(name: str, path: Path, split: str, near: Sequence[str]) -> DataErro
     what = f"dataset {name!r}, split {split!r}: no such file."
     if there := saved_splits(path):
         return DataError(f"{what} {path} holds the splits {', '.join(there)}, which datasets saved.")
+    if (path / LLAMA_FACTORY).is_file():
+        return DataError(
+            f"{what} {path / LLAMA_FACTORY} lists datasets of LLaMA-Factory, which are not found by their names here. "
+            f"Name a data file itself, such as {path / 'NAME.json'}."
+        )
     if unread := _unread_file(path, split):
         kinds = ", ".join(EXTENSIONS)
         return DataError(f"{what} There is {unread}, and only {kinds} files are read. {how_to_read(unread)}")

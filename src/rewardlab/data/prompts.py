@@ -8,7 +8,7 @@ from typing import Any
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import to_messages
-from rewardlab.data.rows import is_open_transcript, parse_transcript
+from rewardlab.data.rows import is_open_transcript, parse_transcript, show
 
 
 def prompt_turns(value: Any, *, bare: bool) -> tuple[Conversation, bool]:
@@ -33,8 +33,11 @@ def conversations_of(prompt: Any, replies: Iterable[str], *, bare: bool) -> list
     """
     is_list = isinstance(replies, Iterable) and not isinstance(replies, str)
     texts = list(replies) if is_list else []
-    if not is_list or not all(isinstance(reply, str) for reply in texts):
-        raise RenderError("replies are a list of texts. Put a single one into a list.")
+    if not is_list:
+        raise RenderError(f"replies are a list of texts, and not {show(replies)}. Put a single one into a list.")
+    for number, reply in enumerate(texts):
+        if not isinstance(reply, str):
+            raise RenderError(f"replies are a list of texts, and reply {number} is {show(reply)}. Leave it out.")
     turns, is_transcript = prompt_turns(prompt, bare=bare)
     # Parsing a transcript strips its turns, in training data too, so a reply to one is stripped as well.
     return [(*turns, Message("assistant", reply.strip() if is_transcript else reply)) for reply in texts]
@@ -48,7 +51,7 @@ def reply_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, Mapping | list | tuple):
-        raise TypeError(f"a response is of type {type(value).__name__}, not text")
+        raise TypeError(f"a response is {show(value)}, not a text")
     turns = to_messages([value] if isinstance(value, Mapping) else value)
     if [turn.role for turn in turns] != ["assistant"]:
         raise TypeError("a response as messages has to be one assistant turn; put whole conversations into `messages`")

@@ -56,6 +56,8 @@ class SlurmConfig:
     """Account that pays."""
     qos: str | None = None
     """Quality of service."""
+    light_qos: str | None = None
+    """That of gates and the report; by default `qos`, and none where they have a partition of their own."""
     time: str = "04:00:00"
     """Time limit of a job. A run that needs more goes on in the same job, queued again."""
     nodes: int = 1

@@ -194,6 +194,8 @@ def meant_column(name: str, present: Collection[str]) -> str | None:
 
     A name that is known resembles no other. Columns that are present are not suggested.
     """
+    if name == "context_messages":  # the prompts of OpenRLHF's datasets
+        return None if "prompt" in present else "prompt"
     if name.strip().casefold() in RATINGS:
         return None if "scores" in present else "scores"
     known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))

@@ -55,7 +55,7 @@ def array_script(config: SlurmConfig, place: Place, *, name: str, phase: str, ru
     assert not any("'" in run for run in runs), "names of arms hold no quotes"
     limit = "" if config.array_limit is None else f"%{config.array_limit}"
     options = [
-        *_who(config, name, config.partition),
+        *_who(config, name, config.partition, config.qos),
         _option("array", f"0-{len(runs) - 1}{limit}"),
         _option("nodes", config.nodes),
         _option("ntasks-per-node", config.processes_per_node),
@@ -108,9 +108,11 @@ def array_script(config: SlurmConfig, place: Place, *, name: str, phase: str, ru
 def light_script(config: SlurmConfig, place: Place, *, name: str, says: str, words: Sequence[str]) -> str:
     """Return the batch script of a small job that runs `rewardlab` with these words and has its exit status."""
     partition = config.light_partition or config.partition
+    # What a cluster allows on the partition of the runs, it may refuse on another one.
+    qos = config.light_qos or (None if config.light_partition is not None else config.qos)
     allowed = LIGHT_OPTIONS - {"reservation"} if config.light_partition is not None else LIGHT_OPTIONS
     options = [
-        *_who(config, name, partition),
+        *_who(config, name, partition, qos),
         _option("ntasks", 1),
         _option("cpus-per-task", 2),
         _option("time", LIGHT_TIME),
@@ -146,8 +148,8 @@ def _option(name: str, value: str | int | None) -> str:
     return f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={directive(str(value))}"
 
 
-def _who(config: SlurmConfig, name: str, partition: str | None) -> list[str]:
-    said = {"partition": partition, "account": config.account, "qos": config.qos}
+def _who(config: SlurmConfig, name: str, partition: str | None, qos: str | None) -> list[str]:
+    said = {"partition": partition, "account": config.account, "qos": qos}
     options = [_option(option, value) for option, value in said.items() if value is not None]
     return [_option("job-name", job_name(config, name)), *options]
 
