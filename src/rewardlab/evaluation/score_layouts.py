@@ -116,7 +116,8 @@ def read_file(file: Path, *, name: str, outcome: str | None = None, columns: Col
     raise DataError(
         f"{file}: its columns ({', '.join(map(short, sorted(there)))}) are not a known layout of scores. Wanted "
         f"`scores_chosen` and `scores_rejected`; or `id`, `reply` and `score`; or `id` and `correct`; or a log of "
-        f"reward-bench, inspect or lm-eval (docs/compare.md). Name a column of verdicts with --outcome."
+        f"reward-bench, inspect or lm-eval. Name a column of verdicts with --outcome. The page docs/compare.md in "
+        f"rewardlab's repository describes the layouts."
     )
 
 

@@ -94,7 +94,8 @@ def read_plan(
     """
     if not path.is_file():
         raise ConfigError(
-            f"PLAN {path}: {absent(path)}. Give a plan: a YAML or TOML file as docs/plans-file.md describes it."
+            f"PLAN {path}: {absent(path)}. Give a plan: a YAML or TOML file as docs/plans-file.md in rewardlab's "
+            f"repository describes it."
         )
     values = _named(read_config_file(path, given_by="PLAN"), str(path))
     _require_known(values, KEYS, str(path))

@@ -116,7 +116,8 @@ def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
         )
         for sign in warnings
     ]
-    return ["\n".join(["Warning signs on the way (docs/warning-signs.md says what they mean):", *lines])]
+    head = "Warning signs on the way (docs/warning-signs.md in rewardlab's repository says what they mean):"
+    return ["\n".join([head, *lines])]
 
 
 def test_title(in_both: int) -> str:

@@ -116,7 +116,8 @@ def _require_end(draft: Renderer, folder: Path) -> None:
         f"{folder}: renderings by its template {what}, and it depends on the code that trained it which token the "
         f"score is read at. Say --eos strip for OpenRLHF, which takes line breaks at the end away and adds an EOS "
         f"where there is none; --eos template where the score is read at the template's last token; --eos add for an "
-        f"EOS behind that. LLaMA-Factory and ms-swift changed this between their versions (docs/importing.md)."
+        f"EOS behind that. LLaMA-Factory and ms-swift changed this between their versions (docs/importing.md "
+        f"in rewardlab's repository)."
     )
 
 

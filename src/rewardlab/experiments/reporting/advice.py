@@ -64,7 +64,8 @@ def advice_of(
             "gap",
             LARGE_GAP,
             "Less of everything: fewer --steps or --epochs, a lower --lr, --early-stopping-patience 3, "
-            "--score-regularization-lambda 0.1, or more data (docs/presets.md, when it overfits).",
+            "--score-regularization-lambda 0.1, or more data (docs/presets.md in rewardlab's repository, when it "
+            "overfits).",
         ),
         *_too_large(
             found,

@@ -91,7 +91,8 @@ class Conventions:
             theirs = [key for key in values if key in KEYS and key not in OURS]
             raise ConfigError(
                 f"{where}: {theirs[0]} is a key of TRL's and {own[0]} one of rewardlab's. Add `compat: trl` to read "
-                f"the file with TRL's defaults, or write rewardlab's names throughout (docs/coming-from-trl.md)."
+                f"the file with TRL's defaults, or write rewardlab's names throughout (docs/coming-from-trl.md in "
+                f"rewardlab's repository has them)."
             )
         made = translate(values, OURS, where=where)
         logger.info("%s is a TRL configuration:", where)

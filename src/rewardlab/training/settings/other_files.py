@@ -66,5 +66,5 @@ def require_no_other_trainer(values: Collection[str], ours: Collection[str], whe
         f"{where}: this is a configuration of {trainer} ({', '.join(found[trainer])}), and of other trainers' files "
         f"only TRL's are read. Write one with rewardlab's names: "
         f"{', '.join(f'{own} for {key}' for key, own in renamed.items())}.{''.join(remarks)}{has_no_name} "
-        f"docs/coming-from-trl.md says more."
+        f"The page docs/coming-from-trl.md in rewardlab's repository says more."
     )

@@ -140,7 +140,7 @@ def rate_notice(*, weights: float, lora: bool, lr: float) -> str:
     return (
         f"{weights / 1e9:.3g} billion weights, and adapters with --lr {lr:g}, which is a rate for 3 billion: both 7B "
         f"runs of one study with 5e-05 peaked early and ended 7 and 9 points lower. --preset 7b-lora-shp has "
-        f"--lr {own['lr']:g} (docs/guidelines.md, larger models)"
+        f"--lr {own['lr']:g} (docs/guidelines.md in rewardlab's repository, larger models)"
     )
 
 
