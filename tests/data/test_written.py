@@ -15,6 +15,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.store import LeftOut
 from rewardlab.data.templates import build_renderer
+from rewardlab.data.written import MOST_KEPT, WrittenTurns
 
 # As those of Phi-4, OLMo 2, Falcon 3 and Yi.
 PASSING_OVER = (
@@ -100,3 +101,22 @@ def test_an_earlier_turn_of_a_user_or_the_assistant_is_not_lost(
         build(template).render(talk(*prompt), reply)
     assert len(build(template).render(talk("user"), reply).token_ids)
     assert len(build(CHATML).render(talk(*prompt), reply).token_ids), "it writes every turn"
+
+
+def test_ever_new_orders_of_roles_take_no_more_memory_and_get_the_answers_of_before() -> None:
+    asked = 0
+
+    def template(conversation: tuple[Message, ...]) -> str:
+        nonlocal asked
+        asked += 1
+        return "".join(turn.content for turn in conversation if turn.role != "system")
+
+    written = WrittenTurns(template)
+    for turns in range(1, MOST_KEPT + 10):
+        written.require((*[Message("user", "")] * (turns % 64), Message("tool", ""), *talk(*["user"] * (turns // 64))))
+    assert asked == MOST_KEPT + 9
+    assert len(written._left_out) <= MOST_KEPT
+    for _ in range(2):
+        with pytest.raises(RenderError, match=r"leaves out turn 2 \(system\)"):
+            written.require(talk("user", "system"))
+        written.require(talk("user", "tool"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -336,3 +336,25 @@ def test_a_prompt_with_images_or_tools_is_refused(tmp_path: Path) -> None:
     write(rows, {"prompt": "Who?", "tools": []}, {"prompt": "What?", "tools": [{"type": "function"}]})
     with pytest.raises(DataError, match=r"rows\.jsonl:2: has tools beside its prompt"):
         list(read_prompts(str(rows)))
+
+
+def test_very_many_parts_are_found_without_comparing_each_with_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, whole = 300, tmp_path / "labels.jsonl"
+    names = [Shard(number, count).path(whole).name for number in range(count)]
+    for name in names:
+        (tmp_path / name).touch()
+    compared, equal = 0, PurePath.__eq__
+
+    def counted(path: PurePath, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(path, other)
+
+    monkeypatch.setattr(PurePath, "__eq__", counted)
+    assert [path.name for path in parts_of(whole)] == names
+    assert compared <= count
+    (tmp_path / names[123]).unlink()
+    with pytest.raises(DataError, match="part 124 of 300 is missing"):
+        parts_of(whole)

@@ -16,6 +16,8 @@ from rewardlab.core.types import Conversation, Message
 
 TRIED: Final = ("user", "assistant")
 """The roles of the conversations that a renderer is tried out with when it is built."""
+MOST_KEPT: Final = 4096
+"""Orders of roles whose answer is kept. Long agent conversations have ever new ones, and a server runs for months."""
 
 
 class WrittenTurns:
@@ -24,7 +26,7 @@ class WrittenTurns:
 
     def __init__(self, template: Callable[[Conversation], str]) -> None:
         self._template = template
-        self._left_out: dict[tuple[str, ...], int | None] = {}
+        self._left_out: dict[tuple[str, ...], tuple[int | None]] = {}
 
     def require(self, conversation: Conversation) -> None:
         """Raise RenderError if the template leaves out a turn, other than a system turn that is the first one.
@@ -35,9 +37,13 @@ class WrittenTurns:
         roles = tuple(message.role for message in conversation)
         if roles == TRIED:
             return
-        if roles not in self._left_out:
-            self._left_out[roles] = self._find(roles)
-        place = self._left_out[roles]
+        # A tuple, since None is an answer; another thread may empty the dictionary at any time.
+        known = self._left_out.get(roles)
+        if known is None:
+            if len(self._left_out) >= MOST_KEPT:
+                self._left_out.clear()
+            known = self._left_out[roles] = (self._find(roles),)
+        (place,) = known
         if place is not None:
             raise RenderError(
                 f"the chat template leaves out turn {place + 1} ({roles[place]}), so no score would depend on it. "

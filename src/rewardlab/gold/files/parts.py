@@ -90,6 +90,7 @@ def parts_of(whole: Path) -> list[Path]:
         told = " and ".join(str(count) for count in sorted(there))
         raise DataError(f"{whole}: there are parts of {told}. Remove those of one division.")
     ((count, paths),) = there.items()
-    if missing := [number for number in range(count) if Shard(number, count).path(whole) not in paths]:
+    found_names = {path.name for path in paths}
+    if missing := [number for number in range(count) if Shard(number, count).path(whole).name not in found_names]:
         raise DataError(f"{whole}: part {missing[0] + 1} of {count} is missing. Let it finish first.")
     return paths
