@@ -13,7 +13,7 @@ import pytest
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.health import ADVICE, Health, WarningSign, judge
-from rewardlab.analysis.signs import AT_EVALUATION, LOG_2, WHILE_TRAINING, RunFacts
+from rewardlab.analysis.signs import AT_EVALUATION, LOG_2, WHILE_TRAINING, History, RunFacts
 
 Rows = list[dict[str, Any]]
 
@@ -404,3 +404,39 @@ def test_the_healthy_runs_are_runs_in_which_something_could_be_seen():
     assert accs[0] < 0.6 < 0.7 < accs[-1]
     assert rows[-1]["train_nll"] < rows[1]["train_nll"] - 0.02
     assert any(later < earlier for earlier, later in pairwise(accs)), "it is noisy"
+
+
+class Counted(dict[str, float]):
+    """A row that counts how often a value of any row is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, name: str) -> float:
+        Counted.looks += 1
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        Counted.looks += 1
+        return super().__contains__(name)
+
+    def get(self, name: str, *default: Any) -> Any:
+        Counted.looks += 1
+        return super().get(name, *default)
+
+
+@pytest.mark.parametrize("pairs", [160, 0])
+def test_a_row_late_in_a_long_run_is_judged_by_no_more_values_than_one_before(pairs: int) -> None:
+    history, counts = History(RunFacts(num_steps=4000)), []
+    # At the first of the two every check is past its beginning, also those of the last third of the run.
+    for step in range(1, 6001):
+        history.step = step
+        row = Counted(both(step, trained=0.69, acc=0.6, loss=0.66) | {"train_pairs": pairs})
+        history.add_trained(row)
+        history.add_evaluated(row)
+        if step in (3000, 6000):
+            Counted.looks = 0
+            for look in (*WHILE_TRAINING.values(), *AT_EVALUATION.values()):
+                look(history)
+            counts.append(Counted.looks)
+    early, late = counts
+    assert late <= 1.2 * early

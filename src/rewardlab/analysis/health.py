@@ -132,7 +132,7 @@ class Health:
             history.add_trained(values)
             new += self._look(WHILE_TRAINING)
         if "eval_loss" in values or "eval_accuracy" in values:
-            history.evaluated.append(values)
+            history.add_evaluated(values)
             new += self._look(AT_EVALUATION)
         return new
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -104,6 +105,8 @@ class History:
         """Rows with training values."""
         self.evaluated: list[Values] = []
         """Rows with an evaluation."""
+        self.best: dict[str, Values] = {}
+        """Evaluation loss and accuracy -> the best of these rows but for the last two, of equal ones the first."""
         self.past_warmup = 0.0
         """Comparisons trained on after the warm-up."""
 
@@ -112,6 +115,15 @@ class History:
         self.trained.append(row)
         if row["step"] > self.facts.warmup_steps:
             self.past_warmup += _pairs(row)
+
+    def add_evaluated(self, row: Values) -> None:
+        """Add a row with an evaluation."""
+        self.evaluated.append(row)
+        earlier = self.evaluated[-3] if len(self.evaluated) > 2 else {}
+        for name, sign in (("eval_loss", -1), ("eval_accuracy", 1)):
+            best = self.best.get(name)
+            if name in earlier and (best is None or sign * earlier[name] > sign * best[name]):
+                self.best[name] = earlier
 
     @property
     def settled(self) -> bool:
@@ -131,8 +143,7 @@ Look = Callable[[History], str | None]
 
 def _overfitting(history: History) -> str | None:
     """Report that the last two evaluations are both worse than an earlier one, and the training data fitted better."""
-    rows: list[Values] = [{}, {}, *history.evaluated]
-    *earlier, before, now = rows
+    before, now = [{}, {}, *history.evaluated[-2:]][-2:]
     if all(_below(row, "eval_accuracy", 0.5) for row in (before, now)):
         # The model learns the opposite of the labels, for which there is another sign.
         return None
@@ -140,11 +151,8 @@ def _overfitting(history: History) -> str | None:
         ("eval_loss", "loss", "rose", -1),
         ("eval_accuracy", "accuracy", "fell", 1),
     ):
-        candidates = [row for row in earlier if name in row]
-        if not candidates:
-            continue
-        best = max(candidates, key=lambda row: sign * row[name])
-        if not all(_worse(row, best, name, sign) for row in (before, now)):
+        best = history.best.get(name)
+        if best is None or not all(_worse(row, best, name, sign) for row in (before, now)):
             continue
         if name == "eval_loss" and min(before[name], now[name]) - best[name] < NOTABLE:
             continue
@@ -166,8 +174,9 @@ def _fitted_better(history: History, best: Values, now: Values) -> str | None:
     if first is not None and last is not None:
         better = last < min(first, LOG_2) and now.get("gap_loss_low", 0.0) > 0
         return f"that of the watched training rows went from {first:.3f} to {last:.3f}" if better else None
-    after = [row for row in history.trained if row["step"] > best["step"]]
-    until = [row for row in history.trained if row["step"] <= best["step"]][-len(after) :] or after[:1]
+    end = bisect_right(history.trained, best["step"], key=lambda row: row["step"])
+    after = history.trained[end:]
+    until = history.trained[max(0, end - len(after)) : end] or after[:1]
     recent = after[-max(1, len(after) // 3) :]
     if not recent or not until:
         return None
@@ -256,7 +265,7 @@ def _exploding(history: History) -> str | None:
 def _recent(rows: Sequence[Values]) -> list[Values]:
     """Return the last rows, at least two, that hold `SPIKE_PAIRS` comparisons; none if there are not so many."""
     pairs = 0.0
-    for number in range(1, len(rows) + 1):
+    for number in range(1, min(len(rows), MOST_ROWS) + 1):
         pairs += _pairs(rows[-number])
         if number >= 2 and pairs >= SPIKE_PAIRS:
             return list(rows[-number:])
@@ -265,7 +274,7 @@ def _recent(rows: Sequence[Values]) -> list[Values]:
 
 def _oscillating(history: History) -> str | None:
     """Report that the accuracy falls and rises again late in a run (or the other way), further than intervals allow."""
-    late = [row for row in history.evaluated if row["step"] >= LATE_SHARE * history.facts.num_steps][-MOST_LATE:]
+    late = [row for row in history.evaluated[-MOST_LATE:] if row["step"] >= LATE_SHARE * history.facts.num_steps]
     for middle in range(1, len(late) - 1):
         for sign in (1, -1):
             turn = late[middle]
