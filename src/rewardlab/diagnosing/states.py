@@ -110,7 +110,8 @@ def _read_changed(
     Data may hold no replies to other prompts that could take the place of their own, such as data whose replies are all
     "yes" and "no"; that must not stop the other controls.
     """
-    read, not_run = {}, {}
+    read: dict[Mode, tuple[dict[str, Groups], dict[str, Any]]] = {}
+    not_run: dict[str, str] = {}
     for mode in CHANGED:
         try:
             read[mode] = _read(config, base, mode)
