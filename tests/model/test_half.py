@@ -250,8 +250,8 @@ def test_layers_frozen_in_half_precision_are_their_own_copies():
     assert frozen[0].half_weight.data_ptr() == frozen[0].weight.data_ptr()
 
 
-def test_biases_are_cast_once_and_again_when_they_have_changed():
-    model = half_model("qwen2")
+def test_frozen_biases_are_cast_once_and_again_when_they_have_changed():
+    model = half_model("qwen2").requires_grad_(False)
     apply_compute(model, PLAIN)
     model.half_weights.refresh((0,))
     biased = [layer for layer in model.modules() if type(layer) is HalfLinear and layer.bias is not None]
@@ -266,6 +266,20 @@ def test_biases_are_cast_once_and_again_when_they_have_changed():
         len(biased) - 1
     )
     assert all(torch.equal(layer.half_bias, layer.bias.bfloat16()) for layer in biased)
+
+
+def test_biases_that_a_fused_optimiser_has_changed_are_cast_again_in_the_next_step_and_when_evaluated():
+    """It writes to weights behind autograd's counter of versions."""
+    model = half_model("qwen2")
+    apply_compute(model, PLAIN)
+    biased = [layer for layer in model.modules() if type(layer) is HalfLinear and layer.bias is not None]
+    optimizer = torch.optim.AdamW((layer.bias for layer in biased), lr=1.0, fused=True)
+    for draw in ((0, 1), (0, 2), AS_SAVED):
+        model.half_weights.refresh(draw)
+        assert all(torch.equal(layer.half_bias, layer.bias.bfloat16()) for layer in biased)
+        for layer in biased:
+            layer.bias.grad = torch.ones_like(layer.bias)
+        optimizer.step()
 
 
 def test_a_model_that_is_moved_or_cast_makes_its_copies_again_and_dropping_them_leaves_plain_layers():

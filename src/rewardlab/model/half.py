@@ -254,7 +254,7 @@ class _Copied:
     made_of: tuple[object, ...] = ()
     """What the copy was made from: the weight's version, its storage and the draw."""
     bias_made_of: tuple[object, ...] = ()
-    """The same of the bias, which no draw rounds."""
+    """The same of the bias, which no draw rounds; the draw only of one that trains."""
 
 
 class HalfWeights:
@@ -277,8 +277,8 @@ class HalfWeights:
         """Make the copies again whose weight has changed or whose draw was another one.
 
         `draw` seeds stochastic rounding, together with the weight's name. A change is recognised by autograd's version
-        counter, so changes that bypass it (`weight.data.mul_(2)`) are missed. Weights made in inference mode have no
-        counter, so their copies are made every time.
+        counter, so changes that bypass it (`weight.data.mul_(2)`, a step of fused AdamW) are missed until the next
+        draw. Weights made in inference mode have no counter, so their copies are made every time.
         """
         stale: list[tuple[_Copied, tuple[object, ...]]] = []
         drawn: list[Part] = []
@@ -301,15 +301,22 @@ class HalfWeights:
         self._round(drawn)
         for copied, now_made_of in stale:
             copied.made_of = now_made_of
-        self._cast_biases()
+        self._cast_biases(draw)
 
-    def _cast_biases(self) -> None:
+    def _cast_biases(self, draw: tuple[int, ...]) -> None:
+        stale: list[tuple[_Copied, tuple[object, ...], Tensor]] = []
         for copied in self._biased:
             layer, bias = copied.layer, copied.layer.bias
             version = None if bias.is_inference() else bias._version
-            made_of = (version, bias.untyped_storage()._cdata)
+            # Every step has another draw. Those that train are cast anew with it: fused optimisers do not count.
+            made_of = (version, bias.untyped_storage()._cdata, draw if bias.requires_grad else None)
             if version is None or layer.half_bias is None or copied.bias_made_of != made_of:
-                layer.half_bias, copied.bias_made_of = bias.detach().to(self.dtype), made_of
+                stale.append((copied, made_of, torch.empty_like(bias, dtype=self.dtype, requires_grad=False)))
+        if stale:
+            casts = [cast for _, _, cast in stale]
+            torch._foreach_copy_(casts, [copied.layer.bias.detach() for copied, _, _ in stale])  # all in one operation
+        for copied, made_of, cast in stale:
+            copied.layer.half_bias, copied.bias_made_of = cast, made_of
 
     def _round(self, parts: Sequence[Part]) -> None:
         if self.rounding == "stochastic":
