@@ -192,7 +192,8 @@ def _adapted_on_cuda(
     left: Tensor, right: Tensor, inner: Tensor, second: Tensor, bias: Tensor | None, by_kernels: bool
 ) -> Tensor:
     wide = torch.mm(left, right, out_dtype=torch.float32)
-    if by_kernels and inner.shape[1] <= MOST_RANK and fused.can_read(wide, inner, second):
+    read = (wide, inner, second) if bias is None else (wide, inner, second, bias)
+    if by_kernels and inner.shape[1] <= MOST_RANK and fused.can_read(*read):
         output = torch.empty_like(wide, dtype=left.dtype)
         fused.load_kernels().add_product(wide, inner, second, bias, output)
         return output

@@ -66,7 +66,9 @@ def _round(table, BF16: tl.constexpr, WIDE: tl.constexpr, ALIGNED: tl.constexpr,
         else:
             cut = ((held + (noise >> 3)) & -8192).to(tl.float32, bitcast=True)
             # Below the smallest normal number, 2^-14, float16 has a fixed step, 2^-24.
-            small = tl.floor(tl.abs(values) * 16777216.0 + noise.to(tl.float32) / 65536.0) / 16777216.0
+            # Multiplied by powers of two, which is exact; divisions are approximate here.
+            small = tl.floor(tl.abs(values) * 16777216.0 + noise.to(tl.float32) * 1.52587890625e-05)
+            small = small * 5.9604644775390625e-08
             small = tl.where(held < 0, -small, small)
             kept = tl.where(finite, cut, values)
             rounded = tl.where(tl.abs(values) < 6.103515625e-05, small, kept).to(tl.float16)
