@@ -23,7 +23,8 @@ from rewardlab.data.pack import cost
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.model.out_of_memory import is_out_of_memory, release_cached, unless_out_of_memory
 from rewardlab.training.cost.memory import HighWater, available, free_memory, in_use, peak_memory, process_peak
-from rewardlab.training.loop import losses
+from rewardlab.training.loop import failures, losses
+from rewardlab.training.loop.failures import Nouns
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.loop.totals import Accumulated
 from rewardlab.training.loop.trainer import ahead
@@ -235,16 +236,34 @@ def test_a_step_that_ran_out_of_memory_is_computed_again_with_half_the_budget_an
         assert torch.allclose(moved, tensor, rtol=1e-8, atol=1e-10), name
 
 
-def test_out_of_memory_twice_in_a_step_is_an_error_that_names_the_remedies_and_moves_nothing(tmp_path):
+def test_the_budget_is_halved_until_a_step_fits(tmp_path, caplog):
+    """A default of 65,536 tokens, chosen by the size of a GPU that others use too, may have to become 8,192."""
+    groups = make_groups(16)
+    least = max(cost(group, "shared") for group in groups)
+    plain, trainer = (trainer_on(tmp_path, groups, micro_token_budget=budget) for budget in (80, 8 * least))
+    fail_on(trainer, {1, 2}, torch.OutOfMemoryError("CUDA out of memory"))
+    with caplog.at_level("WARNING", logger="rewardlab"):
+        report = trainer.train_step(trainer._planned(0))
+    assert trainer.token_budget == 2 * least
+    assert caplog.text.count("OUT OF MEMORY") == 2
+    assert report.grad_norm == pytest.approx(plain.train_step(plain._planned(0)).grad_norm)
+
+
+def test_a_step_that_never_fits_is_an_error_that_names_the_remedies_and_moves_nothing(tmp_path):
     trainer = trainer_on(tmp_path)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    fail_on(trainer, {2, 4}, torch.OutOfMemoryError("CUDA out of memory"))
+    fail_on(trainer, set(range(1, 100)), torch.OutOfMemoryError("CUDA out of memory"))
     least = max(cost(group, "shared") for group in trainer.judge.data.train)
-    with pytest.raises(DeviceMemoryError, match=f"step 1: .*--micro-token-budget 40.*at least {least}") as found:
+    with pytest.raises(DeviceMemoryError, match=f"step 1: .*--micro-token-budget {least}. Lower --max-seq-len") as found:
         trainer.fit()
-    assert all(flag in str(found.value) for flag in ("--max-seq-len", "--activation-checkpointing"))
+    assert "--activation-checkpointing" in str(found.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_where_a_step_cannot_be_tried_again_the_error_says_how_small_the_budget_may_be():
+    error = str(failures.no_memory(3, 80, 21, Nouns(weighed="pairs", whole="preference")))
+    assert "--micro-token-budget 80. Set a smaller one (at least 21, the largest preference), lower" in error
 
 
 @pytest.mark.slow

@@ -64,9 +64,9 @@ def no_memory_on_rank(step: int, rank: int, budget: int) -> DeviceMemoryError:
 
 
 def no_memory(step: int, budget: int, least: int, nouns: Nouns) -> DeviceMemoryError:
-    """Return the error for a step that does not fit into memory even with half the token budget."""
+    """Return the error for a step that does not fit into memory even with this token budget."""
+    smaller = f"Set a smaller one (at least {least}, the largest {nouns.whole}), lower" if budget > least else "Lower"
     return DeviceMemoryError(
-        f"step {step}: out of memory, also with --micro-token-budget {budget}. Set a smaller --micro-token-budget (at "
-        f"least {least}, the largest {nouns.whole}), lower --max-seq-len, or turn on --activation-checkpointing. The "
-        f"weights are those of step {step - 1}."
+        f"step {step}: out of memory, also with --micro-token-budget {budget}. {smaller} --max-seq-len, or turn on "
+        f"--activation-checkpointing. The weights are those of step {step - 1}."
     )

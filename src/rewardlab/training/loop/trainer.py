@@ -198,8 +198,8 @@ class Trainer(Generic[MicroBatch, JudgeT]):
     def train_step(self, batches: Sequence[MicroBatch]) -> StepReport:
         """Update the weights once, by the weighted mean gradient over `batches`, which `Steps.plan` made.
 
-        If memory runs out, the step is planned and computed again, once, with half the token budget. In float16 it is
-        computed again with half the loss scale until its gradients are finite. Raises NonFiniteError if the loss or
+        If memory runs out, the step is planned and computed again with half the token budget, until it fits. In float16
+        it is computed again with half the loss scale until its gradients are finite. Raises NonFiniteError if the loss or
         gradient is not finite or the weights add up to 0, DeviceMemoryError if the step does not fit in memory, and
         DataError if its data cannot be read in time.
         """
@@ -245,13 +245,9 @@ class Trainer(Generic[MicroBatch, JudgeT]):
     def _accumulate_in_memory(
         self, batches: Sequence[MicroBatch], total_weight: float
     ) -> tuple[Sequence[MicroBatch], Accumulated]:
-        """Return `batches` and the result of `_accumulate`, for batches of half the budget if memory runs out."""
-        accumulated = self._accumulate(batches, total_weight)
-        if accumulated is None:
+        """Return `batches` and the result of `_accumulate`, for batches of half the budget while memory runs out."""
+        while (accumulated := self._accumulate(batches, total_weight)) is None:
             batches = self._with_half_the_budget()
-            accumulated = self._accumulate(batches, total_weight)
-        if accumulated is None:
-            raise self._no_memory()
         return batches, accumulated
 
     def _accumulate(self, batches: Sequence[MicroBatch], total_weight: float) -> Accumulated | None:
