@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -201,6 +202,39 @@ def test_a_trial_lets_right_kernels_pass_and_names_what_is_wrong(monkeypatch, dt
     assert fused.trial(CPU, dtype) == "Triton is not installed"
 
 
+@pytest.mark.parametrize("device", [torch.device("cuda", 1), CPU])
+def test_kernels_are_tried_and_timed_on_the_device_that_they_are_for(monkeypatch, device):
+    """Triton starts them on the current one, which in a process with LOCAL_RANK and no torchrun is another."""
+    entered: list[object] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda which: entered.append(which) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda which: None)
+    stand_in(monkeypatch)
+    found = []
+    for name in ("_gated_reason", "_sum_reason", "_rotation_reason"):
+        monkeypatch.setattr(fused, name, lambda kernels, on, dtype: found.append(list(entered)) or "")
+    assert fused.trial(device, torch.bfloat16) == ""
+    fused.times_as_fast(lambda: found.append(list(entered)), lambda: None, device, repeats=0)
+    inside = [device] if device.type == "cuda" else []
+    assert found == [inside] * 3 + [inside * 2] * 4
+
+
+def test_a_bias_that_a_kernel_cannot_read_is_added_by_operations(kernels, monkeypatch):
+    product = torch.mm
+    monkeypatch.setattr(
+        torch, "mm", lambda left, right, out_dtype=None: product(left, right).to(out_dtype or left.dtype)
+    )
+    draw = torch.Generator().manual_seed(0)
+    left, right, inner, second, bias = (
+        torch.randn(shape, generator=draw).bfloat16() for shape in ((5, 8), (8, 6), (5, 4), (6, 4), (6, 2))
+    )
+    for own_bias, calls in ((bias[:, 0].contiguous(), ["add"]), (bias[:, 0], [])):
+        kernels.calls.clear()
+        output = linear._adapted_on_cuda(left, right, inner, second, own_bias, True)
+        assert kernels.calls == calls
+        exact = left.float() @ right.float() + inner.float() @ second.float().t() + own_bias.float()
+        assert (output.float() - exact).norm() < 0.01 * exact.norm()
+
+
 def chosen(wanted: str, device: torch.device = CUDA, dtype: torch.dtype = torch.bfloat16) -> tuple[str, str]:
     return compute._choose_elementwise(
         TrainComputeConfig(elementwise_backend=wanted), make_model().config, device, dtype
@@ -224,7 +258,7 @@ def test_where_they_cannot_be_taken_nothing_is_measured(monkeypatch):
     assert chosen("torch") == ("torch", "")
     said = "; element-wise parts torch (not triton: it failed here, RuntimeError: no compiler)"
     assert chosen("auto") == ("torch", said)
-    with pytest.raises(ConfigError, match="--elementwise-backend triton: it failed here, RuntimeError: no compiler"):
+    with pytest.raises(ConfigError, match=r"--elementwise-backend triton: it failed here, RuntimeError: no compiler. Use torch, or auto in"):
         chosen("triton")
     with pytest.raises(ConfigError, match="--elementwise-backend triton: it is for half precision on CUDA"):
         chosen("triton", CPU)

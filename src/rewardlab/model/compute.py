@@ -271,7 +271,7 @@ def _choose_elementwise(
         return "torch", ""
     reason = fused.trial(device, dtype) if possible else "it is for half precision on CUDA"
     if wanted == "triton" and reason:
-        raise ConfigError(f"--elementwise-backend triton: {reason}. Use auto or torch.")
+        raise ConfigError(f"--elementwise-backend triton: {reason}. Use torch, or auto in a new run.")
     if wanted == "triton":
         return wanted, "; element-wise parts triton"
     if reason:

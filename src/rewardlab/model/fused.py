@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -50,15 +51,21 @@ def can_read(*tensors: Tensor) -> bool:
     )
 
 
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a GPU is the current one. On another's memory a kernel may end the whole process."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def trial(device: torch.device, dtype: torch.dtype) -> str:
     """Return why kernels cannot take the place of PyTorch's operations in this dtype, or ""."""
     try:
         kernels = load_kernels()
-        return (
-            _gated_reason(kernels, device, dtype)
-            or _sum_reason(kernels, device, dtype)
-            or _rotation_reason(kernels, device, dtype)
-        )
+        with current(device):
+            return (
+                _gated_reason(kernels, device, dtype)
+                or _sum_reason(kernels, device, dtype)
+                or _rotation_reason(kernels, device, dtype)
+            )
     except Exception as error:
         return str(error) if isinstance(error, ImportError) else failed(error)
 
@@ -136,12 +143,13 @@ def times_as_fast(
     """Measure how many times as fast as `plain` a computation on a GPU is, in turn."""
     best = [float("inf"), float("inf")]
     # Taking turns and keeping the shortest times, for the reasons given in `attention_speed` (model/compute.py).
-    for _ in range(repeats + 1):
-        for number, compute in enumerate((plain, tried)):
-            torch.cuda.synchronize(device)
-            started = time.perf_counter()
-            for _ in range(4):  # so that the time is not all of it waiting for the device
-                compute()
-            torch.cuda.synchronize(device)
-            best[number] = min(best[number], time.perf_counter() - started)
+    with current(device):
+        for _ in range(repeats + 1):
+            for number, compute in enumerate((plain, tried)):
+                torch.cuda.synchronize(device)
+                started = time.perf_counter()
+                for _ in range(4):  # so that the time is not all of it waiting for the device
+                    compute()
+                torch.cuda.synchronize(device)
+                best[number] = min(best[number], time.perf_counter() - started)
     return best[0] / best[1]
