@@ -254,7 +254,9 @@ def test_a_step_that_never_fits_is_an_error_that_names_the_remedies_and_moves_no
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     fail_on(trainer, set(range(1, 100)), torch.OutOfMemoryError("CUDA out of memory"))
     least = max(cost(group, "shared") for group in trainer.judge.data.train)
-    with pytest.raises(DeviceMemoryError, match=f"step 1: .*--micro-token-budget {least}. Lower --max-seq-len") as found:
+    with pytest.raises(
+        DeviceMemoryError, match=f"step 1: .*--micro-token-budget {least}. Lower --max-seq-len"
+    ) as found:
         trainer.fit()
     assert "--activation-checkpointing" in str(found.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())

@@ -199,8 +199,8 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         """Update the weights once, by the weighted mean gradient over `batches`, which `Steps.plan` made.
 
         If memory runs out, the step is planned and computed again with half the token budget, until it fits. In float16
-        it is computed again with half the loss scale until its gradients are finite. Raises NonFiniteError if the loss or
-        gradient is not finite or the weights add up to 0, DeviceMemoryError if the step does not fit in memory, and
+        it is computed again with half the loss scale until its gradients are finite. Raises NonFiniteError if the loss
+        or gradient is not finite or the weights add up to 0, DeviceMemoryError if the step does not fit in memory, and
         DataError if its data cannot be read in time.
         """
         started = time.perf_counter()
