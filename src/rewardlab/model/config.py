@@ -45,8 +45,8 @@ class TrainComputeConfig(ComputeConfig):
     """RMSNorm in float32: one operation after the other, on the CPU a few rows at a time (`blockwise`), on CUDA one
     kernel (`fused`); `auto` measures both."""
     elementwise_backend: Literal["auto", "torch", "triton"] = "auto"
-    """In half precision on CUDA, what multiplies the factors of gated feed-forward parts and adds up adapters:
-    PyTorch's operations, or one kernel of Triton for each; `auto` measures both."""
+    """In half precision on CUDA, what multiplies the factors of gated feed-forward parts, adds up adapters and rotates
+    queries and keys: PyTorch's operations, or one kernel of Triton for each; `auto` measures the first two."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Compute activations again in the backward pass, to save memory: of every layer, or all but its matmuls."""
     liger: bool = False
