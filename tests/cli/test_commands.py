@@ -248,7 +248,7 @@ def test_commands_choose_the_allocator_and_write_it_down_and_the_library_leaves_
     [
         ({"response": "So."}, r"rows\.jsonl:2: cannot be scored .*Wanted `messages`, or `prompt` and `response`"),
         ({"prompt": "How?"}, r"rows\.jsonl:2: cannot be scored"),
-        ({"prompt": "How?", "response": 3}, r"rows\.jsonl:2: cannot be scored \(a response is 3, not a text\)"),
+        ({"prompt": "How?", "response": 3}, r"rows\.jsonl:2: cannot be scored \(a response is 3, not text\)"),
         ({"prompt": "How?", "responses": []}, r"rows\.jsonl:2: cannot be scored"),
         ('{"prompt": ', r"rows\.jsonl:2: not valid JSON"),
         ({"messages": [{"role": "user", "content": "How?"}]}, r"must end with an assistant turn"),
@@ -257,7 +257,7 @@ def test_commands_choose_the_allocator_and_write_it_down_and_the_library_leaves_
             {"prompt": [{"role": "user", "content": "a", "tool_calls": [{"id": 1}]}], "response": "b"},
             r"rows\.jsonl:2: .*a message has tool_calls",
         ),
-        ({"prompt": "Human: a\n\nHuman: b\n\nAssistant:", "response": 3}, r"a response is 3, not a text"),
+        ({"prompt": "Human: a\n\nHuman: b\n\nAssistant:", "response": 3}, r"a response is 3, not text"),
     ],
 )
 def test_a_row_that_cannot_be_scored_is_named_and_nothing_is_written(saved, tmp_path, capsys, row, message):

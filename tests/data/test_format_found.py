@@ -82,12 +82,12 @@ def test_the_first_row_that_can_be_used_is_shown_as_it_was_understood(
         assert said[first + 1 : first + 9] == [
             "  prompt:",
             r"    [user] Why?\x1b[2J",
-            "  reply 1:",
+            "  reply 0:",
             f"    [assistant] {'A' * 107} […839 characters…] {'A' * 53}",
-            "  reply 2:",
+            "  reply 1:",
             "    [assistant] b",
             "      c",
-            "  reply 1 over reply 2",
+            "  reply 0 over reply 1",
         ]
 
 
@@ -100,8 +100,8 @@ def test_rows_that_make_one_preference_together_are_shown_together_and_long_ones
     said = [record.getMessage().removeprefix("data: rows[all rows]: ") for record in caplog.records]
     first = said.index("first row: rows.jsonl:1 (rows)")
     shown = said[first : first + 17]
-    assert shown[3] == "  reply 1:"
-    assert "  reply 5:" in shown, "all judgements of the post"
+    assert shown[3] == "  reply 0:"
+    assert "  reply 4:" in shown, "all judgements of the post"
     assert shown[-1] == "  … (lines left out: 1)"
     many = write(tmp_path / "few.jsonl", [{"prompt": "p", "responses": ["a", "b"], "scores": [1, 2]}])
     caplog.clear()
@@ -204,4 +204,4 @@ def test_the_first_row_is_the_one_that_reading_kept_whatever_comes_before_its_ot
         said = [record.getMessage().removeprefix("data: long[all rows]: ") for record in caplog.records]
         first = said.index("first row: long.jsonl:2 (long)")
         assert said[first + 2] == "    [user] p1"
-        assert said[first + 7] == "  reply 1 over reply 2"
+        assert said[first + 7] == "  reply 0 over reply 1"

@@ -61,7 +61,7 @@ def test_the_others_are_compared_as_if_it_had_never_been_there(value: object, wh
 def test_a_reply_without_a_score_is_left_out(score: object) -> None:
     found = read({**eight(3, "r3"), "scores": [*SCORES[:3], score, *SCORES[4:]]})
     assert found.preference == read(without(3)).preference
-    assert found.left_out == (("bad_scores", "reply 3: no score"),)
+    assert found.left_out == (("bad_scores", "reply 3 of all, counted from 0: no score"),)
     both = read({**eight(3, None), "scores": [*SCORES[:3], score, *SCORES[4:]]})
     assert [reason for reason, _ in both.left_out] == ["reply_not_text"], "it is counted once"
     ranking = sorted(range(8), key=lambda k: -SCORES[k])
@@ -157,4 +157,4 @@ def test_left_out_replies_are_counted_and_told(tmp_path: Path, caplog: pytest.Lo
         tell_oddities(report)
     (told,) = caplog.messages
     assert "2 replies are left out, and the others of their rows kept: reply_not_text 1, empty_reply 1" in told
-    assert "k.jsonl:1: reply 3: got null, wanted text" in told
+    assert "k.jsonl:1: reply 3 of all, counted from 0: got null, wanted text" in told

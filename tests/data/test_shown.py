@@ -26,19 +26,19 @@ def test_a_preference_is_shown_turn_by_turn_with_its_judgements() -> None:
             "    [system]",
             "    [user] Why?",
             "      Tell me.",
-            "  reply 1:",
+            "  reply 0:",
             "    [assistant] Because.",
-            "  reply 2:",
+            "  reply 1:",
             r"    [assistant] No.\x1b[2J",
-            "  reply 1 over reply 2, strength 3, weight 0.5, by ann",
-            "  reply 2 over reply 1, with probability 0.75, margin 1.5",
-            "  reply 1 and reply 2 tie",
+            "  reply 0 over reply 1, strength 3, weight 0.5, by ann",
+            "  reply 1 over reply 0, with probability 0.75, margin 1.5",
+            "  reply 0 and reply 1 tie",
         ]
     )
 
 
 def test_a_label_of_0_is_told_as_what_it_prefers() -> None:
-    assert judged(Comparison(first=0, second=1, label=0.0)) == "reply 2 over reply 1"
+    assert judged(Comparison(first=0, second=1, label=0.0)) == "reply 1 over reply 0"
 
 
 def test_long_turns_lose_their_middle_and_say_how_much() -> None:

@@ -246,7 +246,8 @@ def test_kernels_are_taken_where_they_are_faster(monkeypatch, speeds, expected):
     monkeypatch.setattr(fused, "trial", lambda device, dtype: "")
     for module, speed in zip((gated, linear), speeds, strict=True):
         monkeypatch.setattr(module, "kernel_speed", lambda width, device, dtype, speed=speed: speed)
-    said = f"; element-wise parts {expected} (triton is {speeds[0]:.2f} and {speeds[1]:.2f} times as fast)"
+    measured = f"triton is {speeds[0]:.2f} times as fast in gated products, {speeds[1]:.2f} times in sums of adapters"
+    said = f"; element-wise parts {expected} ({measured})"
     assert chosen("auto") == (expected, said)
 
 

@@ -94,7 +94,7 @@ def test_rows_that_cannot_be_scored_are_written_with_their_cause_if_asked(tmp_pa
             "not valid JSON",
             'expected a JSON object, got list. Each line must look like {"prompt": …, …}.',
             "the row has more than 8,000,000 characters",
-            "a response is null, not a text",
+            "a response is null, not text",
             "its columns are prompt (null), response",
             "a message needs a role and a text",
             "unknown role 'robot'",
@@ -114,13 +114,14 @@ def test_one_of_several_replies_that_is_none_costs_the_others_no_score_if_asked(
     row = {"prompt": "a", "responses": [None, "long one", odd, "b", [{"role": "assistant", "content": "cc"}]]}
     source, target = write_jsonl(tmp_path / "rows.jsonl", [row, {**row, "system": "Be brief."}]), tmp_path / "out.jsonl"
     said = refusal(source, target)
-    assert said.startswith(f"{source}:1: cannot be scored (a response is of type NoneType, not text)")
+    assert said.startswith(f"{source}:1: response 0, counted from 0, cannot be scored (a response is null, not text).")
+    assert said.endswith("`--on-error write` scores the others.")
     counts = score_with(Stub(), source, target, replace(WRITE, pick=pick))
     assert (counts.scored, counts.unscored, counts.refused) == (6, 4, 0)
     for written in read_jsonl(target):
         assert [score is None for score in written["scores"]] == [True, False, True, False, False]
         assert written["scores"][1::2] == [score_of("long one"), score_of("b")]
-        assert written["score_errors"]["0"] == "a response is of type NoneType, not text"
+        assert written["score_errors"]["0"] == "a response is null, not text"
         assert written["score_errors"]["2"].startswith("a message has tool_calls")
         if pick == "best":
             best = max((1, 3, 4), key=lambda number: written["scores"][number])

@@ -306,8 +306,14 @@ def require_two(replies: Collection[object], left_out: Mapping[int, UnusableRowE
 
 
 def reasons(left_out: Mapping[int, UnusableRowError]) -> tuple[tuple[str, str], ...]:
-    """Return why replies of a row are left out as `ParsedRow.left_out` has it, with their places in the row, from 0."""
-    return tuple((left_out[number].cause, f"reply {number}: {left_out[number].detail}") for number in sorted(left_out))
+    """Return why replies of a row are left out as `ParsedRow.left_out` has it, with their places among all replies.
+
+    Those that are kept are numbered anew, so a place alone could be taken for one of theirs.
+    """
+    return tuple(
+        (left_out[number].cause, f"reply {number} of all, counted from 0: {left_out[number].detail}")
+        for number in sorted(left_out)
+    )
 
 
 def draw_replies(num_replies: int, place: str, rules: Rules) -> list[int]:

@@ -51,7 +51,7 @@ def reply_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, Mapping | list | tuple):
-        raise TypeError(f"a response is {show(value)}, not a text")
+        raise TypeError(f"a response is {show(value)}, not text")
     turns = to_messages([value] if isinstance(value, Mapping) else value)
     if [turn.role for turn in turns] != ["assistant"]:
         raise TypeError("a response as messages has to be one assistant turn; put whole conversations into `messages`")

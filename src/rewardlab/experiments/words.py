@@ -108,8 +108,8 @@ def _cost_cells(cost: Cost) -> tuple[str, ...]:
 def _memory(costs: Mapping[str, Cost], arms: Sequence[str]) -> str:
     """Return what the numbers of memory hold."""
     text = (
-        "GiB: weights, gradients, optimiser and activations of a micro-batch (8,192 tokens unless set), on a device\n"
-        "that holds them whole."
+        "GiB: weights, gradients, optimiser and activations of a micro-batch, on a device that holds them whole. Where "
+        "no --micro-token-budget is set it is taken to have 8,192 tokens; on a GPU a run may take more."
     )
     counted = [arm for arm in arms if costs[arm].gib is not None]
     without = [arm for arm in counted if costs[arm].activations_gib is None]

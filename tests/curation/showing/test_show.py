@@ -67,11 +67,12 @@ def test_replies_that_are_left_out_of_a_row_are_named(tmp_path: Path, capsys: py
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     said = shown(tmp_path, capsys)
     assert (
-        "left out beside the other replies: reply_not_text: reply 1: got null, wanted text or a list of messages\n"
-        'left out beside the other replies: empty_reply: reply 3: the last turn is " "\n'
+        "left out beside the other replies: reply_not_text: reply 1 of all, counted from 0: got null, wanted text or a "
+        "list of messages\n"
+        'left out beside the other replies: empty_reply: reply 3 of all, counted from 0: the last turn is " "\n'
         "judged: reply 1 against reply 0: label 1"
     ) in said
-    assert json.loads(shown(tmp_path, capsys, "--json"))[0]["left_out"][1].startswith("empty_reply: reply 3:")
+    assert json.loads(shown(tmp_path, capsys, "--json"))[0]["left_out"][1].startswith("empty_reply: reply 3 of all")
 
 
 def test_tokens_show_boundary_cuts_what_is_shared_and_control_tokens(

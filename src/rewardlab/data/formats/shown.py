@@ -13,14 +13,14 @@ BRIEF_LINES = 16
 
 
 def described(preference: Preference, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """Return a preference as text: each turn under its role, then who was preferred, replies numbered from 1.
+    """Return a preference as text: each turn under its role, then who was preferred, replies numbered from 0.
 
     Control characters are written out, so that no text can move the cursor of a terminal. The middle of a turn of more
     than `max_characters` is left out, and counted.
     """
     lines = [f"{visible(preference.id)} ({visible(preference.source)})", "  prompt:"]
     lines += _turns(preference.prompt, max_characters)
-    for number, reply in enumerate(preference.replies, start=1):
+    for number, reply in enumerate(preference.replies):
         lines += [f"  reply {number}:", *_turns(reply, max_characters)]
     lines += [f"  {judged(comparison)}" for comparison in preference.comparisons]
     return "\n".join(lines)
@@ -34,8 +34,8 @@ def described_in_brief(preference: Preference) -> str:
 
 
 def judged(comparison: Comparison) -> str:
-    """Return a judgement in words: `reply 1 over reply 2, strength 3, by ann`."""
-    first, second, label = comparison.first + 1, comparison.second + 1, comparison.label
+    """Return a judgement in words: `reply 0 over reply 1, strength 3, by ann`."""
+    first, second, label = comparison.first, comparison.second, comparison.label
     if label < 0.5:
         first, second, label = second, first, 1 - label
     words = [f"reply {first} and reply {second} tie" if label == 0.5 else f"reply {first} over reply {second}"]

@@ -123,8 +123,14 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None, strict: bool =
         if not replies:
             raise TypeError("responses is an empty list")
         texts, refused = _texts(replies)
-        if refused and (strict or not texts):
+        if refused and not texts:
             raise TypeError(refused[0][1])
+        if refused and strict:
+            number, cause = refused[0]
+            raise DataError(
+                f"{where}: response {number}, counted from 0, cannot be scored ({cause}). `--on-error write` scores "
+                f"the others."
+            )
         return _after_context(Asked(_prompt(row["prompt"], bare=bare), texts, refused), row, bare=bare)
     except UnusableRowError as error:
         raise DataError(f"{where}: cannot be scored ({error.detail}). {WANTED}") from error
