@@ -142,6 +142,13 @@ def test_the_table_has_the_best_evaluation_with_its_interval_the_gap_and_the_fin
         assert [row["run"] for row in csv.DictReader(file)] == ["A1_none", "A2_scheduler"]
 
 
+def test_of_equal_accuracies_the_lower_loss_is_the_best_as_in_the_run_itself(tmp_path) -> None:
+    rows = ("0,0.5,0.70", "5,0.6,0.69", "10,0.6,0.66", "15,0.6,0.68")
+    folder = write_run(tmp_path / "tied", "step,eval_accuracy,eval_loss", *rows)
+    (row,) = load("analyze_rm_experiments").main([str(folder)])
+    assert row.best_step == 10
+
+
 @pytest.mark.slow
 def test_the_runs_of_a_study_are_listed(tmp_path) -> None:
     study = finished_study(tmp_path)

@@ -78,7 +78,8 @@ def row_of(name: str, folder: Path) -> Row:
             f"it has no evaluation after {record.step} steps: it is too young, or evaluates nothing (--eval-every, "
             f"--eval-fraction)"
         )
-    best = max(judged, key=lambda row: row["eval_accuracy"])
+    # Of equal accuracies the one with the lower loss, as a run itself chooses.
+    best = max(judged, key=lambda row: (row["eval_accuracy"], -row.get("eval_loss", math.inf)))
     gap, low, high, source = _gap(best, record.rows)
     return Row(
         run=name,

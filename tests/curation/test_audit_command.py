@@ -66,6 +66,18 @@ def test_a_default_limit_can_be_lifted(tmp_path: Path) -> None:
     assert run(tmp_path / "a.jsonl", "--fail-on", "duplicate-rows=none") == 0
 
 
+def test_replies_that_are_left_out_beside_others_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt": "p", "responses": ["one", None, "two", " "], "scores": [1, 2, 3, 4]}
+    write_jsonl(tmp_path / "a.jsonl", [row, {**row, "prompt": "q", "responses": ["three", None, "four", "five"]}])
+    run(tmp_path / "a.jsonl", "--json", tmp_path / "a.json")
+    said = "\n  3 replies are left out, and the others of their rows kept (reply_not_text 2, empty_reply 1)\n"
+    assert f"a.jsonl: 2 rows read = 2 kept + 0 dropped{said}" in capsys.readouterr().out
+    (source,) = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["sources"]
+    assert source["left_out_replies"] == {"reply_not_text": 2, "empty_reply": 1}
+
+
 def test_the_text_names_rows_causes_and_what_was_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"prompt": "p", "chosen": "a", "rejected": "b"}
     write_jsonl(tmp_path / "a.jsonl", [row, row, {**row, "chosen": ""}, {**row, "chosen": "x\x1b[2J"}])
@@ -86,7 +98,8 @@ def test_json_has_every_flagged_row_with_its_score_and_every_check(tmp_path: Pat
     assert {row["score"] for row in ties["rows"]} == {1.0}
     assert ties["share"]["value"] == 1
     assert 0.8 < ties["share"]["low"] < 1
-    assert found["sources"] == [{"name": "a.jsonl", "split": "all rows", "rows_read": 30, "kept": 30, "dropped": {}}]
+    counts = {"rows_read": 30, "kept": 30, "dropped": {}, "left_out_replies": {}}
+    assert found["sources"] == [{"name": "a.jsonl", "split": "all rows", **counts}]
 
 
 def test_scores_has_a_line_for_every_row(tmp_path: Path) -> None:

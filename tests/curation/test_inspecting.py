@@ -56,6 +56,19 @@ def pairs(count: int, *, seed: int = 0) -> list[dict[str, object]]:
     return rows
 
 
+def test_replies_that_are_left_out_beside_others_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = {"prompt": "Why?", "responses": ["a", 7, "b b"], "scores": [1, 2, 3]}
+    path = write_rows(tmp_path / "a.jsonl", row, {**row, "responses": ["a", "b", "c"]})
+    said = "Replies: 1 reply is left out, and the others of their rows kept: reply_not_text 1"
+    for texts, example in ((True, ", for example a.jsonl:1: reply 1 of all, counted from 0: got 7"), (False, "\n")):
+        found = inspected(path, texts=texts)
+        assert f"{said}{example}" in inspection_report(found, CAUSES).replace("\n  ", " ")
+        assert said in inspection_page([found], CAUSES)
+        assert ("got 7" in inspection_page([found], CAUSES)) is texts
+    assert "Replies:" not in inspection_report(inspected(write_rows(tmp_path / "b.jsonl", *pairs(2))), CAUSES)
+    assert not caplog.messages, "not twice, and no text in the log"
+
+
 def test_counts_are_those_of_the_rows(tmp_path: Path) -> None:
     rows = pairs(60)
     path = write_rows(

@@ -164,6 +164,8 @@ class Inspection:
     dropped: Mapping[str, int]
     """Cause -> rows."""
     examples: Mapping[str, tuple[str, ...]]
+    left_out: str
+    """In words, how many replies of kept rows are left out, and why; empty if none is."""
     used: int
     """Kept rows within the limit; everything below describes these."""
     prompts: int

@@ -135,18 +135,12 @@ def idle_flags(reading: ReadingConfig, formats: Sequence[str]) -> list[str]:
     ]
 
 
-def tell_oddities(report: SourceReport) -> None:
-    """Log a warning if texts of a dataset are messages as JSON, and if replies were left out of rows that are kept."""
-    if report.left_out:
-        count = sum(report.left_out.values())
-        logger.warning(
-            "data: %s[%s]: %s left out, and the others of their rows kept: %s, for example %s",
-            report.name,
-            report.split,
-            f"{count:,} {plural(count, 'reply is', 'replies are')}",
-            ", ".join(f"{cause} {number}" for cause, number in report.left_out.items()),
-            report.left_out_example,
-        )
+def tell_oddities(report: SourceReport, *, replies: bool = True) -> None:
+    """Log a warning if texts of a dataset are messages as JSON and, with `replies`, if replies were left out of rows
+    that are kept.
+    """
+    if replies and (left_out := report.left_out_in_words()):
+        logger.warning("data: %s[%s]: %s", report.name, report.split, left_out)
     if report.json_texts:
         logger.warning(
             "data: %s[%s]: in %d %s a text is messages written as JSON, and is read as a text; if messages are meant, "

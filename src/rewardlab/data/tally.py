@@ -88,6 +88,20 @@ class SourceReport:
             **({} if self.hub is None else {"hub": dict(self.hub)}),
         }
 
+    def left_out_in_words(self, *, with_example: bool = True) -> str:
+        """Return how many replies of kept rows are left out, and why; an empty text if none is.
+
+        The example, if it is asked for, may quote the data.
+        """
+        if not self.left_out:
+            return ""
+        causes = ", ".join(f"{cause} {number:,}" for cause, number in self.left_out.items())
+        count = sum(self.left_out.values())
+        replies = f"{count:,} {plural(count, 'reply is', 'replies are')} left out"
+        return f"{replies}, and the others of their rows kept: {causes}" + (
+            f", for example {self.left_out_example}" if with_example else ""
+        )
+
     def require_usable(self, label: str, max_drop_fraction: float) -> None:
         """Raise DataError if no row is left, or more than the allowed share was dropped.
 

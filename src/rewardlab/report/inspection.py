@@ -67,6 +67,7 @@ def _head(found: Inspection, causes: Mapping[str, str]) -> str:
             _wrapped(f"  {cause}: {format_count(count)} ({causes.get(cause, 'no words for it')})", indent="    ")
         )
         lines += [_wrapped(f"    {visible(place)}", indent="      ") for place in found.examples.get(cause, ())]
+    lines += [_wrapped(f"Replies: {found.left_out}")] if found.left_out else []
     return "\n".join(lines)
 
 

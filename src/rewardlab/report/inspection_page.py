@@ -93,6 +93,8 @@ def _rows(found: Inspection, causes: Mapping[str, str]) -> Iterable[Block]:
                 for cause, count in found.dropped.items()
             ),
         )
+    if found.left_out:
+        yield Paragraph(text=f"Replies: {found.left_out}")
     yield Facts(caption="What is in them", pairs=tuple(row_facts(found)))
     charts = {
         "Replies a row": (found.num_replies, "replies (K)"),

@@ -8,6 +8,7 @@ permutations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -72,6 +73,8 @@ class Facts:
     """[J] whether the judgement is that of one of several annotators."""
     causes: Mapping[str, int]
     """Why rows were dropped -> rows."""
+    unused: Mapping[str, int]
+    """Why replies of kept rows were left out -> replies."""
     details: Mapping[str, Mapping[int, str]]
     """Check -> row -> what was found in it, for the first rows."""
 
@@ -125,11 +128,12 @@ def joined(parts: Sequence[Facts]) -> Facts:
     """Return the facts about all rows, in order."""
     rows = np.cumsum([0, *(len(part.kept_U) for part in parts)])
     preferences = np.cumsum([0, *(len(part.rows_P) for part in parts)])
-    causes: dict[str, int] = {}
+    causes: Counter[str] = Counter()
+    unused: Counter[str] = Counter()
     details: dict[str, dict[int, str]] = {}
     for part, first in zip(parts, rows.tolist(), strict=False):
-        for cause, count in part.causes.items():
-            causes[cause] = causes.get(cause, 0) + count
+        causes.update(part.causes)
+        unused.update(part.unused)
         for check, found in part.details.items():
             own = details.setdefault(check, {})
             room = MAX_DETAILS - len(own)
@@ -144,5 +148,5 @@ def joined(parts: Sequence[Facts]) -> Facts:
         long_R=np.concatenate([part.texts.long_R for part in parts]),
         owners_R=np.concatenate([part.texts.owners_R + shift for part, shift in zip(parts, shifts, strict=False)]),
     )
-    ordered = dict(sorted(causes.items(), key=lambda entry: -entry[1]))
-    return replace(parts[0], texts=texts, causes=ordered, details=details, **arrays)
+    counts = {"causes": dict(causes.most_common()), "unused": dict(unused.most_common())}
+    return replace(parts[0], texts=texts, details=details, **counts, **arrays)

@@ -320,6 +320,7 @@ def _facts(
         ),
         has_annotator_J=np.array([one.annotator is not None for _, one in judged], dtype=bool),
         causes=Counter(row.cause for row in rows if row.cause is not None),
+        unused=Counter(cause for row in rows if row.parsed is not None for cause, _ in row.parsed.left_out),
         details=found.details,
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rewardlab.core.terminal import number_of, short
+from collections.abc import Mapping
+
+from rewardlab.core.terminal import number_of, plural, short
 from rewardlab.curation.auditing.result import Audit, Finding
 from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
 
@@ -24,13 +26,21 @@ def audit_report(audit: Audit, *, num_examples: int) -> str:
 def _sources(audit: Audit) -> str:
     lines = []
     for source in audit.sources:
-        causes = ", ".join(f"{cause} {count:,}" for cause, count in source.dropped.items())
+        causes = _counted(source.dropped)
         dropped = source.read - source.kept
         lines.append(
             f"{source.label}: {number_of(source.read, 'row')} read = {source.kept:,} kept + {dropped:,} dropped"
             + (f" ({causes})" if causes else "")
         )
+        if source.left_out:
+            count, causes = sum(source.left_out.values()), _counted(source.left_out)
+            left_out = plural(count, "reply is", "replies are")
+            lines.append(f"  {count:,} {left_out} left out, and the others of their rows kept ({causes})")
     return "\n".join(lines)
+
+
+def _counted(causes: Mapping[str, int]) -> str:
+    return ", ".join(f"{cause} {count:,}" for cause, count in causes.items())
 
 
 def _table(audit: Audit) -> str:

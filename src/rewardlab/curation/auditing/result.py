@@ -27,6 +27,8 @@ class ReadSource:
     kept: int
     dropped: Mapping[str, int]
     """Cause -> rows, most frequent first."""
+    left_out: Mapping[str, int]
+    """Cause -> replies of kept rows that are left out beside others, most frequent first."""
 
     def __post_init__(self) -> None:
         assert self.kept + sum(self.dropped.values()) == self.read, self
@@ -104,6 +106,7 @@ class Audit:
                     "rows_read": source.read,
                     "kept": source.kept,
                     "dropped": dict(source.dropped),
+                    "left_out_replies": dict(source.left_out),
                 }
                 for source in self.sources
             ],

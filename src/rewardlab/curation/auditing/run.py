@@ -81,7 +81,14 @@ def audit_rows(config: AuditConfig) -> Audited:
             own = joined(list(map_rows(source, rule, partial(measure, plan), crew, title=title, may_be_damaged=True)))
             kept = int(own.kept_U.sum())
             read.append(
-                ReadSource(label=source.label, split=source.split, read=len(own.kept_U), kept=kept, dropped=own.causes)
+                ReadSource(
+                    label=source.label,
+                    split=source.split,
+                    read=len(own.kept_U),
+                    kept=kept,
+                    dropped=own.causes,
+                    left_out=own.unused,
+                )
             )
             facts.append(own.only(_used(own, rule, config.limit)) if config.limit is not None else own)
     everything = joined(facts)

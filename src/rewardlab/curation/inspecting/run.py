@@ -93,7 +93,7 @@ def _inspect(source: Source, config: InspectConfig, ruler: Ruler, crew: Crew) ->
         read.tally = stream[2]
     columns = read.take(np.sort(chosen_by_limit(rules, read.tally.kept, config.rows.limit)))
     report = read.tally.report(source, used=len(columns["replies_P"]), sha256=None)
-    tell_oddities(report)
+    tell_oddities(report, replies=False)  # the report itself says so
     roots_P, rule = find_roots(columns.texts()) if len(columns["replies_P"]) else (np.empty(0, np.int64), "reply")
     baselines, tongues, samples = _read_again(source, rules, columns, roots_P, config, ruler, opened=opened)
     strengths = measure.strengths_of(columns)
@@ -105,6 +105,7 @@ def _inspect(source: Source, config: InspectConfig, ruler: Ruler, crew: Crew) ->
         kept=report.kept,
         dropped=report.dropped,
         examples=_examples(report.examples, config.inspection.texts),
+        left_out=report.left_out_in_words(with_example=config.inspection.texts),
         used=len(columns["replies_P"]),
         prompts=len(np.unique(columns["prompt_P"])),
         roots=len(np.unique(roots_P)),

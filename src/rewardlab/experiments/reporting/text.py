@@ -28,7 +28,9 @@ def _blocks(summary: Summary) -> Iterator[str]:
     if summary.steps:
         yield from _sheet(tables.waterfall(summary))
     for found in summary.sensitivities:
-        yield _wrapped(f"Sensitivity, among the {found.where}: each setting by itself")
+        yield _wrapped(
+            f"Sensitivity, among the {found.where}: each setting by itself, those that always change together as one"
+        )
         for effect in found.effects:
             yield from _sheet(tables.effect(found, effect))
         if found.unmatched:
