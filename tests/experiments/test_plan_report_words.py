@@ -92,7 +92,7 @@ def test_a_single_test_is_adjusted_over_nothing_and_a_search_is_called_once(tmp_
     assert "p: two-sided. " in said
     assert "over 1" not in said
     assert "search search" not in said
-    assert "among the arms of the search: each setting by itself, those that always change together as one" in said
+    assert "arms of the search: each setting by itself, those that always change together as one" in said
 
 
 def test_seconds_are_called_those_of_training_steps(tmp_path: Path) -> None:

@@ -173,8 +173,12 @@ def test_a_size_above_half_of_the_replies_is_marked() -> None:
     wide, narrow = (curve_of([pool], CurveConfig.of(**given, most=most)) for most in (6, 4))
     marked = [row["n"] for row in csv.DictReader(io.StringIO(csv_report(wide))) if row["above_half_of_replies"] == "1"]
     assert marked == ["5", "6"]
+    assert any("a curve beyond n = 4 depends on" in note for note in wide.notes)
     assert any("For n up to 6 sample 12 to 24." in note for note in wide.notes)
     assert not narrow.notes
+    three = pool_of(IN, rows_of([[1, 2, 3]] * 12), [Proxy(name="a", scores=((1, 2, 3),) * 12)])
+    (note,) = (one for one in curve_of([three], CurveConfig.of(**given)).notes if "beyond" in one)
+    assert "with 3 replies to a prompt, a curve beyond n = 1 depends on" in note, "not 1.5, which is no size"
     assert curve_of([pool], CurveConfig.of(**given)).most == 8
 
 

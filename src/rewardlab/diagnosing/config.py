@@ -40,7 +40,7 @@ class DiagnoseRunConfig:
     cache: bool = True
     """Keep states on disk ($REWARDLAB_CACHE/states), where the probe keeps its own."""
     micro_token_budget: int | None = None
-    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
+    """Tokens computed at a time; changes numbers by rounding alone. By default 8192, on a GPU 32768."""
     seed: int = 0
     """The first seed; the others follow."""
 

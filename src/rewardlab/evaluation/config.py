@@ -55,7 +55,7 @@ class EvalRunConfig:
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
     micro_token_budget: int | None = None
-    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
+    """Tokens computed at a time; changes numbers by rounding alone. By default 8192, on a GPU 32768."""
     reuse: bool = True
     """Take the scores of a model from the cache where it has scored the same tokens in the same precision before."""
     slice: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class CalibrationRunConfig:
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
     micro_token_budget: int | None = None
-    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
+    """Tokens computed at a time; changes numbers by rounding alone. By default 8192, on a GPU 32768."""
     reuse: bool = True
     """Take the scores of the model from the cache where it has scored the same tokens in the same precision before."""
     seed: int = 0

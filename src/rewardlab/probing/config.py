@@ -35,7 +35,7 @@ class ProbeRunConfig:
     """Compare float32, half precision and weights rounded to the nearest on up to 200 of the test preferences, and say
     which the model may be served in."""
     micro_token_budget: int | None = None
-    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
+    """Tokens computed at a time; changes numbers by rounding alone. By default 8192, on a GPU 32768."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of saved weights; `auto` is float32."""
     seed: int = 0

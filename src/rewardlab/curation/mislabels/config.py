@@ -51,7 +51,7 @@ class FindConfig:
     cache: bool = True
     """Keep the states of the model on disk, as `rewardlab probe` does, so that another search needs no model."""
     micro_token_budget: int | None = None
-    """Tokens computed at a time; changes no number. By default 8192, on a GPU 32768."""
+    """Tokens computed at a time; changes numbers by rounding alone. By default 8192, on a GPU 32768."""
     seed: int = 0
     """Decides folds, which way round pairs are turned, planted labels, and which rows a limit keeps."""
 

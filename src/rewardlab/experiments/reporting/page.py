@@ -124,8 +124,9 @@ def _curves(summary: Summary) -> Iterator[Block]:
 def _sensitivity(summary: Summary) -> Iterator[Block]:
     for found in summary.sensitivities:
         yield Paragraph(
-            text=f"Among the {found.where}. Each setting by itself, those that always change together as one, over arms "
-            f"that are alike in everything else: where two settings act together, the mean over the other one is shown."
+            text=f"Among the {found.where}. Each setting by itself, those that always change together as one, over "
+            f"arms that are alike in everything else: where two settings act together, the mean over the other one is "
+            f"shown."
         )
         for effect in found.effects:
             yield Beside(chart=effect_chart(found, effect), table=_table(tables.effect(found, effect)))

@@ -181,7 +181,7 @@ def _notes(sets: Sequence[PromptSet], most: int) -> Iterator[str]:
             )
         if 2 * most > one.replies:
             yield (
-                f"{one.name}: with {one.replies:g} replies to a prompt, a curve beyond n = {one.replies / 2:g} depends "
+                f"{one.name}: with {one.replies:g} replies to a prompt, a curve beyond n = {one.replies // 2:g} depends "
                 f"on the one or two best of each. For n up to {most} sample {2 * most} to {4 * most}."
             )
         if one.num_prompts < MIN_CLUSTERS:

@@ -81,7 +81,7 @@ class ServeConfig:
     device: str | None = None
     """Device that computes, such as `cuda:0`; by default a GPU if there is one."""
     micro_token_budget: int = 8192
-    """Tokens computed at a time; changes no number."""
+    """Tokens computed at a time; changes numbers by rounding alone."""
     max_waiting_tokens: int = 1_048_576
     """Most tokens that may wait in a worker; beyond, requests get 429 with Retry-After."""
     max_batch_wait_ms: float = 0.0

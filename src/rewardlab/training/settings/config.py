@@ -183,9 +183,9 @@ class RunConfig:
     """Rows of one prompt that are drawn together: a step computes their prompt, and equal replies to it, once. With 1
     each row is drawn by itself."""
     micro_token_budget: int | Literal["auto"] | None = None
-    """Tokens computed at a time; smaller needs less memory and changes no number: gradients are accumulated over the
-    whole batch. By default 8192, and on a GPU up to 65536 where its size leaves ample room. `auto` takes the most that
-    fits, by a trial at the start."""
+    """Tokens computed at a time; smaller needs less memory and changes numbers by rounding alone: gradients are
+    accumulated over the whole batch. By default 8192, and on a GPU up to 65536 where its size leaves ample room. `auto`
+    takes the most that fits, by a trial at the start."""
     seed: int = 0
     """Decides the head, the order of the data and every other draw."""
     log_every: int = 10
