@@ -12,10 +12,12 @@ import pytest
 
 from command_line import in_process, refusal
 from rewardlab import cli
-from rewardlab.cli import COMMANDS, main
+from rewardlab.cli import commands, main
 from rewardlab.commands.parsing import EXAMPLES, PURPOSES
 from rewardlab.flags import sections_of
 from rewardlab.training.settings.config import RewardTrainerConfig
+
+COMMANDS = tuple(commands())
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -148,7 +150,7 @@ def test_a_terminal_that_lacks_a_letter_loses_the_letter_and_not_the_text():
 def test_the_log_goes_to_the_output_of_each_call_and_leaves_the_logger_as_it_was(monkeypatch, capsys):
     logger = logging.getLogger("rewardlab")
     before = (list(logger.handlers), logger.level)
-    monkeypatch.setitem(cli.COMMANDS, "say", lambda arguments: logger.info("hello %s", *arguments))
+    monkeypatch.setattr(cli, "commands", lambda: {"say": lambda arguments: logger.info("hello %s", *arguments)})
     for name in ("you", "again"):
         main(["say", name])
         assert capsys.readouterr().out == f"hello {name}\n"
@@ -159,7 +161,7 @@ def test_an_interrupt_is_told_and_ends_with_the_status_of_one(monkeypatch, capsy
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.COMMANDS, "wait", interrupted)
+    monkeypatch.setattr(cli, "commands", lambda: {"wait": interrupted})
     with pytest.raises(SystemExit) as stopped:
         main(["wait"])
     assert stopped.value.code == 130

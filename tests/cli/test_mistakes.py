@@ -251,7 +251,7 @@ def test_what_the_system_refuses_is_said_with_what_to_do(error, message, monkeyp
     def fail(_):
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "fail", fail)
+    monkeypatch.setattr(cli, "commands", lambda: {"fail": fail})
     assert refusal(capsys, "fail").startswith(message)
 
 

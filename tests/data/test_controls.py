@@ -357,7 +357,7 @@ def test_data_of_a_single_conversation_have_no_random_negatives(tmp_path):
     path = tmp_path / "one.jsonl"
     rows = [{"prompt": "The same?", "chosen": f"Yes {n}", "rejected": f"no {n}"} for n in range(4)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match="at least two conversations"):
+    with pytest.raises(DataError, match="It needs two conversations or more"):
         load(path, diagnostic_mode="random_negatives", eval_fraction=0)
 
 

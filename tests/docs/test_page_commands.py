@@ -19,12 +19,13 @@ import pytest
 import rewardlab
 from helpers.page_commands import commands, spans
 from pages import DOCS, PAGES, ROOT, module_at
-from rewardlab.cli import COMMANDS
+from rewardlab import cli
 from rewardlab.commands.parsing import EXAMPLES, PURPOSES, TOOL_PURPOSES, parse_command
 from rewardlab.commands.training import parse_train
 from rewardlab.flags import SHORTHANDS
 from rewardlab.gold.rmood_flags import theirs, translated
 
+COMMANDS = tuple(cli.commands())
 SETTINGS_PAGE = module_at(DOCS / "site" / "settings.py")
 READ = [*PAGES, "CHANGELOG.md", "benchmarks/README.md"]
 FILES = {

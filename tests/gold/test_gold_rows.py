@@ -57,7 +57,7 @@ def test_replies_may_be_assistant_turns_as_trl_keeps_completions(tmp_path: Path)
     [
         ({"responses": []}, "`responses` is empty"),
         ({"responses": "x"}, "not a list of texts"),
-        ({"responses": ["x", 5]}, "`responses` cannot be read .a response is of type int"),
+        ({"responses": ["x", 5]}, "`responses` cannot be read .a response is 5, not text"),
         ({"responses": ["x", {"role": "user", "content": "y"}]}, "one assistant turn"),
         ({"gold": [1.0]}, "1 score for 2 replies"),
         ({"gold_errors": {"reply": "too long"}}, "`gold_errors` names 'reply'; wanted the number of one of the 2"),
