@@ -400,7 +400,7 @@ def test_rows_are_shown_by_the_seed(tmp_path: Path) -> None:
     assert first.shown == again.shown != other.shown
     told = text_report(first)
     assert "[user] Question" in told
-    assert "[reply 1, gold " in told
+    assert "[reply 0, gold " in told
     assert ", chosen]" in told
 
 

@@ -53,7 +53,7 @@ def test_they_are_the_wrong_pairs_of_which_gold_is_surest_one_a_prompt() -> None
         assert one.scores["p0"][0] < one.scores["p0"][1], "gold prefers the first, and the proxy the second"
         row = rows[one.row - 1]
         assert (row.id, row.prompt) == (one.id, one.prompt)
-        first, second = (number - 1 for number in one.replies)
+        first, second = one.replies
         assert one.texts == (row.responses[first], row.responses[second])
         assert one.gold == (gold[one.row - 1, first], gold[one.row - 1, second])
         assert one.scores["p0"] == (own[one.row - 1, first], own[one.row - 1, second])
@@ -65,8 +65,8 @@ def test_replies_that_are_left_out_do_not_move_the_numbers_of_the_others() -> No
     found = examples_of(part_of("test", rows, [partly]), "p0", 3)
     assert found.pairs
     for one in found.pairs:
-        assert set(one.replies) == {2, 3}
-        assert one.texts == tuple(rows[one.row - 1].responses[number - 1] for number in one.replies)
+        assert set(one.replies) == {1, 2}
+        assert one.texts == tuple(rows[one.row - 1].responses[number] for number in one.replies)
 
 
 def test_a_proxy_that_is_gold_has_none_and_ties_are_none() -> None:

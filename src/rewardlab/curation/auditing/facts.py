@@ -148,5 +148,5 @@ def joined(parts: Sequence[Facts]) -> Facts:
         long_R=np.concatenate([part.texts.long_R for part in parts]),
         owners_R=np.concatenate([part.texts.owners_R + shift for part, shift in zip(parts, shifts, strict=False)]),
     )
-    counts = {"causes": dict(causes.most_common()), "unused": dict(unused.most_common())}
-    return replace(parts[0], texts=texts, details=details, **counts, **arrays)
+    own, without = dict(causes.most_common()), dict(unused.most_common())
+    return replace(parts[0], texts=texts, causes=own, unused=without, details=details, **arrays)

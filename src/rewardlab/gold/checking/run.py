@@ -76,7 +76,7 @@ def _shown(stages: Stages, config: CheckConfig) -> tuple[Shown, ...]:
         gold = row.gold or (None,) * len(row.responses)
         replies = tuple(
             (_facts(number, score, cut, text, pairs), text or "")
-            for number, (text, score, cut) in enumerate(zip(row.responses, gold, row.is_cut, strict=True), start=1)
+            for number, (text, score, cut) in enumerate(zip(row.responses, gold, row.is_cut, strict=True))
         )
         shown.append(Shown(title=f"Row {place + 1} (id {row.id})", prompt=row.prompt, replies=replies))
     return tuple(shown)

@@ -181,8 +181,8 @@ def _notes(sets: Sequence[PromptSet], most: int) -> Iterator[str]:
             )
         if 2 * most > one.replies:
             yield (
-                f"{one.name}: with {one.replies:g} replies to a prompt, a curve beyond n = {one.replies // 2:g} depends "
-                f"on the one or two best of each. For n up to {most} sample {2 * most} to {4 * most}."
+                f"{one.name}: with {one.replies:g} replies to a prompt, a curve beyond n = {one.replies // 2:g} "
+                f"depends on the one or two best of each. For n up to {most} sample {2 * most} to {4 * most}."
             )
         if one.num_prompts < MIN_CLUSTERS:
             yield f"{one.name}: {one.num_prompts} prompts; below {MIN_CLUSTERS} there are no intervals and no verdict."

@@ -23,7 +23,7 @@ class Example:
     """Number of the row in its file, from 1."""
     id: str
     replies: tuple[int, int]
-    """Numbers of the two replies in the row, from 1; gold prefers the first of them."""
+    """Numbers of the two replies in the row, from 0; gold prefers the first of them."""
     gold: tuple[float, float]
     scores: Mapping[str, tuple[float, float]]
     """Proxy -> its scores of the two: of all proxies, that of which this is an example first."""
@@ -68,7 +68,7 @@ def _example(part: Part, proxy: str, pair: int) -> Example:
     return Example(
         row=place + 1,
         id=row.id,
-        replies=(one + 1, other + 1),
+        replies=(one, other),
         gold=_both(own.gold_R, two),
         scores={name: _both(part.scores[name], two) for name in names},
         prompt=row.prompt,
