@@ -148,5 +148,5 @@ def joined(parts: Sequence[Facts]) -> Facts:
         long_R=np.concatenate([part.texts.long_R for part in parts]),
         owners_R=np.concatenate([part.texts.owners_R + shift for part, shift in zip(parts, shifts, strict=False)]),
     )
-    own, without = dict(causes.most_common()), dict(unused.most_common())
-    return replace(parts[0], texts=texts, causes=own, unused=without, details=details, **arrays)
+    rows_by_cause, replies_by_cause = (dict(counts.most_common()) for counts in (causes, unused))
+    return replace(parts[0], texts=texts, causes=rows_by_cause, unused=replies_by_cause, details=details, **arrays)
