@@ -315,8 +315,8 @@ class HalfWeights:
         if stale:
             casts = [cast for _, _, cast in stale]
             torch._foreach_copy_(casts, [copied.layer.bias.detach() for copied, _, _ in stale])  # all in one operation
-        for copied, made_of, cast in stale:
-            copied.layer.half_bias, copied.bias_made_of = cast, made_of
+        for copied, now_made_of, cast in stale:
+            copied.layer.half_bias, copied.bias_made_of = cast, now_made_of
 
     def _round(self, parts: Sequence[Part]) -> None:
         if self.rounding == "stochastic":
