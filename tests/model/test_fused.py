@@ -117,6 +117,16 @@ def test_a_thread_reads_four_values_at_once_only_where_all_begin_at_such_places(
     assert kernels.calls == ["round 1 at most 64"]
 
 
+def test_weights_are_rounded_also_where_another_device_is_the_default(kernels, monkeypatch):
+    monkeypatch.setattr(rounding, "_agrees", lambda *given: True)
+    (part,) = parts_of([64], [0], torch.bfloat16)
+    alone = torch.empty_like(part.out)
+    rounding._round_alone(part._replace(out=alone), torch.bfloat16)
+    with torch.device("meta"):
+        round_together([part], torch.bfloat16)
+    assert torch.equal(part.out, alone)
+
+
 def test_what_the_kernel_cannot_read_is_rounded_by_operations(kernels, monkeypatch):
     monkeypatch.setattr(rounding, "_agrees", lambda *given: True)
     draw = torch.Generator().manual_seed(0)

@@ -126,7 +126,7 @@ def _round_by(kernels: Any, parts: Sequence[Part], dtype: torch.dtype) -> None:
         (part.tensor.data_ptr(), part.out.data_ptr(), part.tensor.numel(), signed(_key(part.seed, dtype)), part.start)
         for part in parts
     ]
-    table = torch.tensor(rows, dtype=torch.int64)
+    table = torch.tensor(rows, dtype=torch.int64, device="cpu")  # whatever device is the default
     device = parts[0].tensor.device
     kernels.round_all(
         table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table,
