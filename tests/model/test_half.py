@@ -10,46 +10,25 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, MixtralConfig
+from transformers import MixtralConfig
 from transformers.pytorch_utils import Conv1D
 
 from common import make_groups, make_model
 from harness.tiny import GROUPED, SIZES
+from in_half import half_model
 from rewardlab.batch import pack
 from rewardlab.model import half, linear
 from rewardlab.model.applying import apply_compute
-from rewardlab.model.config import ModelConfig, TrainComputeConfig
+from rewardlab.model.config import TrainComputeConfig
 from rewardlab.model.half import AS_SAVED, Cast, HalfConv1D, HalfLinear, HalfWeights, line_about_others
-from rewardlab.model.layers import cut_off, decoder_layers
+from rewardlab.model.layers import cut_off
 from rewardlab.model.linear import use_onednn
-from rewardlab.model.lora import add_adapters
 from rewardlab.model.rounding import round_weights
 from rewardlab.model.trainable import half_frozen
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.settings.config import LossConfig
 
 PLAIN = TrainComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
-
-
-def make_gpt2():
-    """Its linear layers are transformers' Conv1D, whose weights are the transpose of nn.Linear's."""
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 384, "n_positions": 256}
-    config = GPT2Config(**sizes, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    return make_model(layout="padded", config=config)
-
-
-def half_model(family="llama", *, lora=False, dtype=torch.bfloat16):
-    """A model that computes in half precision, by autocast as yet."""
-    model = make_gpt2() if family == "gpt2" else make_model(family)
-    if lora:
-        torch.manual_seed(0)
-        add_adapters(model.backbone, ModelConfig(model="m", lora=True))
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                nn.init.normal_(parameter, std=0.1)
-        half_frozen(model.backbone, dtype)
-    model.compute_dtype = dtype
-    return model
 
 
 def step_of(model, num_micro_batches=3):
@@ -424,33 +403,3 @@ def test_weights_made_in_inference_mode_are_rounded_as_they_are_each_time():
         assert torch.equal(model(batch), plain(batch))
         model.backbone.layers[0].mlp.up_proj.weight.mul_(2)
         assert not torch.equal(model(batch), plain(batch))
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "gemma3"])
-def test_what_the_layers_add_to_is_float32_beside_frozen_weights(family):
-    """A sum rounded to half precision after every layer is further off than all products together."""
-    model = half_model(family)
-    model.backbone.requires_grad_(False)
-    half_frozen(model.backbone, torch.bfloat16)
-    rows = []
-    for layer in decoder_layers(model.backbone):
-        layer.register_forward_hook(lambda _layer, inputs, _output: rows.append(inputs[0].dtype))
-    model(pack(make_groups(2)))
-    assert rows
-    assert set(rows) == {torch.float32}
-
-
-def test_an_embedding_held_in_half_precision_gives_its_rows_exactly():
-    model = half_model(lora=True)
-    embedding = model.backbone.get_input_embeddings()
-    assert embedding.weight.dtype is torch.bfloat16
-    ids = torch.tensor([[3, 1, 3]])
-    assert torch.equal(embedding(ids), embedding.weight[ids].float())
-
-
-def test_a_frozen_matrix_of_the_backbone_itself_is_rounded_by_the_name_under_which_it_is_saved():
-    model = half_model()
-    model.backbone.own = nn.Parameter(torch.linspace(0.1, 1.0, 12).reshape(3, 4), requires_grad=False)
-    original = model.backbone.own.detach().clone()
-    assert half_frozen(model.backbone.requires_grad_(False), torch.bfloat16)
-    assert torch.equal(model.backbone.own, round_weights(original, torch.bfloat16, "backbone.own"))

@@ -25,8 +25,9 @@ from rewardlab.artifact.canary_states import CanaryStates
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import Canary
 from rewardlab.core.types import IntArray
-from rewardlab.model.half import HalfWeights, RoundedParts
+from rewardlab.model.half import HalfWeights
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.rounded_parts import RoundedParts
 from rewardlab.model.rounding import round_weights
 from rewardlab.model.sharded_weights import drop_gathered
 

@@ -28,9 +28,10 @@ from rewardlab.core.pending import let_finish
 from rewardlab.distributed.meeting import meet
 from rewardlab.distributed.others import Others
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
-from rewardlab.model.half import HalfWeights, RoundedParts, multiplies_as_held
+from rewardlab.model.half import HalfWeights, multiplies_as_held
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.rounded_parts import RoundedParts
 from rewardlab.model.sharded_weights import drop_gathered
 
 logger = logging.getLogger("rewardlab")

@@ -20,9 +20,10 @@ from rewardlab.batch import PackedBatch, send
 from rewardlab.core.errors import ModelError
 from rewardlab.model.attention import LAYOUT_ARGUMENT, leave_out_cudnn
 from rewardlab.model.dropout import Draws
-from rewardlab.model.half import AS_SAVED, HalfWeights, RoundedParts
+from rewardlab.model.half import AS_SAVED, HalfWeights
 from rewardlab.model.past import Past
 from rewardlab.model.prompt_layout import PromptLayout
+from rewardlab.model.rounded_parts import RoundedParts
 
 AttentionLayout = Literal["shared", "unshared", "padded"]
 """How a batch is laid out: one packed row with each prompt once (`shared`), one packed row with a copy of the prompt

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rewardlab.core.types import Log
-from rewardlab.model.half import rows_of
 from rewardlab.model.outline import Outline, Place, read_outline
 from rewardlab.model.reward import RewardModel, disk_name
+from rewardlab.model.rounded_parts import rows_of
 from rewardlab.model.rounding import round_weights
 
 

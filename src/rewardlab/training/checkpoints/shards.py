@@ -24,7 +24,7 @@ from rewardlab.artifact.weights import FORMAT, KINDS, bytes_of, header
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, write_json
 from rewardlab.distributed.ranks import Ranks
-from rewardlab.model.half import rows_of
+from rewardlab.model.rounded_parts import rows_of
 
 INDEX: Final = "index.json"
 DTYPES: Final = {kind: dtype for dtype, kind in KINDS.items()}
