@@ -8,6 +8,7 @@ from transformers import AutoConfig
 from common import make_groups
 from rewardlab.core.errors import ModelError
 from rewardlab.data.groups import Datasets
+from rewardlab.distributed.ranks import ALONE, Ranks
 from rewardlab.model import builtin, hub
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.config import looks_local
@@ -16,12 +17,30 @@ from rewardlab.training.notices import idle_notices, unjudged_notices
 from rewardlab.training.run import train
 from rewardlab.training.settings import presets
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.start import configuration_block
+from rewardlab.training.start import _agreed, configuration_block
 
 
 def shown(width=100, **changes):
     config = RewardTrainerConfig.of(model="m", dataset=("d",), **changes)
     return configuration_block(config, width=width)
+
+
+class Beside(Ranks):
+    """This rank, the first, beside one whose choice of kernels is another."""
+
+    other = "torch"
+
+    def gather(self, own):
+        return [own, self.other]
+
+
+@pytest.mark.parametrize("own", ["torch", "triton"])
+def test_kernels_that_one_rank_does_not_have_are_taken_by_none(own):
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), elementwise_backend=own, seed=7)
+    assert _agreed(ALONE, config) == config
+    agreed = _agreed(Beside(), config)
+    assert agreed.compute.elementwise_backend == "torch"
+    assert agreed.run.seed == 7
 
 
 def test_zeros_and_switches_that_differ_from_the_default_are_listed():

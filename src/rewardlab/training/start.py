@@ -149,8 +149,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     baselines = fit_all_baselines(config, data, test)
     # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
     resumes = interrupted is not None
-    resolved = ranks.from_first(
-        _resolve(config, base, num_groups=len(data.train), device=device, layout=layout, resumes=resumes)
+    resolved = _agreed(
+        ranks, _resolve(config, base, num_groups=len(data.train), device=device, layout=layout, resumes=resumes)
     )
     if ranks.is_first:
         tell_rows_of_prompts(resolved, data.train, layout=layout, num_ranks=ranks.size)
@@ -343,6 +343,13 @@ def _resolve(
         "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
     }
     return config.replace(**decided)
+
+
+def _agreed(ranks: Ranks, found: RewardTrainerConfig) -> RewardTrainerConfig:
+    """Return what the first rank decided, but for Triton's kernels, which all have to choose: one may have none."""
+    chosen = set(ranks.gather(found.compute.elementwise_backend))
+    backend = chosen.pop() if len(chosen) == 1 else "torch"
+    return ranks.from_first(found).replace(elementwise_backend=backend)
 
 
 def _save_every(config: RewardTrainerConfig, steps: int) -> int | None:
