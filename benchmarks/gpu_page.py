@@ -14,7 +14,7 @@ from typing import Any
 from harness.results import RESULTS
 from rewardlab.core.files import write_text
 
-PARTS = ("gpu", "gpu_kernels", "gpu_memory", "gpu_sharded", "gpu_nvml")
+PARTS = ("gpu", "gpu_kernels", "gpu_profile", "gpu_memory", "gpu_sharded", "gpu_nvml")
 """In the order of the page."""
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 

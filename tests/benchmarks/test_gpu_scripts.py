@@ -16,6 +16,7 @@ import gpu_kernels
 import gpu_memory
 import gpu_nvml
 import gpu_page
+import gpu_profile
 import gpu_sharded
 from harness import gpu_runs
 from rewardlab.model.attention_backends import BACKENDS
@@ -26,6 +27,7 @@ README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 SCRIPTS = {
     "gpu": gpu,
     "gpu_kernels": gpu_kernels,
+    "gpu_profile": gpu_profile,
     "gpu_memory": gpu_memory,
     "gpu_sharded": gpu_sharded,
     "gpu_nvml": gpu_nvml,
@@ -101,6 +103,40 @@ def test_rows_of_the_kernels_have_the_shapes_that_go_wrong_first():
     assert shapes[0][0] == 0
     assert 1 in shapes[1][1]
     assert 4096 <= sum(shared + sum(own) for shared, own in shapes) < 6000
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_sm90_tss_128x168_64x5_1x1_h_bz_NNT", "products"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float>", "products"),
+        ("void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<64, 128, 128>>", "attention"),
+        ("void at::native::vectorized_elementwise_kernel<2, at::native::BinaryFunctor<long, long, long>>", "rounding"),
+        ("void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out>", "rounding"),
+        ("_round", "rounding"),
+        ("_multiply_backward", "kernels of Triton"),
+        ("void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizerTensorListMetadata<4>>", "optimiser"),
+        ("void at::native::layer_norm_grad_input_kernel_vectorized<float, float, true>", "norms"),
+        ("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long)", "others"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", "others"),
+    ],
+)
+def test_kernels_are_told_apart_by_their_names(kernel, kind):
+    assert gpu_profile.kind_of(kernel) == kind
+
+
+@pytest.mark.slow
+def test_steps_are_timed_and_one_is_profiled(tmp_path):
+    flags = ["--repeats", "2", "--warmup", "1", "--set", "elementwise_backend=torch", "--results", str(tmp_path)]
+    assert gpu_profile.main([*TINY, *flags]) == 0
+    found, page = result(tmp_path)
+    assert [cell["cell"] for cell in found["cells"]] == ["tiny full", "tiny lora"]
+    for cell in found["cells"]:
+        assert len(cell["samples"]) == 2
+        assert cell["busy"] == cell["kernels_started"] == 0, "there is no GPU here"
+        assert "aten::mm" in cell["host"]
+    assert "random weights, fp32 with elementwise_backend=torch; medians of 2" in page
+    assert "| tiny lora | **" in page
 
 
 @pytest.mark.slow
@@ -259,7 +295,7 @@ def test_the_page_has_the_newest_result_of_each_part_from_a_gpu(tmp_path):
     link = "../benchmarks/results/gpu.some-gpu.2026-02-01-2.md"
     assert f"({link})" in page
     assert (output.parent / link).is_file()
-    assert "No record of: `gpu_memory.py`, `gpu_sharded.py`, `gpu_nvml.py`." in page
+    assert "No record of: `gpu_profile.py`, `gpu_memory.py`, `gpu_sharded.py`, `gpu_nvml.py`." in page
 
 
 def test_without_a_result_from_a_gpu_there_is_no_page(tmp_path):
