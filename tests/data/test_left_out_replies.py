@@ -100,8 +100,11 @@ def test_judged_replies_lose_the_comparisons_of_one_that_is_left_out() -> None:
 
 RATED = [{"prompt": "Why?", "response": text, "helpfulness": stars} for text, stars in (("a", 1), ("b", 3), ("c", 2))]
 UNPAIRED = [{"prompt": "Why?", "completion": text, "label": text != "a"} for text in "abc"]
-NECTAR = {"prompt": "Why?", "answers": [{"answer": text, "rank": rank} for text, rank in (("a", 2), ("b", 1))]}
-ULTRA = {
+NECTAR: dict[str, Any] = {
+    "prompt": "Why?",
+    "answers": [{"answer": text, "rank": rank} for text, rank in (("a", 2), ("b", 1))],
+}
+ULTRA: dict[str, Any] = {
     "instruction": "Why?",
     "completions": [{"response": text, "overall_score": score} for text, score in (("a", 2), ("b", 1))],
 }
@@ -131,7 +134,7 @@ def test_published_rows_leave_a_reply_out_too() -> None:
         (NECTAR, "answers", {"answer": "c", "rank": None}),
         (ULTRA, "completions", {"response": None, "overall_score": 5}),
     ):
-        found = read({**row, name: [*row[name], bad]})  # type: ignore[misc]
+        found = read({**row, name: [*row[name], bad]})
         assert found.preference == read(row).preference
         assert len(found.left_out) == 1
 

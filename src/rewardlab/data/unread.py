@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import to_float
@@ -39,10 +39,10 @@ TURN: Final = ("role", "content", "from", "value")
 class _Whole(Message):
     """A message with what is not read of it, as others give it to a chat template."""
 
-    more: Mapping[str, object]
+    more: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, str]:
-        return {**self.more, **super().as_dict()}  # type: ignore[dict-item]
+        return {**self.more, **super().as_dict()}
 
 
 def unread(source: Source, reading: ReadingConfig, renderer: Renderer) -> list[str]:
