@@ -86,6 +86,17 @@ def run_script(script: str, folder: Path) -> dict[str, str]:
     return dict(zip(("run", "says", "words"), answer.stdout.split("\0"), strict=False))
 
 
+def test_a_run_gets_the_variables_of_its_script_also_where_sbatch_takes_none_along(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "" "$SLURM_EXPORT_ENV"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")  # which sbatch sets with --export=NONE, and srun obeys
+    config = slurm_config({"python": str(python), "extra": {"export": "NONE"}})
+    of_run = array_script(config, PLACE, name="main", phase="main", runs=RUNS)
+    of_report = light_script(config, PLACE, name="report", says="", words=["plan", "report", "x"])
+    assert [run_script(script, tmp_path)["says"] for script in (of_run, of_report)] == ["ALL", "ALL"]
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_bash_takes_values_as_they_are(text, tmp_path):
     python = tmp_path / f"my {text.replace('/', '')} python"

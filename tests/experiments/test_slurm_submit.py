@@ -46,6 +46,21 @@ def test_nothing_left_to_do_is_said(cluster):
     with pytest.raises(ConfigError, match="no run is left to submit"):
         submit(study)
     assert cluster.slurm.jobs == {}
+    assert not (study.folder / "slurm").exists()
+
+
+def test_from_a_folder_without_the_data_nothing_is_submitted(cluster):
+    for name in ("rows", "eval", "test"):
+        (cluster.folder / f"{name}.jsonl").write_text(name)
+    study = cluster.study()
+    (cluster.folder / "other").mkdir()
+    cluster.monkeypatch.chdir(cluster.folder / "other")
+    with pytest.raises(DataError, match="eval.jsonl: is not there, .* folder in which the plan was frozen"):
+        submit(study)
+    assert cluster.slurm.jobs == {}
+    cluster.monkeypatch.chdir(cluster.folder)
+    cluster.slurm.hold()
+    assert submit(study).is_submitted
 
 
 @pytest.mark.slow
@@ -159,6 +174,21 @@ def test_variables_of_sbatch_do_not_overrule_the_plan_but_fill_what_it_leaves_op
     assert seen["SBATCH_ACCOUNT=x"] == 2
     assert seen["SBATCH_ARRAY_INX=x"] == 1
     assert not seen.keys() & {"SBATCH_TIMELIMIT=x", "SBATCH_PARTITION=x", "SBATCH_NO_REQUEUE=x"}
+
+
+def test_what_describes_the_job_that_submits_is_not_passed_on(cluster, monkeypatch):
+    cluster.slurm.hold()
+    sbatch = cluster.slurm.bin / "sbatch"
+    sbatch.write_text(sbatch.read_text().replace("exec ", f'env | grep ^SLURM_ >> "{cluster.tasks}/seen"; exec '))
+    own = {"SLURM_MEM_PER_CPU": "300", "SLURM_CPU_BIND": "quiet,mask_cpu:0x3", "SLURM_RESTART_COUNT": "19"}
+    for name, value in {"SLURM_CONF": "/etc/mine.conf", **own}.items():
+        monkeypatch.setenv(name, value)
+    study = cluster.study(phases=[{"name": "main", "arms": ["a"], "seeds": [0]}])
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    script = submit(study).script
+    subprocess.run(["bash", str(script)], check=True, capture_output=True)
+    assert len(cluster.slurm.jobs) == 4, "the array and the report, twice"
+    assert {*(cluster.tasks / "seen").read_text().split()} == {"SLURM_CONF=/etc/mine.conf"}
 
 
 # --- once, twice, not at all ---------------------------------------------------------------------------------------

@@ -314,10 +314,7 @@ def require_same_data(study: Study) -> None:
     now |= {name: sha256_file(Path(name)) for name in told if name not in now and Path(name).is_file()}
     for name in sorted({*told, *now}):
         if name not in now:
-            raise DataError(
-                f"{name}: is not there, and the plan was frozen with it. A path that does not begin with / is one from "
-                f"the folder in which the plan was frozen: work there, or restore the file."
-            )
+            raise _gone(name)
         if told.get(name) != now[name]:
             kept = copy_of(study.folder, name, told.get(name, now[name]))
             where = f", from its copy {kept}" if kept.is_file() else ""
@@ -325,6 +322,23 @@ def require_same_data(study: Study) -> None:
                 f"{name}: is not the file that the plan was frozen with. Restore it{where}; if another file is meant, "
                 f"amend the plan."
             )
+
+
+def require_data_here(study: Study) -> None:
+    """Raise DataError if a file of the frozen or amended plan is not there, seen from the present folder.
+
+    It is not asked whether they are the same: that takes reading them, which each run does where it begins.
+    """
+    for name in study.data:
+        if not Path(name).is_file():
+            raise _gone(name)
+
+
+def _gone(name: str) -> DataError:
+    return DataError(
+        f"{name}: is not there, and the plan was frozen with it. A path that does not begin with / is one from the "
+        f"folder in which the plan was frozen: work there, or restore the file."
+    )
 
 
 def data_digests(runs: Sequence[Run], plan_folder: Path, *, known: Collection[str] | None = None) -> dict[str, str]:

@@ -123,7 +123,7 @@ def light_script(config: SlurmConfig, place: Place, *, name: str, says: str, wor
     return _script(
         [f"# {says} Written by `rewardlab plan submit`.", *options],
         _setup(config),
-        [_threads(), "", _srun(config, place, words, "", light=True)],
+        [*_passed_on(), "", _srun(config, place, words, "", light=True)],
     )
 
 
@@ -209,19 +209,21 @@ def _script(head: Sequence[str], setup: Sequence[str], body: Sequence[str]) -> s
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _threads() -> str:
-    return (
+def _passed_on() -> list[str]:
+    """Return the lines that give what srun starts its share of the cores and all variables of the script."""
+    return [
         "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1} SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"
-        "  # srun does not inherit it"
-    )
+        "  # srun does not inherit it",
+        "export SLURM_EXPORT_ENV=ALL  # with `export: NONE`, srun would start the run without what is set here",
+    ]
 
 
 def _processes(config: SlurmConfig) -> list[str]:
     """Return the lines that say who is who among the processes of a run."""
     if config.processes == 1:
-        return [_threads(), "unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE  # of the shell that submitted this"]
+        return [*_passed_on(), "unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE  # of the shell that submitted this"]
     return [
-        _threads(),
+        *_passed_on(),
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
         "export MASTER_ADDR MASTER_PORT",

@@ -34,7 +34,7 @@ from rewardlab.experiments.slurm.script import (
     options_of,
 )
 from rewardlab.experiments.slurm_config import SlurmConfig, slurm_config
-from rewardlab.experiments.study import Study, read_by
+from rewardlab.experiments.study import Study, read_by, require_data_here
 
 REPORT: Final = "report"
 DONE: Final = "done"
@@ -43,6 +43,8 @@ NUMBER: Final = re.compile(r"(\d+)(?:;\S*)?")
 SBATCH_TIMEOUT_S: Final = 120
 VARIABLES: Final = {"array": "ARRAY_INX", "mem": "MEM_PER_NODE", "time": "TIMELIMIT"}
 """Options whose environment variable has another name."""
+KEPT: Final = "SLURM_CONF"
+"""Variable that says where Slurm's own settings are, and not what a job is."""
 SHOWN: Final = 5
 """Jobs that a message lists."""
 
@@ -68,7 +70,8 @@ def submit(study: Study, phases: Sequence[str] = (), *, dry_run: bool = False, a
     `phases` are names of phases, all by default; gates of phases before them are asked again. Runs that are done are
     left out. A dry run only writes. Raises ConfigError for a section `slurm` that cannot be used or that its runs
     cannot use, an unknown phase, if nothing is left to submit, if jobs of the study are queued (unless `again`), and
-    for what sbatch refuses; then the jobs of this call are cancelled.
+    for what sbatch refuses; then the jobs of this call are cancelled. Raises DataError if data are not there, seen from
+    the present folder, in which jobs start.
     """
     config = slurm_config(study.plan.slurm)
     if why := too_many_processes(config, study.runs):
@@ -78,13 +81,16 @@ def submit(study: Study, phases: Sequence[str] = (), *, dry_run: bool = False, a
     place = Place(study=study.folder.absolute(), work=Path.cwd(), python=sys.executable)
     if config.container is not None:
         place = replace(place, reads=read_by(study.runs))
-    folder = place.study / "slurm"
+    require_data_here(study)
+    folder, wanted = place.study / "slurm", _wanted(study, phases)
+    # Before anything is made in the study: with nothing to do it stays as it is.
+    _Layout(study, config, place, wanted).require_work()
     folder.mkdir(exist_ok=True)
     with only_process(folder, "STUDY"):
         submits = not dry_run and shutil.which("sbatch") is not None
         if submits and not again:
             _require_idle(study)
-        layout = _Layout(study, config, place, _wanted(study, phases))
+        layout = _Layout(study, config, place, wanted)
         layout.require_work()
         _write(folder, layout)
         log_folder(config, place).mkdir(parents=True, exist_ok=True)
@@ -298,7 +304,9 @@ def _by_hand(jobs: Sequence[Job]) -> str:
         "#!/usr/bin/env bash",
         "# Submits what lies beside it, where sbatch is. Written by `rewardlab plan submit`.",
     ]
-    lines += ["set -euo pipefail", 'cd "$(dirname "$0")"', ""]
+    lines += ["set -euo pipefail", 'cd "$(dirname "$0")"']
+    lines += ["# In a job: what describes that one is not meant for these.", 'if [ -n "${SLURM_JOB_ID:-}" ]; then']
+    lines += ['    for name in "${!SLURM_@}"; do', f'        [ "$name" = {KEPT} ] || unset "$name"', "    done", "fi", ""]
     variables = {job.name: f"job{number}" for number, job in enumerate(jobs, start=1)}
     for job in jobs:
         before = dependency(job, {name: f"${{{variable}%;*}}" for name, variable in variables.items()})
@@ -358,9 +366,15 @@ def _sbatch(job: Job, before: str) -> str:
 
 
 def _environment(script: str) -> dict[str, str]:
-    """Return the environment without the variables that would override what a script tells sbatch."""
+    """Return the environment without the variables that would override what a script tells sbatch.
+
+    Within a job, also without those that describe this job, since sbatch passes them on to the new ones: srun refuses
+    memory per core beside that of a node, binds to cores that another job had, and restarts would be counted on.
+    """
     hidden = {f"SBATCH_{VARIABLES.get(option, option.replace('-', '_').upper())}" for option in options_of(script)}
     hidden |= {"SBATCH_NO_REQUEUE", "SBATCH_WAIT"}
+    if "SLURM_JOB_ID" in os.environ:
+        hidden |= {name for name in os.environ if name.startswith("SLURM_")} - {KEPT}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
