@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
 import re
+import signal
 import sys
 import tarfile
 from pathlib import Path
@@ -154,6 +157,33 @@ def test_the_scores_that_a_program_leaves_are_all_that_is_needed_to_judge_it(tmp
     assert found[term].by_seed_S == pytest.approx([0.7, 0.8, 0.9])
     methods = summarise(study).methods
     assert methods.startswith("Reward models were trained in 1 arm of 3 seeds (0, 1, 2). 1 of the arms was run by")
+
+
+def test_of_several_ranks_the_first_runs_a_program_alone_and_the_others_wait_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may take days, and may be told by a signal to every rank that it has to end."""
+    refuses = "import os\nassert not {'RANK', 'WORLD_SIZE', 'LOCAL_RANK'} & {*os.environ}\n"
+    study = by_programs(tmp_path, refuses + LEAVES_SCORES)
+    run = study.runs[0]
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    waited: list[float] = []
+
+    def waits(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) < 5:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            return
+        monkeypatch.setenv("RANK", "0")
+        do(study, run, lambda arguments: None)
+
+    monkeypatch.setattr("rewardlab.experiments.many_ranks.time.sleep", waits)
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr("rewardlab.experiments.many_ranks.time.monotonic", lambda: float(next(hours)))
+    do(study, run, lambda arguments: None)
+    assert len(waited) == 5
+    assert record_of(study, run).state == "done"
 
 
 def test_a_program_whose_scores_cannot_be_read_failed(tmp_path: Path) -> None:

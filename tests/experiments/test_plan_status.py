@@ -13,7 +13,7 @@ from rewardlab.core.files import write_json, write_summed_json
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.one_run import do
 from rewardlab.experiments.outcomes import Outcomes
-from rewardlab.experiments.records import record_of
+from rewardlab.experiments.records import begin_record, record_of
 from rewardlab.experiments.slurm.queue import JobState, Queue
 from rewardlab.experiments.status import status_of, text_report
 from rewardlab.report import evaluations, folder
@@ -107,6 +107,48 @@ def test_a_job_that_ended_before_its_run_began_is_told(tmp_path: Path) -> None:
     assert told == f"{first.name}: waiting: it did not begin. Slurm says of job 7_0: FAILED: 1:0"
     assert where.startswith(f"What jobs printed is in {study.folder}/slurm/logs; `rewardlab plan submit ")
     assert text_report(found).count("did not begin") == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "host", "states", "expected"),
+    [
+        # Killed on another machine, by a failed node or a preemption, and queued again.
+        ("7_0", "node9", {"7_0": ("PENDING", "BeginTime")}, "1 interrupted (PENDING: BeginTime)"),
+        ("7_0", "node9", {"7_0": ("RUNNING", "")}, "1 running"),
+        # Killed, and submitted again.
+        ("7_0", "node9", {"7_0": ("NODE_FAIL", "0:0"), "9_0": ("PENDING", "Priority")}, "(PENDING: Priority)"),
+        # By hand in an allocation, after its own job had failed.
+        ("4711", "node9", {"7_0": ("FAILED", "1:0")}, "1 running"),
+        # On this machine, where one sees that its process is gone.
+        ("7_0", "", {"7_0": ("OUT_OF_MEMORY", "0:125")}, "Slurm says of job 7_0: OUT_OF_MEMORY: 0:125"),
+    ],
+)
+def test_a_run_is_as_its_own_job_is_and_waits_as_its_newest_job_does(
+    job: str,
+    host: str,
+    states: dict[str, tuple[str, str]],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    study = frozen_study(tmp_path)
+    run = study.runs[0]
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    if "_" in job:
+        for name, value in zip(("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"), job.split("_"), strict=True):
+            monkeypatch.setenv(name, value)
+    values = dict(begin_record(study, run).values)
+    assert values["slurm_job"] == job
+    place = {"host": host} if host else {"process": 2**22 - 1}
+    values.pop("sha256", None)
+    write_summed_json(study.folder / "records" / f"{run.name}.json", {**values, **place})
+    jobs = {
+        number: JobState(job=number, state=state, detail=detail, is_queued=state in ("PENDING", "RUNNING"))
+        for number, (state, detail) in states.items()
+    }
+    told = text_report(status_of(study, Queue(runs={run.name: list(jobs.values())[-1]}, others={}, jobs=jobs)))
+    assert expected in told
+    assert "None/" not in told
 
 
 def test_commands_that_are_printed_can_be_pasted(tmp_path: Path) -> None:

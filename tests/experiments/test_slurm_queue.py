@@ -113,6 +113,23 @@ def test_without_squeue_and_sacct_that_is_said(cluster, monkeypatch):
     assert queue.problems == ["squeue is not there", "sacct is not there"]
 
 
+@pytest.mark.slow
+def test_without_sacct_what_squeue_has_no_more_has_ended(cluster):
+    cluster.slurm.hold()
+    study = cluster.study()
+    submit(study)
+    cluster.slurm.answer("squeue", "100|1|RUNNING|None\n")
+    cluster.slurm.answer("sacct", "", status=1, error="Slurm accounting storage is disabled\n")
+    queue = ask_slurm(study.folder)
+    assert {name: (one.state, one.is_queued) for name, one in queue.runs.items() if name.startswith("a")} == {
+        "a/seed_0": ("UNKNOWN", False),
+        "a/seed_1": ("RUNNING", True),
+    }
+    assert queue.jobs["100_0"].detail == "squeue has it no more"
+    cluster.slurm.answer("squeue", "", status=1, error="down\n")
+    assert not ask_slurm(study.folder).runs, "nobody can be asked"
+
+
 def test_a_study_that_was_never_submitted_asks_nobody(cluster):
     assert ask_slurm(cluster.study().folder).problems == ()
     assert cluster.slurm.asked("squeue") == []

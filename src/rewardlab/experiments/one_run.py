@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
 from rewardlab.core.files import sha256_file, write_json
@@ -33,6 +35,8 @@ from rewardlab.experiments.study import Study, read_by, require_same_data
 from rewardlab.report.folder import read_folder
 
 logger = logging.getLogger("rewardlab")
+OF_RANKS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables by which a process knows that it is one of several."""
 Train = Callable[[Sequence[str]], None]
 """`rewardlab train` with its arguments."""
 
@@ -63,6 +67,12 @@ def do(study: Study, run: Run, train: Train, *, again: bool = False) -> None:
     """
     if not is_first():
         # Records are written by the first rank; the others only train.
+        if run.program:
+            # The first rank does all of it, however long that takes, also after a signal that reaches all ranks: srun
+            # ends the rest a minute after the first process that is gone.
+            with StopRequests():
+                arguments_of_first(study, run, wait_s=math.inf)
+            return
         if (arguments := arguments_of_first(study, run)) is not None:
             train(arguments)
         return
@@ -159,7 +169,9 @@ def _run_program(words: Sequence[str]) -> None:
 
     Raises RunInterrupted if it ended by such a signal, SystemExit if it failed.
     """
-    with StopRequests() as asked, subprocess.Popen(words) as program:
+    # It is one process: as a rank of several it would wait for the others, which do not run it.
+    environment = {name: value for name, value in os.environ.items() if name not in OF_RANKS}
+    with StopRequests() as asked, subprocess.Popen(words, env=environment) as program:
         status = program.wait()
     if status and asked.signalled and status != RESUME_LATER:
         raise RunInterrupted(f"{asked.reason}: the program ended with {status}", exit_status=asked.exit_status)

@@ -45,6 +45,7 @@ class RunRecord:
     test_reads: tuple[Mapping[str, Any], ...] = ()
     """When test data were read, by which model: `time`, `scores` (SHA-256), `model` (SHA-256)."""
     slurm_job: str = ""
+    """Number of its job in Slurm, such as `4711`, or `4711_3` of a task of an array; empty without Slurm."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The file, as it is written."""
 
@@ -142,11 +143,17 @@ def begin_record(study: Study, run: Run, *, test_reads: Sequence[Mapping[str, An
         "started": before.started if before.state == "interrupted" else now(),
         "ended": "",
         "test_reads": reads_of(study, run) if test_reads is None else list(test_reads),
-        "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
+        "slurm_job": _slurm_job(),
         "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
     }
     _write(study, run, values)
     return record_of(study, run)
+
+
+def _slurm_job() -> str:
+    """Return the number of this process's job as squeue writes it: tasks of an array have one of their own too."""
+    array = [os.environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
+    return "_".join(array) if all(array) else os.environ.get("SLURM_JOB_ID", "")
 
 
 def end_record(study: Study, run: Run, state: State, message: str = "", **more: Any) -> None:

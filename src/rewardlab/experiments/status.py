@@ -14,7 +14,7 @@ from rewardlab.core.terminal import number_of
 from rewardlab.experiments.gates import GateVerdict, judge_gate
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import RunRecord, State, record_of, undone
-from rewardlab.experiments.slurm.queue import JobState, Queue
+from rewardlab.experiments.slurm.queue import Queue
 from rewardlab.experiments.study import Study
 from rewardlab.report.folder import read_progress
 from rewardlab.report.tables import format_count, text_table
@@ -97,7 +97,7 @@ class Status:
 
 def status_of(study: Study, queue: Queue) -> Status:
     """Return how far a study is, by its records and by what Slurm says."""
-    runs = [_status(study, run, queue.runs.get(run.name)) for run in study.runs]
+    runs = [_status(study, run, queue) for run in study.runs]
     return Status(study=study, runs=runs, problems=queue.problems, closed=_closed(study))
 
 
@@ -111,12 +111,15 @@ def _closed(study: Study) -> list[GateVerdict]:
     return []
 
 
-def _status(study: Study, run: Run, queued: JobState | None) -> RunStatus:
-    record = record_of(study, run)
+def _status(study: Study, run: Run, queue: Queue) -> RunStatus:
+    record, queued = record_of(study, run), queue.runs.get(run.name)
     state, message = str(record.state), record.message
-    if queued is not None and record.state == "running" and record.slurm_job and not queued.is_queued:
-        state, message = "interrupted", f"Slurm says of job {queued.job}: {queued.words}"
-    if record.state in ("waiting", "interrupted") and queued is not None and queued.is_queued:
+    if record.state in ("running", "interrupted") and record.values["state"] == "running":
+        # Its process did not say how it ended. The job that it belongs to need not be the newest of the run.
+        own = queue.jobs.get(record.slurm_job)
+        if own is not None and not own.may_live:
+            state, message = "interrupted", f"Slurm says of job {own.job}: {own.words}"
+    if state in ("waiting", "interrupted") and queued is not None and queued.is_queued:
         # Nobody has to start it again: what the record advises does not hold.
         state, message = f"{state} ({queued.words})", message if state == "waiting" else ""
     if record.state == "waiting" and not record.values and queued is not None and not queued.is_queued:
@@ -167,7 +170,9 @@ def text_report(status: Status) -> str:
                 f"{states['done']} of {len(mine)}",
                 ", ".join(f"{count} {state}" for state, count in states.items() if state != "done"),
                 ", ".join(
-                    f"seed {one.run.seed}: {one.step}/{one.num_steps or '?'}" for one in mine if one.state == "running"
+                    f"seed {one.run.seed}: {one.step}/{one.num_steps or '?'}"
+                    for one in mine
+                    if one.state == "running" and one.step is not None
                 ),
                 ", ".join(f"{name} ({count})" for name, count in signs.items()),
             )

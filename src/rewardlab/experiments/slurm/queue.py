@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,8 @@ ENDED: Final = frozenset(
     )
 )
 """States of jobs that will not go on by themselves."""
+LIVING: Final = frozenset(("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED"))
+"""States of jobs whose processes may live."""
 TIMEOUT_S: Final = 60
 """Longest wait for an answer of squeue or sacct."""
 UNKNOWN_JOB: Final = "invalid job id"
@@ -44,6 +46,11 @@ class JobState:
     """Whether it waits, runs or will run."""
 
     @property
+    def may_live(self) -> bool:
+        """Whether it may have processes now. One that waits has none, also if it was queued again while it ran."""
+        return self.state in LIVING
+
+    @property
     def words(self) -> str:
         """State and detail."""
         return f"{self.state}: {self.detail}" if self.detail else self.state
@@ -57,6 +64,8 @@ class Queue:
     """Name of a run -> its task, in the newest submission that Slurm knows; one that is queued takes precedence."""
     others: Mapping[str, JobState]
     """Name of a gate or report -> its job."""
+    jobs: Mapping[str, JobState] = field(default_factory=dict)
+    """Number of a job, or of a task such as `4711_3` -> its state, of all submissions."""
     problems: Sequence[str] = ()
     """What could not be asked, in words."""
 
@@ -76,14 +85,22 @@ def ask_slurm(folder: Path) -> Queue:
     ended, sacct_problem = _sacct(jobs, submissions[0].time, gone=not squeue_problem)
     runs: dict[str, JobState] = {}
     others: dict[str, JobState] = {}
+    known: dict[str, JobState] = {}
     for job in jobs:
         for index, name in enumerate(job.runs) if job.kind == "runs" else [(None, job.name)]:
             number = job.id if index is None else f"{job.id}_{index}"
             found = waiting.get(number) or ended.get(number)
+            if found is None and sacct_problem and not squeue_problem:
+                # Nobody tells how it ended, but that it has.
+                found = JobState(job=number, state="UNKNOWN", detail="squeue has it no more", is_queued=False)
+            if found is None:
+                continue
+            known[number] = found
             kept = runs if job.kind == "runs" else others
-            if found and not (name in kept and kept[name].is_queued and not found.is_queued):
+            if not (name in kept and kept[name].is_queued and not found.is_queued):
                 kept[name] = found
-    return Queue(runs=runs, others=others, problems=[text for text in (squeue_problem, sacct_problem) if text])
+    problems = [text for text in (squeue_problem, sacct_problem) if text]
+    return Queue(runs=runs, others=others, jobs=known, problems=problems)
 
 
 def _squeue(jobs: Sequence[Job]) -> tuple[dict[str, JobState], str]:

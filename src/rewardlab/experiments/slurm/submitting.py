@@ -306,7 +306,13 @@ def _by_hand(jobs: Sequence[Job]) -> str:
     ]
     lines += ["set -euo pipefail", 'cd "$(dirname "$0")"']
     lines += ["# In a job: what describes that one is not meant for these.", 'if [ -n "${SLURM_JOB_ID:-}" ]; then']
-    lines += ['    for name in "${!SLURM_@}"; do', f'        [ "$name" = {KEPT} ] || unset "$name"', "    done", "fi", ""]
+    lines += [
+        '    for name in "${!SLURM_@}"; do',
+        f'        [ "$name" = {KEPT} ] || unset "$name"',
+        "    done",
+        "fi",
+        "",
+    ]
     variables = {job.name: f"job{number}" for number, job in enumerate(jobs, start=1)}
     for job in jobs:
         before = dependency(job, {name: f"${{{variable}%;*}}" for name, variable in variables.items()})
