@@ -45,6 +45,13 @@ def test_an_archive_holds_everything_but_models_with_checksums_and_is_the_same_e
     assert open_study(tmp_path / "out/study").plan.title == study.plan.title, "it opens where it is unpacked"
 
 
+def test_an_archive_is_not_given_the_name_of_another_format(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    with pytest.raises(ConfigError, match=r"a\.ZIP: the archive is a \.tar\.gz"):
+        archive(study, tmp_path / "a.ZIP", weights=False)
+    assert archive(study, tmp_path / "kept.2026", weights=False).path.is_file(), "the name is a matter of taste"
+
+
 def test_an_archive_of_a_study_whose_runs_go_on_has_the_checksums_of_what_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

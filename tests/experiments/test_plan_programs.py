@@ -126,10 +126,10 @@ def test_a_program_that_failed_is_not_judged_by_what_it_left_when_it_is_done_aga
     assert not left.exists()
 
 
-def by_programs(folder: Path, code: str) -> Study:
+def by_programs(folder: Path, code: str, *more: str) -> Study:
     """A study all of whose arms are a program, of which nothing is done; the program gets the folder of its run."""
     (folder / "loop.py").write_text(code, encoding="utf-8")
-    words = json.dumps(["{python}", "{plan_folder}/loop.py", "{output_dir}", "{seed}"])
+    words = json.dumps(["{python}", "{plan_folder}/loop.py", "{output_dir}", "{seed}", *more])
     return frozen_study(folder, re.sub(r"(?m)^(  \w+: {)(?=says)", rf"\1program: {words}, ", PLAN))
 
 
@@ -184,6 +184,15 @@ def test_of_several_ranks_the_first_runs_a_program_alone_and_the_others_wait_unt
     do(study, run, lambda arguments: None)
     assert len(waited) == 5
     assert record_of(study, run).state == "done"
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_advice_has_been_tried_by_a_program_only_if_it_reads_the_settings(reads: bool, tmp_path: Path) -> None:
+    study = by_programs(tmp_path, LEAVES_SCORES.replace("float(reply", "9.0 * (reply"), "{settings}" if reads else "")
+    for run in study.runs:
+        do(study, run, lambda arguments: None)
+    (said,) = [one.do for one in summarise(study).advice if one.do.startswith("Train with --label-smoothing")]
+    assert ("Tried in this study" in said) is reads
 
 
 def test_a_program_whose_scores_cannot_be_read_failed(tmp_path: Path) -> None:

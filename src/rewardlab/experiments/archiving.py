@@ -25,6 +25,8 @@ WEIGHTS: Final = ("best", "checkpoints")
 IN_MEMORY: Final = 1 << 26
 """Bytes of the largest file that is read as a whole."""
 NEVER: Final = (".lock",)
+OTHER_FORMATS: Final = (".7z", ".bz2", ".rar", ".tar", ".tbz2", ".txz", ".xz", ".zip", ".zst")
+"""Endings of names that promise something else than a .tar.gz, so that programs would not open it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +44,14 @@ class Archived:
 def archive(study: Study, output: Path | None, *, weights: bool) -> Archived:
     """Write the archive. The same study gives the same bytes. Its runs may go on: the checksums are of what is in it.
 
-    Raises ConfigError if the file is there, or would lie in the study.
+    Raises ConfigError if the file is there, would lie in the study, or has a name that promises another format.
     """
     folder = study.folder.resolve()
     path = folder.with_name(f"{folder.name}.tar.gz") if output is None else output
     if path.exists():
         raise ConfigError(f"--output {path}: exists. Name another file, or move it away.")
+    if path.suffix.lower() in OTHER_FORMATS:
+        raise ConfigError(f"--output {path}: the archive is a .tar.gz. Let the name end so.")
     if path.resolve().is_relative_to(folder):
         raise ConfigError(f"--output {path}: lies in the study that is archived. Name a place outside.")
     require_writable_folder(path.parent, "--output")

@@ -158,6 +158,11 @@ class Run:
         """Its name, such as `full/seed_0`, which is also its folder in that of the runs."""
         return f"{self.arm}/seed_{self.seed}"
 
+    @property
+    def knows_settings(self) -> bool:
+        """Whether its settings reach it: another program may be started without them."""
+        return not self.program or any("{settings}" in word for word in self.program)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:

@@ -79,7 +79,8 @@ def summarise(study: Study) -> Summary:
     judged = judged_of(study, reader, afterwards)
     arms = arms_of(study, reader)
     sensitivities = sensitivities_of(study, reader)
-    settings = {run.arm: reader.settings(run) for run in reversed(study.runs) if run.reads_test}
+    told = (run for run in reversed(study.runs) if run.reads_test and run.knows_settings)
+    settings = {run.arm: reader.settings(run) for run in told}
     base = study.plan.baseline or next((row.arm for row in arms.rows), "")
     gates, selections = gates_of(study), selections_of(study, reader)
     deviations = deviations_of(study, states, progress)
