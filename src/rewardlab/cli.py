@@ -12,6 +12,7 @@ from importlib.metadata import version
 from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
+from rewardlab.core.signals import ignore_at_exit
 from rewardlab.core.terminal import brief, short
 
 OUT_OF_MEMORY = (
@@ -29,6 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A terminal that cannot show σ gets a question mark instead of an error that loses the report.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    try:
+        _told(arguments)
+    finally:
+        if arguments is None:  # as a process of its own, which ends now
+            ignore_at_exit()
+
+
+def _told(arguments: Sequence[str] | None) -> None:
+    """Run a command, and turn errors into messages and exit statuses."""
     try:
         with log_on_stdout():
             _run(list(sys.argv[1:] if arguments is None else arguments))

@@ -233,3 +233,14 @@ def test_without_checkpoints_a_run_says_that_it_cannot_go_on(base_model, pairs_f
     with pytest.raises(RunInterrupted, match="because of --no-checkpoints") as ended:
         train(config.replace(overwrite=True))
     assert ended.value.exit_status == 1, "queued again, it would begin anew each time"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(("word", "status"), [("--version", 0), ("trian", 2)])
+def test_a_signal_while_python_ends_does_not_change_the_status_of_a_command(number, word, status):
+    code = (
+        "import atexit, os, sys; from rewardlab.cli import main; sys.argv[1:] = sys.argv[2:]; "
+        f"atexit.register(lambda: os.kill(os.getpid(), {int(number)})); main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, "-", word], capture_output=True, check=False)
+    assert ended.returncode == status

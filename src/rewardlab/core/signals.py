@@ -47,6 +47,17 @@ def ending_with_status() -> Iterator[None]:
         yield
 
 
+def ignore_at_exit() -> None:
+    """Ignore SIGUSR1 and SIGUSR2 from now on, in a process whose work is over and whose exit status is decided.
+
+    Python takes seconds to end with all that is loaded, and Slurm sends the signal before a time limit whatever a
+    process is at: its status would be that of a failure.
+    """
+    for name in ("SIGUSR1", "SIGUSR2"):
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def hears_of_end(tell: Callable[[RewardlabError], None]) -> Iterator[None]:
     """Within the block, call `tell` with the reason before the process ends at once, as by a signal in
