@@ -9,6 +9,7 @@ import sys
 from datetime import timedelta
 
 import pytest
+from torch.distributed import TCPStore
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.distributed.meeting import lost, meet
@@ -25,6 +26,24 @@ logging.basicConfig(stream=sys.stdout, format="%(message)s")
 meeting.TELL_AFTER_S = 0.1
 with {around}():
     meeting.meet("gloo", timeout=timedelta(minutes=5))
+"""
+
+ATTEMPTS = """
+import os, threading
+from rewardlab.core.errors import ConfigError
+from rewardlab.distributed import others, sharding
+
+others.LOOK_EVERY_S, others.GRACE_S = 0.01, 0.1
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+with sharding.joined_ranks() as ranks:
+    looks = others.Others._exchange
+    seen = threading.Event()
+    others.Others._exchange = lambda *given: (looks(*given), seen.set())
+    if attempt == "0" and rank == "1":
+        raise ConfigError("not this time")
+    ranks.wait()
+    assert seen.wait(60)
+    print(f"attempt {attempt}: {sum(ranks.gather(1))} are there", flush=True)
 """
 
 
@@ -64,6 +83,39 @@ def test_an_address_that_is_taken_is_named(place):
         taken.listen()
         with pytest.raises(ConfigError, match=rf"did not meet the others at 127.0.0.1:{place} .*--master-port"):
             meet("gloo", timeout=timedelta(seconds=1))
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_starts_again_meet_anew(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(ATTEMPTS)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    asked = ["--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(port), str(program)]
+    begun = [sys.executable, "-m", "torch.distributed.run", *asked]
+    answer = subprocess.run(begun, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    assert answer.stdout.splitlines() == ["attempt 1: 2 are there"] * 2
+
+
+def test_machines_that_cannot_connect_are_told_what_to_name(place, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("Gloo connectFullMesh failed with [/x/gloo/transport/tcp/pair.cc:152] timed out connecting")
+
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr("torch.distributed.init_process_group", fail)
+    with pytest.raises(ConfigError, match=r"did not meet the others .* timed out connecting .*GLOO_SOCKET_IFNAME"):
+        meet("gloo", timeout=timedelta(seconds=5))
+
+
+def test_the_first_process_names_those_that_do_not_come(place, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    served = TCPStore("127.0.0.1", place, is_master=True, wait_for_workers=False)
+    served.set("rewardlab/asks/1", "of an attempt before")
+    with pytest.raises(ConfigError, match=r"process 1, 2 did not come within 0.2 s\. Start all"):
+        meet("gloo", timeout=timedelta(seconds=0.2))
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,21 @@ SEEN_WITHIN_S: Final = 60.0
 """Seconds after which a machine sees a new file of another one in a folder that both share. Network file systems keep
 the names in a folder for up to a minute."""
 LOOK_EVERY_S: Final = 0.5
+ASK_EVERY_S: Final = 0.02
+ASKS: Final = "rewardlab/asks"
+"""Keys in the store with this and the number of a rank hold a name that its process has drawn."""
+ANSWER: Final = "rewardlab/answer"
+"""Keys with this and such a name hold that of the meeting."""
+HEARD: Final = "heard"
 BY_GLOO: Final = "gloo/transport/"
 """What stands in every error of gloo about a connection: the source file that raised it."""
 
 
-def meet(backend: str, *, timeout: timedelta) -> None:
-    """Join the processes whose number, place and address the environment says.
+def meet(backend: str, *, timeout: timedelta) -> str:
+    """Join the processes whose number, place and address the environment says; return the name of this meeting.
+
+    The store by which they meet may be torchrun's, and then it holds what an attempt before this one (--max-restarts)
+    left there. So whatever belongs to a meeting stands there under its name, which no other meeting has.
 
     Tells what is waited for if that takes long. Raises ConfigError if the environment is not complete, or the processes
     do not meet before the timeout.
@@ -45,13 +54,53 @@ def meet(backend: str, *, timeout: timedelta) -> None:
         # Meeting the other ranks waits in native code, where Python's handlers are not called; with the default ones a
         # signal still ends the process.
         with _telling(f"{who} waits at {visible(place)} (MASTER_ADDR, MASTER_PORT) for the others"), signals_as_ever():
-            dist.init_process_group(backend, timeout=timeout)
-    except dist.DistError as error:
+            store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+            store.set_timeout(timeout)
+            name = _agreed_name(store, rank, size, timeout)
+            own = dist.PrefixStore(name, store)
+            dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
+    except RuntimeError as error:
+        by_gloo = BY_GLOO in str(error)
+        if not (by_gloo or isinstance(error, dist.DistError)):
+            raise
         said = visible_message(str(error).strip().partition("\n")[0])
+        how = (
+            "They connect to each other by the address that each machine has for its own name; GLOO_SOCKET_IFNAME "
+            "names the network interface to take instead."
+            if by_gloo
+            else "Start all of them with the same address, and a port that nothing else uses: of torchrun by "
+            "--master-port."
+        )
         raise ConfigError(
-            f"{who} did not meet the others at {visible(place)} (MASTER_ADDR, MASTER_PORT): {said} Start all of them "
-            f"with the same address, and a port that nothing else uses: of torchrun by --master-port."
+            f"{who} did not meet the others at {visible(place)} (MASTER_ADDR, MASTER_PORT): {said} {how}"
         ) from error
+    return name
+
+
+def _agreed_name(store: dist.Store, rank: int, size: int, timeout: timedelta) -> str:
+    """Return a name that the first rank has drawn, on all ranks.
+
+    Every rank asks under a name of its own, so that it cannot take the answer to a process of an earlier attempt for
+    its own, and says that it has heard. Raises DistStoreError if that takes longer than the timeout.
+    """
+    own = secrets.token_hex(8)
+    if rank:
+        store.set(f"{ASKS}/{rank}", own)
+        name: str = store.get(f"{ANSWER}/{own}").decode()
+        store.set(f"{name}/{HEARD}/{rank}", "")
+        return name
+    name = f"rewardlab/{own}"
+    missing, end = list(range(1, size)), time.monotonic() + timeout.total_seconds()
+    while missing := [one for one in missing if not store.check([f"{name}/{HEARD}/{one}"])]:
+        if time.monotonic() >= end:
+            shown = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+            raise dist.DistStoreError(f"process {shown} did not come within {timeout.total_seconds():g} s.")
+        # Asked again and again, since what stands there may be what a process of an earlier attempt has asked.
+        for one in missing:
+            if store.check([f"{ASKS}/{one}"]):
+                store.set(f"{ANSWER}/{store.get(f'{ASKS}/{one}').decode()}", name)
+        time.sleep(ASK_EVERY_S)
+    return name
 
 
 def _require_environment() -> None:

@@ -29,9 +29,9 @@ from rewardlab.distributed.meeting import lost
 from rewardlab.distributed.ranks import Ranks
 
 logger = logging.getLogger("rewardlab")
-FAILED: Final = "rewardlab/failed"
-"""Key in the TCPStore under which the first rank that fails says why."""
-SIGN: Final = "rewardlab/sign"
+FAILED: Final = "failed"
+"""Key in the TCPStore, after the name of the meeting, under which the first rank that fails says why."""
+SIGN: Final = "sign"
 """Keys with this and the number of a rank hold the last sign of its life."""
 # How often, in seconds, a rank looks whether another one has failed.
 LOOK_EVERY_S: Final = 1.0
@@ -69,12 +69,12 @@ class Silence:
 class Others:
     """The other ranks, watched by threads from the making of it until `end`."""
 
-    def __init__(self, ranks: Ranks, *, timeout_s: float) -> None:
-        """After `timeout_s` seconds without a sign of life of one rank, all others end.
+    def __init__(self, ranks: Ranks, *, meeting: str, timeout_s: float) -> None:
+        """After `timeout_s` seconds without a sign of life of one rank, all others end. `meeting` is from `meet`.
 
         It must be made before anything can fail: afterwards the first rank, which serves the store, may be gone.
         """
-        self._ranks, self._timeout_s = ranks, timeout_s
+        self._ranks, self._meeting, self._timeout_s = ranks, meeting, timeout_s
         # Two of them are enough, and spare the store that all others ask too. On two machines, if there are two.
         self._watches = ranks.rank in (0, ranks.size - 1)
         self._thread = threading.get_ident()
@@ -83,7 +83,7 @@ class Others:
         self._silence = Silence()
         self._told: dict[int, float] = {}
         self._waited = (0, 0.0)
-        self._store = _store()
+        self._store = _store(meeting)
         self._give_sign(self._store)
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._look, self._guard)]
         for thread in self._threads:
@@ -110,7 +110,7 @@ class Others:
     def _look(self) -> None:
         """End this process soon after another rank has failed, whatever it is waiting for."""
         try:
-            store = _store()
+            store = _store(self._meeting)
             while not self._ended.wait(LOOK_EVERY_S):
                 if store.check([FAILED]):
                     reason = store.get(FAILED).decode()
@@ -248,8 +248,8 @@ def _place_of(thread: int) -> str:
     return "code outside of rewardlab"
 
 
-def _store() -> Any:
-    """Return a new connection to the TCPStore by which the ranks met.
+def _store(meeting: str) -> Any:
+    """Return a new connection to the TCPStore by which the ranks met, with keys of this meeting alone.
 
     A connection of its own is needed because a connection serves one call at a time: a call that waits would hold up
     all others.
@@ -257,7 +257,8 @@ def _store() -> Any:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # Typed as Any because torch.distributed does not declare that it exports TCPStore.
     namespace: Any = dist
-    return namespace.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
+    store = namespace.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
+    return namespace.PrefixStore(meeting, store)
 
 
 def _tell(store: Any, text: str) -> str | None:

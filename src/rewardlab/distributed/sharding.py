@@ -91,14 +91,14 @@ def joined_ranks(*, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
     device = device_of_rank()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    meet("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
+    meeting = meet("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
     ranks = Ranks(rank=dist.get_rank(), size=dist.get_world_size())
     level = logger.level
     if not ranks.is_first:
         # All ranks log the same lines, so those of the first one are enough; errors of the others are still shown.
         logger.setLevel(logging.ERROR)
     together = False
-    others = Others(ranks, timeout_s=timeout_s)
+    others = Others(ranks, meeting=meeting, timeout_s=timeout_s)
     try:
         yield ranks
         ranks.wait()
