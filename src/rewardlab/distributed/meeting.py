@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch.distributed as dist
 
@@ -21,6 +21,8 @@ from rewardlab.core.terminal import visible, visible_message
 from rewardlab.distributed.ranks import Ranks
 
 logger = logging.getLogger("rewardlab")
+_namespace: Final[Any] = dist
+"""Typed as Any because torch.distributed does not declare all that it exports."""
 NUMBERS: Final = ("RANK", "WORLD_SIZE", "MASTER_PORT")
 TELL_AFTER_S: Final = 30.0
 """Seconds of waiting for the other processes after which that is told."""
@@ -54,10 +56,10 @@ def meet(backend: str, *, timeout: timedelta) -> str:
         # Meeting the other ranks waits in native code, where Python's handlers are not called; with the default ones a
         # signal still ends the process.
         with _telling(f"{who} waits at {visible(place)} (MASTER_ADDR, MASTER_PORT) for the others"), signals_as_ever():
-            store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+            store, rank, size = next(iter(_namespace.rendezvous("env://", timeout=timeout)))
             store.set_timeout(timeout)
             name = _agreed_name(store, rank, size, timeout)
-            own = dist.PrefixStore(name, store)
+            own = _namespace.PrefixStore(name, store)
             dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:
         by_gloo = BY_GLOO in str(error)
@@ -77,7 +79,7 @@ def meet(backend: str, *, timeout: timedelta) -> str:
     return name
 
 
-def _agreed_name(store: dist.Store, rank: int, size: int, timeout: timedelta) -> str:
+def _agreed_name(store: Any, rank: int, size: int, timeout: timedelta) -> str:
     """Return a name that the first rank has drawn, on all ranks.
 
     Every rank asks under a name of its own, so that it cannot take the answer to a process of an earlier attempt for
