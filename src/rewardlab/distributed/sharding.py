@@ -263,6 +263,13 @@ def _shard(model: RewardModel, mesh: DeviceMesh) -> None:
             fully_shard(layer, mesh=mesh, mp_policy=as_held)
     # The rest, which includes the head, computes in the dtype in which it is held: float32 where it trains.
     fully_shard(model, mesh=mesh, mp_policy=as_held)
+    # In front of FSDP's own hook: there its streams wait for what was started before, and nowhere after. On a GPU they
+    # would gather the first layer's weights while `RoundedParts` rounds them.
+    model.register_forward_pre_hook(_round_first, prepend=True)
+
+
+def _round_first(model: RewardModel, _inputs: object) -> None:
+    model.refresh_half_weights()
 
 
 def _computed_as_held(layer: nn.Module) -> list[nn.Module]:

@@ -117,14 +117,18 @@ class RewardModel(nn.Module):
         if self.known_states is not None and past is None:
             return self.known_states(batch)
         leave_out_cudnn(self.device)
-        if self.half_weights is not None:
-            self.half_weights.refresh(self.step_draw if self.training else AS_SAVED)
+        self.refresh_half_weights()
         if self.draws is not None and self.training:
             num_filled = self.row_length(batch.num_tokens) - batch.num_tokens
             self.draws.begin(batch, self.step_draw, num_filled=num_filled, padded=self.layout == "padded")
         with self._arithmetic():
             hidden = self._run_padded(batch) if self.layout == "padded" else self._run_packed(batch, past)
         return self.read(hidden, batch)
+
+    def refresh_half_weights(self) -> None:
+        """Round the backbone's weights for the pass that begins, unless they are rounded so already."""
+        if self.half_weights is not None:
+            self.half_weights.refresh(self.step_draw if self.training else AS_SAVED)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
