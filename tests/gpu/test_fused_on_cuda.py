@@ -12,6 +12,7 @@ from rewardlab.model import fused, rounding
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import TrainComputeConfig
+from rewardlab.model.linear import MOST_RANK
 from rewardlab.model.lora import add_adapters
 from rewardlab.model.rounding import Part, round_together
 from rewardlab.training.loop.losses import preference_loss, total_weight
@@ -30,9 +31,10 @@ def _triton() -> None:
     pytest.importorskip("triton", reason="needs Triton, which PyTorch for CUDA brings along")
 
 
+@pytest.mark.parametrize(("rank", "heads"), [(4, (3, 16)), (64, (14, 64)), (MOST_RANK, (32, 128)), (8, (128, 192))])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_kernels_pass_their_trials(dtype):
-    assert fused.trial(CUDA, dtype) == ""
+def test_kernels_pass_their_trials(dtype, rank, heads):
+    assert fused.trial(CUDA, dtype, rank=rank, heads=heads) == ""
     assert all(rounding._agrees(CUDA, dtype, kind) for kind in (dtype, torch.float32))
 
 

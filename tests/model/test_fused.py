@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from common import make_model
 from rewardlab.core.errors import ConfigError
 from rewardlab.model import compute, fused, gated, linear, rounding
 from rewardlab.model.applying import apply_compute
-from rewardlab.model.config import ComputeConfig, TrainComputeConfig
+from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
 from rewardlab.model.gated import SILU, GatedProduct
 from rewardlab.model.rotary import Rotation
 from rewardlab.model.rounding import Part, round_stochastically, round_together
@@ -197,19 +198,45 @@ def test_rotations_by_kernels_err_no_more_than_by_operations(kernels, dtype, bat
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_trial_lets_right_kernels_pass_and_names_what_is_wrong(monkeypatch, dtype):
     kernels = stand_in(monkeypatch)
-    assert fused.trial(CPU, dtype) == ""
-    assert kernels.calls == ["multiply", "backward"] * 2 + ["add"] * 2 + ["turn"] * 4
+    trial = partial(fused.trial, CPU, dtype, rank=4)
+    assert trial() == ""
+    assert kernels.calls == ["add"] * 2 + ["multiply", "backward"] * 2 + ["turn"] * 4
     kernels.off = 0.5
-    assert "its product is off by" in fused.trial(CPU, dtype)
+    assert "its product is off by" in trial()
     kernels.off, kernels.add_product = 0.0, lambda wide, inner, second, bias, output: output.copy_(wide)
-    assert "its sum is off by" in fused.trial(CPU, dtype)
+    assert "its sum is off by" in trial()
+    assert trial(rank=0) == ""
     del kernels.add_product
     kernels.turn = lambda x, cos, sin, output, forward: output.copy_(x)
-    assert "its rotation is off by" in fused.trial(CPU, dtype)
+    assert "its rotation is off by" in trial()
+    assert trial(joined=True) == ""
     kernels.multiply = lambda *given, **named: 1 / 0
-    assert fused.trial(CPU, dtype) == "it failed here, ZeroDivisionError: division by zero"
+    assert trial() == "it failed here, ZeroDivisionError: division by zero"
     monkeypatch.setattr(fused, "load_kernels", raise_import_error)
-    assert fused.trial(CPU, dtype) == "Triton is not installed"
+    assert trial() == "Triton is not installed"
+
+
+def test_a_trial_is_in_the_shape_of_the_model_for_which_kernels_are_compiled(monkeypatch):
+    kernels = stand_in(monkeypatch)
+    shapes: list[tuple[int, ...]] = []
+    add, turn = kernels.add_product, kernels.turn
+    kernels.add_product = lambda wide, inner, *more: shapes.append(inner.shape) or add(wide, inner, *more)
+    kernels.turn = lambda x, *more, forward: shapes.append(x.shape[2:]) or turn(x, *more, forward=forward)
+    assert fused.trial(CPU, torch.bfloat16, rank=96, heads=(14, 48)) == ""
+    assert shapes == [(70, 96)] * 2 + [(14, 48)] * 4
+
+
+def test_kernels_are_left_alone_on_a_gpu_that_triton_is_not_made_for(monkeypatch, caplog):
+    """There its compiler takes minutes for a product."""
+    kernels = stand_in(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device", lambda which: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda which: (7, 5))
+    said = "Triton serves GPUs from compute capability 8.0 on, and this one has 7.5"
+    assert chosen("auto", dtype=torch.float16) == ("torch", f"; element-wise parts torch (not triton: {said})")
+    assert rounding._agrees(CUDA, torch.float16, torch.float16) is False
+    assert kernels.calls == [] and caplog.records == []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda which: (12, 0))
+    assert fused.unsupported(CUDA) == ""
 
 
 @pytest.mark.parametrize("device", [torch.device("cuda", 1), CPU])
@@ -219,10 +246,11 @@ def test_kernels_are_tried_and_timed_on_the_device_that_they_are_for(monkeypatch
     monkeypatch.setattr(torch.cuda, "device", lambda which: entered.append(which) or nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda which: None)
     stand_in(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda which: (9, 0))
     found = []
     for name in ("_gated_reason", "_sum_reason", "_rotation_reason"):
-        monkeypatch.setattr(fused, name, lambda kernels, on, dtype: found.append(list(entered)) or "")
-    assert fused.trial(device, torch.bfloat16) == ""
+        monkeypatch.setattr(fused, name, lambda kernels, on, dtype, *shape: found.append(list(entered)) or "")
+    assert fused.trial(device, torch.bfloat16, rank=8) == ""
     fused.times_as_fast(lambda: found.append(list(entered)), lambda: None, device, repeats=0)
     inside = [device] if device.type == "cuda" else []
     assert found == [inside] * 3 + [inside * 2] * 4
@@ -245,25 +273,60 @@ def test_a_bias_that_a_kernel_cannot_read_is_added_by_operations(kernels, monkey
         assert (output.float() - exact).norm() < 0.01 * exact.norm()
 
 
-def chosen(wanted: str, device: torch.device = CUDA, dtype: torch.dtype = torch.bfloat16) -> tuple[str, str]:
-    return compute._choose_elementwise(
-        TrainComputeConfig(elementwise_backend=wanted), make_model().config, device, dtype
-    )
+def chosen(
+    wanted: str, device: torch.device = CUDA, dtype: torch.dtype = torch.bfloat16, *, rank: int = 8, **more: bool
+) -> tuple[str, str]:
+    config = TrainComputeConfig(elementwise_backend=wanted, **more)
+    return compute._choose_elementwise(config, make_model().config, device, dtype, rank)
 
 
 @pytest.mark.parametrize(("speeds", "expected"), [((2.0, 1.5), "triton"), ((1.1, 1.2), "torch"), ((4.0, 0.9), "torch")])
 def test_kernels_are_taken_where_they_are_faster(monkeypatch, speeds, expected):
-    monkeypatch.setattr(fused, "trial", lambda device, dtype: "")
-    for module, speed in zip((gated, linear), speeds, strict=True):
-        monkeypatch.setattr(module, "kernel_speed", lambda width, device, dtype, speed=speed: speed)
-    measured = f"triton is {speeds[0]:.2f} times as fast in gated products, {speeds[1]:.2f} times in sums of adapters"
-    said = f"; element-wise parts {expected} ({measured})"
+    with_speeds(monkeypatch, *speeds)
+    measured = f"{speeds[0]:.2f} times as fast in gated products, {speeds[1]:.2f} times as fast in sums of adapters"
+    said = f"; element-wise parts {expected} (triton is {measured})"
     assert chosen("auto") == (expected, said)
+
+
+def with_speeds(monkeypatch: pytest.MonkeyPatch, products: float, sums: float) -> None:
+    monkeypatch.setattr(fused, "trial", lambda device, dtype, **shape: "")
+    monkeypatch.setattr(gated, "kernel_speed", lambda width, device, dtype: products)
+    monkeypatch.setattr(linear, "kernel_speed", lambda width, rank, device, dtype: sums)
+
+
+def test_what_a_run_does_not_compute_by_kernels_does_not_choose_them(monkeypatch):
+    """Adapters of a run of all weights, or of a rank that no kernel takes; gated products that a compiler joins."""
+    with_speeds(monkeypatch, 2.0, 0.9)
+    for rank in (0, linear.MOST_RANK + 1):
+        said = "; element-wise parts triton (triton is 2.00 times as fast in gated products)"
+        assert chosen("auto", rank=rank) == ("triton", said)
+    with_speeds(monkeypatch, 0.9, 2.0)
+    for joined in ({"compile": True}, {"liger": True}):
+        said = "; element-wise parts triton (triton is 2.00 times as fast in sums of adapters)"
+        assert chosen("auto", **joined) == ("triton", said)
+        monkeypatch.setattr(fused, "trial", None)
+        assert chosen("auto", rank=0, **joined) == ("torch", "")
+        monkeypatch.setattr(fused, "trial", lambda device, dtype, **shape: "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "rank"),
+    [
+        ({"lora": True, "lora_rank": 16}, 16),
+        ({}, 0),
+        ({"lora": True, "dora": True}, 0),
+        ({"lora": True, "lora_dropout": 0.1}, 0),
+        ({"lora": True, "quantization": "nf4"}, 0),
+        ({"lora": True, "half_rounding": "nearest"}, 0),
+    ],
+)
+def test_adapters_that_are_not_summed_have_no_rank_to_try(settings, rank):
+    assert ModelConfig(model="x", **settings).summed_rank == rank
 
 
 def test_where_they_cannot_be_taken_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(gated, "kernel_speed", None)
-    monkeypatch.setattr(fused, "trial", lambda device, dtype: "it failed here, RuntimeError: no compiler")
+    monkeypatch.setattr(fused, "trial", lambda device, dtype, **shape: "it failed here, RuntimeError: no compiler")
     assert chosen("auto", CPU) == ("torch", "")
     assert chosen("auto", dtype=torch.float32) == ("torch", "")
     assert chosen("torch") == ("torch", "")
@@ -280,9 +343,12 @@ def test_where_they_cannot_be_taken_nothing_is_measured(monkeypatch):
 
 def test_speeds_are_measured_of_the_two_ways_in_turn(kernels, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    for measure, named in ((gated.kernel_speed, {"multiply", "backward"}), (linear.kernel_speed, {"add"})):
+    for measure, shape, named in (
+        (gated.kernel_speed, (64,), {"multiply", "backward"}),
+        (linear.kernel_speed, (64, 8), {"add"}),
+    ):
         kernels.calls.clear()
-        assert measure.__wrapped__(64, CPU, torch.bfloat16) > 0
+        assert measure.__wrapped__(*shape, CPU, torch.bfloat16) > 0
         assert set(kernels.calls) == named
 
 

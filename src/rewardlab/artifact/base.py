@@ -194,6 +194,7 @@ def decide_computing(
         dtype=PRECISION[precision],
         train=train,
         log=logger.info,
+        rank=model.summed_rank,
     )
     return kernels | {
         "precision": precision,

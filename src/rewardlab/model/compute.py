@@ -57,8 +57,11 @@ def choose_compute(
     dtype: torch.dtype,
     log: Log,
     train: bool = True,
+    rank: int = 0,
 ) -> dict[str, Any]:
     """Return the settings of ComputeConfig with every `auto` decided, from the model's shape alone, and log them.
+
+    `rank` is that of the adapters whose sums a kernel may compute (`BackboneConfig.summed_rank`).
 
     Raises ConfigError if a backend that the configuration names cannot be used here.
     """
@@ -70,7 +73,7 @@ def choose_compute(
     said = ""
     if isinstance(config, TrainComputeConfig):
         chosen["norm_backend"], said = _choose_norm(config, text_config, device)
-        chosen["elementwise_backend"], more = _choose_elementwise(config, text_config, device, dtype)
+        chosen["elementwise_backend"], more = _choose_elementwise(config, text_config, device, dtype, rank)
         said += more
     allocator = config.allocator
     if allocator == "auto":
@@ -259,9 +262,12 @@ def _inner_width(text_config: Any) -> int:
 
 
 def _choose_elementwise(
-    config: TrainComputeConfig, text_config: Any, device: torch.device, dtype: torch.dtype
+    config: TrainComputeConfig, text_config: Any, device: torch.device, dtype: torch.dtype, rank: int
 ) -> tuple[str, str]:
     """Return (backend of gated products, sums of adapters and rotations in training, remark for the log).
+
+    Only what the run computes by kernels is tried and timed: sums where there are adapters of this `rank`; products and
+    rotations unless the compiler or Liger has them.
 
     Raises ConfigError if Triton is asked for and cannot be used here.
     """
@@ -269,18 +275,26 @@ def _choose_elementwise(
     possible = device.type == "cuda" and dtype in HALF
     if wanted == "torch" or (wanted == "auto" and not possible):
         return "torch", ""
-    reason = fused.trial(device, dtype) if possible else "it is for half precision on CUDA"
+    rank, joined = (rank if rank <= linear.MOST_RANK else 0), config.compile or config.liger
+    if wanted == "auto" and joined and not rank:
+        return "torch", ""
+    heads, _, width, _ = heads_of(text_config)
+    reason = "it is for half precision on CUDA"
+    if possible:
+        reason = fused.trial(device, dtype, rank=rank, heads=(heads, width), joined=joined)
     if wanted == "triton" and reason:
         raise ConfigError(f"--elementwise-backend triton: {reason}. Use torch, or auto in a new run.")
     if wanted == "triton":
         return wanted, "; element-wise parts triton"
     if reason:
         return "torch", f"; element-wise parts torch (not triton: {reason})"
-    width = _inner_width(text_config)
-    ratios = gated.kernel_speed(width, device, dtype), linear.kernel_speed(width, device, dtype)
-    chosen = "triton" if overall_speed(ratios) >= WORTH_IT else "torch"
-    measured = f"triton is {ratios[0]:.2f} times as fast in gated products, {ratios[1]:.2f} times in sums of adapters"
-    return chosen, f"; element-wise parts {chosen} ({measured})"
+    inner = _inner_width(text_config)
+    ratios = {} if joined else {"gated products": gated.kernel_speed(inner, device, dtype)}
+    if rank:
+        ratios["sums of adapters"] = linear.kernel_speed(inner, rank, device, dtype)
+    chosen = "triton" if overall_speed(tuple(ratios.values())) >= WORTH_IT else "torch"
+    measured = ", ".join(f"{ratio:.2f} times as fast in {part}" for part, ratio in ratios.items())
+    return chosen, f"; element-wise parts {chosen} (triton is {measured})"
 
 
 def _choose_norm(config: TrainComputeConfig, text_config: Any, device: torch.device) -> tuple[str, str]:

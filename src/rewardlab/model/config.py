@@ -46,7 +46,8 @@ class TrainComputeConfig(ComputeConfig):
     kernel (`fused`); `auto` measures both."""
     elementwise_backend: Literal["auto", "torch", "triton"] = "auto"
     """In half precision on CUDA, what multiplies the factors of gated feed-forward parts, adds up adapters and rotates
-    queries and keys: PyTorch's operations, or one kernel of Triton for each; `auto` measures the first two."""
+    queries and keys: PyTorch's operations, or one kernel of Triton for each (GPUs from compute capability 8.0 on);
+    `auto` measures the first two."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Compute activations again in the backward pass, to save memory: of every layer, or all but its matmuls."""
     liger: bool = False
@@ -117,6 +118,12 @@ class BackboneConfig:
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for sources you trust."""
 
+    @property
+    def summed_rank(self) -> int:
+        """The rank of adapters whose sums are one with the products of their layers (`model/lora_sums.py`), 0 where
+        there are none."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(BackboneConfig):
@@ -153,6 +160,12 @@ class ModelConfig(BackboneConfig):
     epochs, evaluations and other runs of the same model look it up."""
     freeze_layers: int = 0
     """Leave the embeddings and so many of the first layers as they are."""
+
+    @property
+    def summed_rank(self) -> int:
+        """As above: not with DoRA, dropout, or frozen weights that are quantised, nor with rounding to the nearest."""
+        apart = self.dora or self.lora_dropout > 0 or self.quantization != "none" or self.half_rounding == "nearest"
+        return self.lora_rank if self.lora and not apart else 0
 
     def __post_init__(self) -> None:
         require(self.lora_alpha > 0, f"--lora-alpha {self.lora_alpha}: must be above 0.")

@@ -28,7 +28,11 @@ PLAIN: Final = (Tensor, nn.Parameter)
 MODULE: Final = "rewardlab.model.triton_kernels"
 TRIAL_SHAPE: Final = (70, 160)
 """Rows and width of the tensors that kernels are tried with: no multiples of what a program computes."""
-TRIAL_RANK: Final = 4
+TRIAL_HEADS: Final = 3, 16
+"""Heads and their width in the trial of rotations."""
+LEAST_CAPABILITY: Final = 8, 0
+"""Lowest compute capability that Triton is made for. Below, where it computes products without tensor cores, its
+compiler took 77 seconds and gigabytes for an adapter of rank 128."""
 SPEED_ROWS: Final = 3000
 """Rows with which kernels are timed: about those of a micro-batch."""
 
@@ -56,16 +60,32 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def trial(device: torch.device, dtype: torch.dtype) -> str:
-    """Return why kernels cannot take the place of PyTorch's operations in this dtype, or ""."""
+def unsupported(device: torch.device) -> str:
+    """Return why Triton does not serve a GPU, or ""."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else LEAST_CAPABILITY
+    if capability >= LEAST_CAPABILITY:
+        return ""
+    least, own = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, capability))
+    return f"Triton serves GPUs from compute capability {least} on, and this one has {own}"
+
+
+def trial(
+    device: torch.device, dtype: torch.dtype, *, rank: int, heads: tuple[int, int] = TRIAL_HEADS, joined: bool = False
+) -> str:
+    """Return why kernels cannot take the place of PyTorch's operations in this dtype, or "".
+
+    `rank` is that of the adapters to add up, 0 where there are none; `heads` are how many heads are rotated and their
+    width. A kernel is compiled for them. Where others have `joined` all other operations, adapters alone are tried.
+    """
+    if reason := unsupported(device):
+        return reason
     try:
         kernels = load_kernels()
         with current(device):
-            return (
-                _gated_reason(kernels, device, dtype)
-                or _sum_reason(kernels, device, dtype)
-                or _rotation_reason(kernels, device, dtype)
-            )
+            reason = _sum_reason(kernels, device, dtype, rank) if rank else ""
+            if reason or joined:
+                return reason
+            return _gated_reason(kernels, device, dtype) or _rotation_reason(kernels, device, dtype, heads)
     except Exception as error:
         return str(error) if isinstance(error, ImportError) else failed(error)
 
@@ -86,10 +106,10 @@ def _gated_reason(kernels: Any, device: torch.device, dtype: torch.dtype) -> str
     return ""
 
 
-def _sum_reason(kernels: Any, device: torch.device, dtype: torch.dtype) -> str:
+def _sum_reason(kernels: Any, device: torch.device, dtype: torch.dtype, rank: int) -> str:
     rows, width = TRIAL_SHAPE
     wide, bias = _drawn(device, rows, width), _drawn(device, width).to(dtype)
-    inner, second = (_drawn(device, count, TRIAL_RANK).to(dtype) for count in (rows, width))
+    inner, second = (_drawn(device, count, rank).to(dtype) for count in (rows, width))
     for own_bias in (None, bias):
         exact = wide + inner.float() @ second.float().t()
         exact = exact if own_bias is None else exact + own_bias.float()
@@ -100,8 +120,8 @@ def _sum_reason(kernels: Any, device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
-def _rotation_reason(kernels: Any, device: torch.device, dtype: torch.dtype) -> str:
-    tokens, heads, width = 35, 3, 16
+def _rotation_reason(kernels: Any, device: torch.device, dtype: torch.dtype, shape: tuple[int, int]) -> str:
+    tokens, (heads, width) = 35, shape
     for batch, kind in ((1, torch.float32), (2, dtype)):
         x = _drawn(device, 2, tokens, heads, width).to(dtype)
         cos, sin = (_drawn(device, batch, tokens, width).roll(number, 1).to(kind) for number in range(2))

@@ -224,12 +224,12 @@ def product_with_adapter(
 
 
 @cache  # a process that loads many models measures each width once
-def kernel_speed(width: int, device: torch.device, dtype: torch.dtype) -> float:
+def kernel_speed(width: int, rank: int, device: torch.device, dtype: torch.dtype) -> float:
     """Measure how many times as fast as PyTorch's operations Triton's kernel adds up an adapter on a GPU."""
     draw = torch.Generator(device).manual_seed(0)
     wide = torch.randn(fused.SPEED_ROWS, width, generator=draw, device=device)
     inner, second = (
-        torch.randn(count, fused.TRIAL_RANK, generator=draw, device=device).to(dtype)
+        torch.randn(count, rank, generator=draw, device=device).to(dtype)
         for count in (fused.SPEED_ROWS, width)
     )
     kernel = partial(fused.load_kernels().add_product, wide, inner, second, None, torch.empty_like(wide, dtype=dtype))

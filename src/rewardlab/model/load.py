@@ -193,7 +193,7 @@ def load_reward_model(
         model.to(device)
     model.train()
     if "auto" in vars(compute).values():
-        chosen = choose_compute(compute, model.config, device=device, dtype=precision, log=log)
+        chosen = choose_compute(compute, model.config, device=device, dtype=precision, log=log, rank=config.summed_rank)
         # The choice is measured, so ranks might choose differently; all take that of the first.
         compute = replace(compute, **(chosen if division is None else division.gather(chosen)[0]))
     apply_compute(model, compute, half_rounding=config.half_rounding)

@@ -90,7 +90,7 @@ def rotate(
     **named: Any,
 ) -> tuple[Float[Tensor, "B _ T D"], Float[Tensor, "B _ T D"]]:
     """Rotate queries and keys as `original` does; compiled, for other shapes and with other arguments by `original`."""
-    if torch.compiler.is_compiling() or more or named or cos.ndim != 3 or q.shape[-1] != cos.shape[-1]:
+    if torch.compiler.is_compiling() or more or named or cos.ndim != 3 or q.shape[-2:] != cos.shape[-2:]:
         return original(q, k, cos, sin, *more, **named)
     function: Any = Rotation
     by_kernels = by_kernels and q.dtype in fused.HALF

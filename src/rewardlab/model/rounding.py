@@ -143,6 +143,8 @@ def _agrees(device: torch.device, dtype: torch.dtype, kind: torch.dtype) -> bool
     """Return whether Triton's kernel rounds every value of a trial as PyTorch's operations do, to the bit; `kind` is
     the dtype of what it writes.
     """
+    if fused.unsupported(device):
+        return False
     try:
         reason = "" if _same_bits(fused.load_kernels(), device, dtype, kind) else "it gives other bits here"
     except ImportError:
