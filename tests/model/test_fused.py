@@ -128,6 +128,21 @@ def test_weights_are_rounded_also_where_another_device_is_the_default(kernels, m
     assert torch.equal(part.out, alone)
 
 
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_a_backward_pass_through_a_copy_that_was_rounded_again_raises_an_error(kernels, monkeypatch, by_kernel):
+    monkeypatch.setattr(rounding, "_agrees", lambda *given: by_kernel)
+    (part,) = parts_of([64], [0], torch.bfloat16)
+    round_together([part], torch.bfloat16)
+    leaf = torch.ones(64, dtype=torch.bfloat16, requires_grad=True)
+    loss = (leaf * part.out).sum()
+    round_together([part], torch.bfloat16)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        round_together([part._replace(out=torch.empty_like(part.out))], torch.bfloat16)
+    assert len(kernels.calls) == (3 if by_kernel else 0)
+
+
 def test_what_the_kernel_cannot_read_is_rounded_by_operations(kernels, monkeypatch):
     monkeypatch.setattr(rounding, "_agrees", lambda *given: True)
     draw = torch.Generator().manual_seed(0)
@@ -234,7 +249,8 @@ def test_kernels_are_left_alone_on_a_gpu_that_triton_is_not_made_for(monkeypatch
     said = "Triton serves GPUs from compute capability 8.0 on, and this one has 7.5"
     assert chosen("auto", dtype=torch.float16) == ("torch", f"; element-wise parts torch (not triton: {said})")
     assert rounding._agrees(CUDA, torch.float16, torch.float16) is False
-    assert kernels.calls == [] and caplog.records == []
+    assert kernels.calls == []
+    assert caplog.records == []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda which: (12, 0))
     assert fused.unsupported(CUDA) == ""
 

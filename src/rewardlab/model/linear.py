@@ -229,8 +229,7 @@ def kernel_speed(width: int, rank: int, device: torch.device, dtype: torch.dtype
     draw = torch.Generator(device).manual_seed(0)
     wide = torch.randn(fused.SPEED_ROWS, width, generator=draw, device=device)
     inner, second = (
-        torch.randn(count, rank, generator=draw, device=device).to(dtype)
-        for count in (fused.SPEED_ROWS, width)
+        torch.randn(count, rank, generator=draw, device=device).to(dtype) for count in (fused.SPEED_ROWS, width)
     )
     kernel = partial(fused.load_kernels().add_product, wide, inner, second, None, torch.empty_like(wide, dtype=dtype))
     return fused.times_as_fast(kernel, lambda: _rounded_sum(wide, torch.mm(inner, second.t()), None), device)

@@ -136,6 +136,8 @@ def _round_by(kernels: Any, parts: Sequence[Part], dtype: torch.dtype) -> None:
         # A thread reads four values at once where all begin at such a place, and none has a rest.
         aligned=not any(row[0] % 16 or row[1] % 16 or row[2] % PLACES or row[4] % PLACES for row in rows),
     )
+    # As PyTorch's operations do. A backward pass that needs the earlier values then raises an error.
+    torch.autograd.graph.increment_version([part.out for part in parts])
 
 
 @cache
