@@ -73,6 +73,18 @@ def test_only_mappings_can_be_merged(tmp_path, merged):
     assert "expected a mapping or a list of mappings to merge, found a s" in message
 
 
+@pytest.mark.parametrize("text", ["12:00:00", "1:30", "1:30.5", "010", "-010", "0_7", "00"])
+def test_what_yaml_would_read_in_base_8_or_60_is_text(tmp_path, text):
+    (tmp_path / "run.yaml").write_text(f"time: {text}\n")
+    assert read_config_file(tmp_path / "run.yaml") == {"time": text}
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("0.5", 0.5), ("0x10", 16), ("1_000", 1000), ("-7", -7)])
+def test_other_numbers_in_yaml_are_numbers(tmp_path, text, value):
+    (tmp_path / "run.yaml").write_text(f"seed: {text}\n")
+    assert read_config_file(tmp_path / "run.yaml") == {"seed": value}
+
+
 @pytest.mark.parametrize(
     "text", ["2001-01-01", "2001-99-99", "2001-1-1 25:61:61", "12:30:45.5", "2024-05-06T07:08:09Z"]
 )

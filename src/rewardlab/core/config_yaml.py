@@ -1,11 +1,13 @@
 """Read YAML as settings need it: text, numbers, booleans, lists and mappings, each key once, of a bounded size.
 
-Dates are read as text. Aliases and merge keys work as in YAML, but what they expand to is limited: a file of a few
-lines can otherwise expand to billions of values ("billion laughs").
+Dates, times such as 12:00:00 and numbers that begin with a zero are read as text. Aliases and merge keys work as in
+YAML, but what they expand to is limited: a file of a few lines can otherwise expand to billions of values ("billion
+laughs").
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import yaml
@@ -19,6 +21,8 @@ MOST_VALUES: Final = 10_000
 """Most values in a file, and in what its aliases expand to."""
 MERGE: Final = "tag:yaml.org,2002:merge"
 DATE: Final = "tag:yaml.org,2002:timestamp"
+MISREAD: Final = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+"""What YAML 1.1 reads as numbers of base 8 or 60: 010 would be 8, and 1:30 would be 90."""
 
 
 def parse_yaml(text: str) -> object:
@@ -47,6 +51,12 @@ class _Loader(SafeLoader):
             for first, rules in SafeLoader.yaml_implicit_resolvers.items()
         }
         self._num_nodes = 0
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Return the type of a value that does not name its own: text for what YAML 1.1 would misread."""
+        if kind is ScalarNode and implicit[0] and MISREAD.fullmatch(value):
+            return self.DEFAULT_SCALAR_TAG
+        return super().resolve(kind, value, implicit)
 
     def get_single_node(self) -> Node | None:
         """Return the document. Raises ComposerError if it is too large once its aliases are expanded."""
