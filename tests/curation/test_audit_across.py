@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from rewardlab.analysis.stats import proportion
 from rewardlab.core.files import write_jsonl
 from rewardlab.curation.auditing.across import FAMILIES, near_duplicates, numbers_of
 from rewardlab.curation.auditing.config import AuditConfig
-from rewardlab.curation.auditing.facts import Facts
+from rewardlab.curation.auditing.facts import Facts, joined
 from rewardlab.curation.auditing.fixing import removals
 from rewardlab.curation.auditing.measuring import Plan, measure
 from rewardlab.curation.auditing.result import share_of
@@ -293,3 +295,37 @@ def test_each_comparison_of_a_prompt_with_many_replies_stays() -> None:
     # The same facts, twice: the second half copies the first, with a word more.
     rows += [pair(ARTICLE + " end", str(row["chosen"]), str(row["rejected"])) for row in rows]
     assert scores("near-duplicates", facts_of(rows)) == [0] * 6 + [2] * 6
+
+
+def lines_run(facts: Facts) -> int:
+    """Return how many lines of Python the search for near duplicates runs."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, value: object) -> object:
+        nonlocal count
+        count += event == "line" and frame.f_code.co_filename.endswith("across.py")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        near_duplicates(facts, 0.8)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_similar_rows_that_are_judged_both_ways_are_not_all_compared_with_each_other() -> None:
+    sides = ((BASIL, FERN), (FERN, BASIL))
+    rows = [pair(f"{ARTICLE} end{number}", *sides[number % 2]) for number in range(80)]
+    few, many = facts_of(rows[:20]), facts_of(rows)
+    assert scores("near-contradictions", many) == [1] * 80
+    assert lines_run(many) <= 4.5 * lines_run(few), "four times as many rows"
+
+
+def test_the_facts_of_one_dataset_are_not_copied() -> None:
+    facts = facts_of([pair(ARTICLE, BASIL, FERN), pair(BASIL, MOSS, FERN)])
+    once = joined([facts])
+    assert np.shares_memory(once.whole_signatures_PH, facts.whole_signatures_PH)
+    assert np.shares_memory(once.texts.replies_R, facts.texts.replies_R)
+    np.testing.assert_array_equal(once.owners_J, facts.owners_J)

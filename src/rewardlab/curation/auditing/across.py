@@ -183,11 +183,13 @@ def _judged_both_ways(judged: _JudgedReplies, num_rows: int) -> tuple[Numbers, i
     pairs: set[int] = set()
     partners: dict[int, int] = {}
     for pair, lean, owner, text in judgements:
-        others = [other for about, other in told[pair][lean < 0].items() if about != text] if lean else []
-        if others:
+        against = told[pair][lean < 0].items() if lean else ()
+        # Thousands of similar rows may be judged against each other, so the search ends at the first of other texts.
+        other = next((other for about, other in against if about != text), None)
+        if other is not None:
             clashes_P[owner] += 1
             pairs.add(pair)
-            partners.setdefault(owner, others[0])
+            partners.setdefault(owner, other)
     return clashes_P, len(pairs), partners
 
 

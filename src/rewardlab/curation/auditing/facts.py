@@ -138,15 +138,20 @@ def joined(parts: Sequence[Facts]) -> Facts:
             own = details.setdefault(check, {})
             room = MAX_DETAILS - len(own)
             own.update({first + row: text for row, text in list(found.items())[:room]})
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
+    arrays = {name: _concatenated([getattr(part, name) for part in parts]) for name in ARRAYS}
     shifts = preferences.tolist()
-    arrays["owners_J"] = np.concatenate([part.owners_J + shift for part, shift in zip(parts, shifts, strict=False)])
+    arrays["owners_J"] = _concatenated([part.owners_J + shift for part, shift in zip(parts, shifts, strict=False)])
     texts = Texts(
-        prompts_P=np.concatenate([part.texts.prompts_P for part in parts]),
-        first_turns_P=np.concatenate([part.texts.first_turns_P for part in parts]),
-        replies_R=np.concatenate([part.texts.replies_R for part in parts]),
-        long_R=np.concatenate([part.texts.long_R for part in parts]),
-        owners_R=np.concatenate([part.texts.owners_R + shift for part, shift in zip(parts, shifts, strict=False)]),
+        prompts_P=_concatenated([part.texts.prompts_P for part in parts]),
+        first_turns_P=_concatenated([part.texts.first_turns_P for part in parts]),
+        replies_R=_concatenated([part.texts.replies_R for part in parts]),
+        long_R=_concatenated([part.texts.long_R for part in parts]),
+        owners_R=_concatenated([part.texts.owners_R + shift for part, shift in zip(parts, shifts, strict=False)]),
     )
     rows_by_cause, replies_by_cause = (dict(counts.most_common()) for counts in (causes, unused))
     return replace(parts[0], texts=texts, causes=rows_by_cause, unused=replies_by_cause, details=details, **arrays)
+
+
+def _concatenated(arrays: Sequence[npt.NDArray]) -> npt.NDArray:
+    """Return the arrays as one. A single one is not copied: signatures of a million rows take more than a GB."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
