@@ -20,6 +20,7 @@ from rewardlab.analysis.influence import (
     by_influence,
     correlations,
     midranks,
+    places,
     product_moment,
     rank_correlation,
 )
@@ -259,3 +260,27 @@ def test_one_pair_that_keeps_pearsons_correlation_from_1_leaves_it_an_interval_a
     assert ends[1] == pytest.approx(ends[0], abs=1e-6)
     assert ends[2] == pytest.approx(ends[0], abs=1e-3)
     assert -0.98 < ends[0][0] < 0.96 < ends[0][1] < 0.999
+
+
+@given(st.lists(st.sampled_from([-3, 0, 1, 2, 5, 11, 400, 10**12]), max_size=30))
+def test_prompts_are_numbered_as_by_sorting_them(numbers: list[int]) -> None:
+    clusters = np.array(numbers, dtype=np.int64)
+    found, count = places(clusters)
+    np.testing.assert_array_equal(found, np.unique(clusters, return_inverse=True)[1])
+    assert count == len(set(numbers))
+
+
+def test_millions_of_differences_are_sorted_once_each_and_their_prompts_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(40), 5)
+    x, y = generator.normal(size=(2, clusters.size)).round(1)
+    expected = antisymmetric_correlations(x, y, clusters)
+    sizes, unique = [], np.unique
+
+    def counted(values: np.ndarray, **asked: bool) -> object:
+        sizes.append(values.size)
+        return unique(values, **asked)
+
+    monkeypatch.setattr(np, "unique", counted)
+    assert antisymmetric_correlations(x, y, clusters) == expected
+    assert sizes == [2 * x.size] * 2

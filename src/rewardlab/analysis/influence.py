@@ -32,6 +32,8 @@ For normal values, those with long tails and prompts of very different scale the
 the same with this limit as without one, to 0.7 points. Where all rows but a few are on one line, z without these has
 no bound: the limit keeps the interval short of [−1, 1], and it does not jump once the others are on it exactly.
 """
+MOST_UNUSED: Final = 4
+"""Numbers of prompts are not sorted where the largest is at most so many times their count."""
 ONE_DECIDES: Final = "one prompt decides it"
 """Method of an estimate without an interval since nothing is left without one prompt, such as a slope or a spread."""
 NO_VARIATION: Final = "no variation"
@@ -127,12 +129,25 @@ def without_interval(value: float, count: int, *, method: str = "", level: float
 
 def cluster_sums(values: FloatArray, clusters: IntArray) -> tuple[FloatArray, bool]:
     """Return [3, C] sums, sums of squares and numbers of the values [N] of each cluster, and whether any repeats."""
-    _, index_N = np.unique(clusters, return_inverse=True)
-    count = int(index_N.max()) + 1 if index_N.size else 0
+    index_N, count = places(clusters)
     if count == values.size:
         return np.stack([values, np.square(values), np.ones_like(values)]), False
     columns = (values, np.square(values), None)
     return np.stack([np.bincount(index_N, column, count).astype(np.float64) for column in columns]), True
+
+
+def places(clusters: IntArray) -> tuple[IntArray, int]:
+    """Return ([N] the place of each number among the different ones, in their order; how many there are).
+
+    Numbers of prompts are hardly more than the values, so they need not be sorted, which `np.unique` does each time.
+    """
+    if not clusters.size or clusters.min() < 0 or clusters.max() > MOST_UNUSED * clusters.size:
+        found, index_N = np.unique(clusters, return_inverse=True)
+        return index_N.astype(np.int64), found.size
+    is_used = np.zeros(int(clusters.max()) + 1, dtype=bool)
+    is_used[clusters] = True
+    place = np.cumsum(is_used, dtype=np.int64) - 1
+    return place[clusters], int(place[-1]) + 1
 
 
 # --- statistics and their influences ---------------------------------------------------------------------------
@@ -140,9 +155,14 @@ def cluster_sums(values: FloatArray, clusters: IntArray) -> tuple[FloatArray, bo
 
 def midranks(values: FloatArray) -> FloatArray:
     """Return [N] the share of values below each, ties one half (each value is a tie of itself)."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return _midranks(np.unique(values, return_inverse=True)[1])
+
+
+def _midranks(of_N: IntArray) -> FloatArray:
+    """Return `midranks` of values by the place [N] of each among the different ones."""
+    counts = np.bincount(of_N)
     below = np.cumsum(counts) - counts
-    shares: FloatArray = ((below + counts / 2) / max(values.size, 1))[inverse]
+    shares: FloatArray = ((below + counts / 2) / max(of_N.size, 1))[of_N]
     return shares
 
 
@@ -212,7 +232,7 @@ def product_moment(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
 
 def sums_by(clusters: IntArray, *columns: FloatArray) -> tuple[FloatArray, ...]:
     """Return the sum of each column [N] in each cluster, [C] in the order of `np.unique`."""
-    index_N = np.unique(clusters, return_inverse=True)[1]
+    index_N, _ = places(clusters)
     return tuple(np.bincount(index_N, column).astype(np.float64) for column in columns)
 
 
@@ -224,8 +244,8 @@ def by_leaving_out(influence: FloatArray, moves: FloatArray, clusters: IntArray)
     values of N in cluster c, its influences add up to N·√((1 − 1/C)(1 − m_c/N))·(t − t₋c), from which the variance by
     residuals of intervals.py is that of the jackknife. For many clusters of like size nothing changes.
     """
-    _, index_N, size_C = np.unique(clusters, return_inverse=True, return_counts=True)
-    count = size_C.size
+    index_N, count = places(clusters)
+    size_C = np.bincount(index_N, minlength=count)
     sums_C = influence.size * np.sqrt((1 - 1 / count) * (1 - size_C / influence.size)) * moves
     moved: FloatArray = influence + ((sums_C - np.bincount(index_N, influence, count)) / size_C)[index_N]
     return moved
@@ -283,23 +303,24 @@ def _among_itself(count: int) -> float:
 def _ranked(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
     if not x.size:
         return math.nan, np.zeros_like(x)
-    f, g = midranks(x) - 0.5, midranks(y) - 0.5
+    # Sorted once each: there may be millions of differences.
+    x_N, y_N = (np.unique(values, return_inverse=True)[1] for values in (x, y))
+    f, g = _midranks(x_N) - 0.5, _midranks(y_N) - 0.5
     fg, ff, gg = (float((a * b).mean()) for a, b in ((f, g), (f, f), (g, g)))
     if ff <= 0 or gg <= 0:
         return math.nan, np.zeros_like(x)
     value = float(np.clip(fg / math.sqrt(ff * gg), -1.0, 1.0))
-    move_fg = f * g + _from_above(x, g) + _from_above(y, f) - 3 * fg
-    move_ff = np.square(f) + 2 * _from_above(x, f) - 3 * ff
-    move_gg = np.square(g) + 2 * _from_above(y, g) - 3 * gg
+    move_fg = f * g + _from_above(x_N, g) + _from_above(y_N, f) - 3 * fg
+    move_ff = np.square(f) + 2 * _from_above(x_N, f) - 3 * ff
+    move_gg = np.square(g) + 2 * _from_above(y_N, g) - 3 * gg
     return value, move_fg / math.sqrt(ff * gg) - value / 2 * (move_ff / ff + move_gg / gg)
 
 
-def _from_above(x: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return [N] (1/N) Σ_m w_m [x_m > x_n], ties one half."""
-    _, inverse = np.unique(x, return_inverse=True)
-    sums = np.bincount(inverse, weights)
+def _from_above(of_N: IntArray, weights: FloatArray) -> FloatArray:
+    """Return [N] (1/N) Σ_m w_m [x_m > x_n], ties one half, of values x by their places as in `_midranks`."""
+    sums = np.bincount(of_N, weights)
     above = sums.sum() - np.cumsum(sums)
-    found: FloatArray = (above + sums / 2)[inverse] / x.size
+    found: FloatArray = (above + sums / 2)[of_N] / of_N.size
     return found
 
 
