@@ -212,6 +212,16 @@ def test_a_perfect_model_has_no_slope_and_says_why() -> None:
     assert found.method == "no finite value fits best"
 
 
+@pytest.mark.parametrize("largest", [1e3, 65504.0, 1e6, 1e12])
+def test_one_score_far_beyond_all_others_does_not_hide_the_slope(largest: float) -> None:
+    """In half precision the largest score is 65504. Ranked rightly, such a pair says nothing about the slope."""
+    p, y = made(300)
+    logit, clusters = np.log(p / (1 - p)), np.arange(301)
+    found = calibration_slope(np.append(logit, largest), np.append(y, 1.0), clusters)
+    others = calibration_slope(logit, y, clusters[:-1])
+    assert (found.value, found.low, found.high) == pytest.approx((others.value, others.low, others.high), rel=1e-3)
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e3, 1e6, 1e150])
 def test_a_model_that_is_sure_of_everything_is_judged_or_refused_but_never_fails(scale: float) -> None:
     p, y = made(200)

@@ -157,6 +157,34 @@ def test_probabilities_are_believed_only_where_the_slope_is_known_to_be_near_one
     assert answer("believed", record, changed) == wanted
 
 
+def told(question: str, record: Record, judgement: Judgement | None = None) -> str:
+    (block,) = checklist_section(record, judgement).blocks
+    (found,) = [check.numbers for check in block.checks if question in check.question]
+    return found
+
+
+def test_a_slope_without_a_value_is_told_with_its_reason(record):
+    """A hundred pairs that are all ranked rightly are not too few."""
+    rows = [row for number in range(100) for row in pair(number, margin=1 + number / 100)]
+    assert told("believed", record, judge_rows(rows, beta=1.0, draws=5)).endswith("no finite value fits best.")
+    few = judge_rows(rows[:6], beta=1.0, draws=5)
+    assert "few" in told("believed", record, few) or "no finite" in told("believed", record, few)
+
+
+def pair(number: int, *, margin: float) -> list[ScoreRow]:
+    judged = Comparison(first=0, second=1)
+    return [score_row(number, 0, margin, (judged,)), score_row(number, 1, 0.0)]
+
+
+def test_comparisons_without_a_finite_score_are_none_to_judge_by(record):
+    judged = record.judged
+    counts = {"all": {**judged.counts["all"], "comparisons": 1500.0, "non_finite": 600.0}}
+    evaluations = {**record.evaluations, judged.name: replace(judged, counts=counts)}
+    changed = replace(record, evaluations=evaluations)
+    assert answer("thousand", changed) == "look"
+    assert told("thousand", changed).startswith("900 comparisons")
+
+
 def better(record: Record) -> str:
     """The answer by the rows of the run's files."""
     (block,) = checklist_section(record, None, against_baselines(record, read_scores(record.judged))).blocks

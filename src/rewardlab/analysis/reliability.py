@@ -30,7 +30,7 @@ NO_FIT: Final = "no finite value fits best"
 """Method of a slope or an intercept without a value: the model ranks all pairs rightly, or is wrong where it is sure
 beyond what numbers hold."""
 _STEPS = 60
-# A coefficient beyond this means that no finite one fits best.
+# A coefficient that gives a typical row a larger logit than this means that no finite one fits best.
 _LARGEST_LOGIT = 500.0
 # A column below this does not vary, since its coefficient and influences might be larger than float64 holds.
 _SMALLEST_SCALE = 1e-290
@@ -316,6 +316,8 @@ def logistic(
     if not num_rows or not (scale > _SMALLEST_SCALE).all():
         return None
     x = x_NP / scale
+    # A single row may be as large as all others together are small, so the typical one says what is too much.
+    most = _LARGEST_LOGIT / np.array([np.median(np.abs(column[column != 0])) for column in x.T])
     shift = np.zeros(num_rows) if offset is None else offset
     coefficient = np.zeros(num_columns)
 
@@ -329,7 +331,7 @@ def logistic(
         gradient = x.T @ (probability - y) / num_rows
         hessian = (x.T * (probability * (1 - probability))) @ x / num_rows
         # A model that is sure of everything has a second derivative of 0, which leaves no step to take.
-        if not hessian.any() or np.linalg.cond(hessian) > 1e12 or np.abs(coefficient).max() > _LARGEST_LOGIT:
+        if not hessian.any() or np.linalg.cond(hessian) > 1e12 or (np.abs(coefficient) > most).any():
             return None
         step = np.linalg.solve(hessian, gradient)
         while (moved := loss_of(coefficient - step)) > loss + 1e-15 and np.abs(step).max() > 1e-12:

@@ -235,7 +235,8 @@ def _calibrated(judgement: Judgement | None) -> Check:
         return Check(question=question, answer="not known", numbers=NOTHING)
     slope, ece = judgement.estimates.get("eval_calibration_slope"), judgement.estimates.get("eval_ece")
     if slope is None or not math.isfinite(slope.low):
-        return Check(question=question, answer="not known", numbers="Too few comparisons for a calibration slope.")
+        why = "." if slope is None else f": {slope.method}."
+        return Check(question=question, answer="not known", numbers=f"No interval of a calibration slope{why}")
     least, most = SLOPES
     sure = ": it is too sure" if slope.high < 1 else ": it is not sure enough" if slope.low > 1 else ""
     answer: Answer = "look"
@@ -341,7 +342,8 @@ def _dropped(record: Record) -> Check:
 
 def _enough(record: Record) -> Check:
     question = "Were there a thousand comparisons or more to judge by?"
-    number = math.nan if record.judged is None else record.judged.counts["all"].get("comparisons", math.nan)
+    counts = {} if record.judged is None else record.judged.counts["all"]
+    number = counts.get("comparisons", math.nan) - counts.get("non_finite", 0)
     accuracy = _metric(record, "eval_accuracy")
     if not math.isfinite(number) or accuracy is None:
         return Check(question=question, answer="not known", numbers=NOTHING)
