@@ -228,7 +228,7 @@ def gaps(draws: int, generator: np.random.Generator) -> Cells:
 
 
 def calibration(draws: int, generator: np.random.Generator) -> Cells:
-    """ECE with probabilities σ(sharpness · d) where σ(d) is right and d is normal."""
+    """ECE with probabilities σ(sharpness · d) where σ(d) is right and d is normal, and with one for all comparisons."""
     for spread, sharpness in ((1.5, 1.0), (1.5, 1.3), (1.5, 2.0), (1.5, 0.5), (3.0, 1.0), (3.0, 2.0), (0.3, 1.0)):
         truth = simulated.true_ece(spread, sharpness)
         for n in (20, 40, 100, 200, 500):
@@ -237,6 +237,11 @@ def calibration(draws: int, generator: np.random.Generator) -> Cells:
                 p, y = simulated.judged(n, spread, sharpness, generator)
                 found.append(ece_estimate(p, y))
             yield judge(f"n {n}, spread {spread:g}, sharpness {sharpness:g}, ECE {truth:.3f}", truth, limits_of(found))
+    for said, right in ((0.95, 0.97), (0.95, 0.95), (0.95, 0.9), (0.98, 0.99), (0.995, 0.97), (0.9, 0.8)):
+        for n in (20, 40, 100, 400):
+            wins_R = generator.binomial(n, right, size=draws)
+            found = [ece_estimate(np.full(n, said), (np.arange(n) < wins).astype(np.float64)) for wins in wins_R]
+            yield judge(f"n {n}, always sure by {said:g}, right in {right:g}", abs(said - right), limits_of(found))
     for prompts in (10, 40):
         for sharpness in (1.0, 2.0):
             truth = simulated.true_ece(1.5, sharpness)

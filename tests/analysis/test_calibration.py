@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import scipy.optimize
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
@@ -126,11 +127,19 @@ def test_chunks_of_null_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert null_band(p, draws=101) == pytest.approx(whole, abs=1e-12)
 
 
+def known_noise(gap_H: np.ndarray, noise_H: np.ndarray) -> calibration._Candidates:
+    """Gaps whose noise does not depend on them."""
+    most_H = np.full(gap_H.shape, np.inf)
+    return calibration._Candidates(
+        seen=gap_H, noise=lambda gaps_H: noise_H, most=most_H, half_step=0.0, is_discrete=0.0
+    )
+
+
 def test_the_limits_of_an_ece_are_where_the_one_seen_becomes_extreme(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redrawn around the likeliest gaps with the sum at a limit, one in forty is as far off as the ECE seen."""
     monkeypatch.setattr(calibration, "NUM_NOISE_DRAWS", 100_000)
     gap_H, noise_H = np.array([0.02, 0.05, 0.01]), np.array([1e-4, 4e-4, 1e-4])
-    low, high = calibration._ece_limits(gap_H, noise_H, tail=0.025, seed=0)
+    low, high = calibration._ece_limits(known_noise(gap_H, noise_H), tail=0.025, seed=0)
     noise_RH = np.random.default_rng(1).normal(size=(200_000, 3)) * np.sqrt(noise_H)
 
     def beyond(move: float, limit: float) -> float:
@@ -147,7 +156,7 @@ def test_the_interval_of_a_small_ece_reaches_up_to_what_calibrated_models_show(m
     """Of one bin with gaps of standard deviation 0.1, a quarter is within 0.0319."""
     monkeypatch.setattr(calibration, "NUM_NOISE_DRAWS", 100_000)
     for gap, floor in ((1e-4, 0.0319), (0.003, 0.0319), (0.3, 0.45)):
-        low, high = calibration._ece_limits(np.array([gap]), np.array([0.01]), tail=0.025, seed=0)
+        low, high = calibration._ece_limits(known_noise(np.array([gap]), np.array([0.01])), tail=0.025, seed=0)
         assert high >= 0.99 * floor
         assert (low == 0) == (gap < 0.2)
     y = np.repeat([1.0, 0.0], [101, 99])
@@ -188,6 +197,21 @@ def test_a_model_that_is_sure_and_always_right_may_still_err() -> None:
     assert estimate.value == pytest.approx(0.1)
     assert estimate.low < 0.08
     assert estimate.high > 0.1
+
+
+@pytest.mark.parametrize(
+    ("said", "right", "count"),
+    [(0.95, 0.97, 20), (0.95, 0.97, 40), (0.95, 0.9, 20), (0.98, 0.99, 100), (1.0, 0.97, 40)],
+)
+def test_nineteen_in_twenty_intervals_hold_the_ece_of_a_model_that_is_always_as_sure(said, right, count) -> None:
+    """Summed over every number of wins. By the noise that was seen these were 14, 52, 74, 48 and 30 %."""
+    wins = np.arange(count + 1)
+    chance = scipy.stats.binom.pmf(wins, count, right)
+    held = 0.0
+    for number in wins[chance > 1e-4].tolist():
+        found = ece_estimate([said] * count, [1.0] * number + [0.0] * (count - number))
+        held += chance[number] * (found.low - 1e-9 <= abs(said - right) <= found.high + 1e-9)
+    assert held > 0.93
 
 
 def test_no_data_says_so() -> None:

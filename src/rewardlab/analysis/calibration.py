@@ -12,7 +12,7 @@ same for a comparison and for the same comparison with its replies swapped.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,11 @@ noise has a mean of exactly 0."""
 PRIOR_COMPARISONS = 1.0
 """Comparisons added to each bin, with the label variance of a calibrated model, when its noise is estimated. Otherwise
 a bin of one comparison would have no noise."""
+SURE_SIDE = 2.24
+"""Standard deviations of a calibrated bin beyond which it is sure on which side of 0 its gap is."""
+DISCRETE_SPREAD = 0.5
+"""Standard deviation of the probabilities, times the root of their number, from which on ECEs of samples have all
+values between the steps of single comparisons."""
 # Bisection steps for a limit of the interval: each halves the range in which the limit lies.
 _HALVINGS = 20
 # Lowest divisor, which replaces 0.
@@ -130,7 +135,7 @@ def ece_estimate(
     calibrated model the truth is 0, the end of the range, which bootstrap intervals miss. This interval instead holds
     every true value under which the observed ECE is not among the extreme (1 − level)/2 on either side: hybrid
     resampling (Chuang & Lai 2000, Statistica Sinica 10, 1-50), with the gaps of the bins distributed normally around
-    the likeliest gaps for that value. It is widened to hold the ECE itself, and reaches up to the ECE that three of
+    the likeliest gaps for that value, with the noise that these would have (`_Candidates`). It is widened to hold the ECE itself, and reaches up to the ECE that three of
     four samples of a calibrated model exceed: of one that is smaller than nearly all such samples give, no true value
     would be left, as if there were no noise. Fewer than 20 comparisons or 10 prompts get no interval.
     """
@@ -145,7 +150,7 @@ def ece_estimate(
         return Estimate(value=value, low=np.nan, high=np.nan, n=n, method=few, level=level)
     gap_H = table[:, :-1].mean(axis=0)
     noise_H = _noise_by_prompt(folded, table, gap_H, clusters)
-    low, high = _ece_limits(np.abs(gap_H), noise_H, tail=(1 - level) / 2, seed=seed)
+    low, high = _ece_limits(_Candidates.of(folded, gap_H, noise_H), tail=(1 - level) / 2, seed=seed)
     unit = ", by prompt" if repeated else ""
     return Estimate(
         value=value, low=min(low, value), high=max(high, value), n=n, method=f"test inversion{unit}", level=level
@@ -195,45 +200,117 @@ def _noise(folded: _Folded, table: FloatArray, gap_H: FloatArray) -> FloatArray:
     squares_H = np.maximum(np.square(table[:, :-1]).sum(axis=0) - count_H * np.square(mean_H), 0.0)
     uncertain = folded.probability * (1 - folded.probability)
     calibrated_H = np.bincount(folded.bin, uncertain, folded.num_bins) / filled_H
-    within_H = (squares_H + PRIOR_COMPARISONS * calibrated_H) / (filled_H - 1 + PRIOR_COMPARISONS)
-    variance: FloatArray = (
-        count_H * (within_H + np.square(mean_H) * (1 - count_H / num_comparisons)) / num_comparisons**2
-    )
+    return _variance(count_H, squares_H, calibrated_H, mean_H, total=num_comparisons)
+
+
+def _variance(
+    count_H: FloatArray, squares_H: FloatArray, calibrated_H: FloatArray, mean_H: FloatArray, *, total: int
+) -> FloatArray:
+    """Return [H] variances of the bins' mean gaps, from the sums of squares within bins of `count_H` comparisons, what
+    one of a calibrated model would add to them, and the mean gaps within bins."""
+    within_H = (squares_H + PRIOR_COMPARISONS * calibrated_H) / (np.maximum(count_H, 1) - 1 + PRIOR_COMPARISONS)
+    variance: FloatArray = count_H * (within_H + np.square(mean_H) * (1 - count_H / total)) / total**2
     return variance
 
 
-def _ece_limits(gap_H: FloatArray, noise_H: FloatArray, *, tail: float, seed: int) -> tuple[float, float]:
-    """Return the smallest and the largest ECE that the observed absolute gaps [H] with these variances [H] allow; the
-    largest is at least the lower quartile of a calibrated model's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidates:
+    """Absolute gaps [H] that the bins with comparisons may truly have, and how those seen would scatter about them.
+
+    Few labels of a bin that is right nearly always, or always, hardly vary, so what was seen does not say how much they
+    would if the truth were another. As for shares (Wilson), a gap is held against the noise that it would have itself,
+    which is that of labels with the mean that it gives the bin.
+    """
+
+    seen: FloatArray
+    """[H] absolute gaps."""
+    noise: Callable[[FloatArray], FloatArray]
+    """Gaps [H] -> the variances that they would have; at least those by what was seen."""
+    most: FloatArray
+    """[H] the largest gaps that labels between 0 and 1 allow."""
+    half_step: float
+    """Half of what one comparison moves an ECE by."""
+    is_discrete: float
+    """From 0 to 1: whether the probabilities are so much alike that an ECE has few values, a step apart."""
+
+    @property
+    def weight(self) -> FloatArray:
+        """[H] how easily each gap moves: the largest variance of it, of none, and of one comparison more."""
+        nearby = (self.seen, np.zeros_like(self.seen), np.minimum(self.seen + 2 * self.half_step, self.most))
+        found: FloatArray = np.maximum(np.maximum.reduce([self.noise(gaps_H) for gaps_H in nearby]), _TINY)
+        return found
+
+    @classmethod
+    def of(cls, folded: _Folded, gap_H: FloatArray, noise_H: FloatArray) -> _Candidates:
+        """Return the candidates for gaps [H], p − y in the mean over all comparisons, with these variances as seen."""
+        total = folded.probability.size
+        count_H = np.bincount(folded.bin, minlength=folded.num_bins).astype(np.float64)
+        filled = count_H > 0
+        count_H, gap_H, noise_H = count_H[filled], gap_H[filled], noise_H[filled]
+        columns = (folded.probability, folded.probability * (1 - folded.probability))
+        mean_H, uncertain_H = (np.bincount(folded.bin, column, folded.num_bins)[filled] / count_H for column in columns)
+        own_H = gap_H * total / count_H
+        # Where the side of the gap is not sure, it is taken to be that on which labels vary more.
+        sure_H = np.abs(own_H) > SURE_SIDE * np.sqrt(uncertain_H / count_H)
+        side_H = np.where(sure_H & (own_H < 0), -1.0, 1.0)
+
+        def plain(moved_H: FloatArray) -> FloatArray:
+            """Return the variances of gaps of labels of 0 and 1, with p − y = `moved_H` in each bin."""
+            label_H = np.clip(mean_H - moved_H, 0.0, 1.0)
+            squares_H = count_H * label_H * (1 - label_H)
+            return _variance(count_H, squares_H, uncertain_H, moved_H, total=total)
+
+        # Soft labels vary less than those of 0 and 1, labels of one prompt that are alike more.
+        plain_H = plain(own_H)
+        scatter_H = np.where(plain_H > 0, noise_H / np.maximum(plain_H, _TINY), 1.0)
+        spread = math.sqrt(total) * float(folded.probability.std())
+        return cls(
+            seen=np.abs(gap_H),
+            noise=lambda gaps_H: np.maximum(scatter_H * plain(side_H * gaps_H * total / count_H), noise_H),
+            most=np.where(side_H > 0, mean_H, 1 - mean_H) * count_H / total,
+            half_step=1 / (2 * total),
+            is_discrete=max(0.0, 1 - spread / DISCRETE_SPREAD),
+        )
+
+
+def _ece_limits(own: _Candidates, *, tail: float, seed: int) -> tuple[float, float]:
+    """Return the smallest and the largest ECE that the observed absolute gaps [H] allow; the largest is at least the
+    lower quartile of a calibrated model's.
 
     The likeliest gaps with a given sum are the observed ones, each moved in proportion to its variance but not below 0.
     So a single number, the move, parametrises all candidates, from all zero (a calibrated model) upwards.
     """
-    gap_H, noise_H = gap_H[noise_H > 0], noise_H[noise_H > 0]
-    if not gap_H.size:
+    if not own.seen.size:
         return 0.0, 0.0
-    half = np.random.default_rng(seed).normal(size=(NUM_NOISE_DRAWS // 2, gap_H.size))
-    noise_RH = np.concatenate([half, -half]) * np.sqrt(noise_H)
-    low, high = (_last_candidate(gap_H, noise_H, noise_RH, share=share) for share in (1 - tail, tail))
-    return low, max(high, float(np.quantile(np.abs(noise_RH).sum(axis=1), 0.25)))
+    calibrated_H = own.noise(np.zeros_like(own.seen))
+    half = np.random.default_rng(seed).normal(size=(NUM_NOISE_DRAWS // 2, own.seen.size))
+    normal_RH = np.concatenate([half, -half])
+    seen, step = float(own.seen.sum()), own.half_step * own.is_discrete
+    low = _last_candidate(own, normal_RH, share=1 - tail, seen=seen - step)
+    high = _last_candidate(own, normal_RH, share=tail, seen=seen + step)
+    quartile = np.quantile(np.abs(normal_RH * np.sqrt(calibrated_H)).sum(axis=1), 0.25)
+    return low, max(high, float(quartile))
 
 
-def _last_candidate(gap_H: FloatArray, noise_H: FloatArray, noise_RH: FloatArray, *, share: float) -> float:
-    """Return the largest true ECE under which at least `share` of the noisy ECEs are at most the observed one.
+def _last_candidate(own: _Candidates, normal_RH: FloatArray, *, share: float, seen: float) -> float:
+    """Return the largest true ECE under which at least `share` of the noisy ECEs are at most the one `seen`.
 
     It is 0 if no true ECE is small enough.
     """
-    seen = gap_H.sum()
+
+    def below(gaps_H: FloatArray) -> float:
+        return float((np.abs(gaps_H + normal_RH * np.sqrt(own.noise(gaps_H))).sum(axis=1) <= seen).mean())
+
+    weight_H = own.weight
     # From the move at which all gaps are 0, up to one that adds 20 standard deviations to their sum.
-    lowest, highest = -float((gap_H / noise_H).max()), 20 / math.sqrt(float(noise_H.sum()))
-    if (np.abs(noise_RH).sum(axis=1) <= seen).mean() < share:
+    lowest, highest = -float((own.seen / weight_H).max()), 20 / math.sqrt(float(weight_H.sum()))
+    if below(np.zeros_like(own.seen)) < share:
         return 0.0
     for _ in range(_HALVINGS):
         middle = (lowest + highest) / 2
-        moved_H = np.maximum(gap_H + middle * noise_H, 0.0)
-        below = (np.abs(moved_H + noise_RH).sum(axis=1) <= seen).mean()
-        lowest, highest = (middle, highest) if below >= share else (lowest, middle)
-    return float(np.maximum(gap_H + lowest * noise_H, 0.0).sum())
+        moved_H = np.clip(own.seen + middle * weight_H, 0.0, own.most)
+        lowest, highest = (middle, highest) if below(moved_H) >= share else (lowest, middle)
+    return float(np.clip(own.seen + lowest * weight_H, 0.0, own.most).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
