@@ -83,7 +83,10 @@ def test_a_changed_part_of_the_spec_is_named(copy, case):
 
 @pytest.mark.parametrize(
     "name",
-    ["added_tokens.json", "tokenizer.model", "additional_chat_templates/tool_use.jinja", "adapter_config.json"],
+    [
+        *("added_tokens.json", "special_tokens_map.json", "tokenizer.model", "additional_chat_templates/tool_use.jinja"),
+        *("adapter_config.json", "modules.json", "sentence_bert_config.json", "hf_quant_config.json"),
+    ],
 )
 def test_an_unlisted_file_that_engines_read_is_refused_by_name(copy, name):
     (copy / name).parent.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from command_line import refusal, tiny_reward_model
+from rewardlab.artifact.load import READ_BY_ENGINES
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.spec import read_spec
@@ -112,6 +113,8 @@ def test_exactly_the_model_and_its_card_are_pushed_to_a_private_repository(model
     assert any(fnmatch("model-00001-of-00002.safetensors", pattern) for pattern in hub.deleted)
     for name in ("chat_template.jinja", "vocab.json", "special_tokens_map.json", "tokenizer.model", "merges.txt"):
         assert any(fnmatch(name, pattern) for pattern in hub.deleted), "an older one would be read beside the new ones"
+    for pattern in READ_BY_ENGINES:
+        assert any(fnmatch(pattern.replace("*", "x"), deleted) for deleted in hub.deleted), pattern
     for name in ("README.md", ".gitattributes", "notes.txt"):
         assert not any(fnmatch(name, pattern) for pattern in hub.deleted)
     assert push(model, "me/rm", private=False, hub=FakeHub(public=True)).address

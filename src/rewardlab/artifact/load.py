@@ -45,11 +45,13 @@ from rewardlab.model.sharded_weights import Division, fill_head, outline_of, pla
 from rewardlab.score import Scorer
 
 READ_BY_ENGINES: Final = (
-    *("added_tokens.json", "*.model", "*.tiktoken", "tekken.json", "additional_chat_templates/*"),
-    *("adapter_config.json", "adapter_model.*"),
+    *("added_tokens.json", "special_tokens_map.json", "*.model", "*.tiktoken", "tekken.json"),
+    *("additional_chat_templates/*", "adapter_config.json", "adapter_model.*"),
+    *("modules.json", "sentence_*_config.json", "hf_quant_config.json"),
 )
-"""Files that a folder may hold only if its spec lists them: transformers and engines read tokens, templates or adapters
-from them whenever they are there."""
+"""Files that a folder may hold only if its spec lists them: transformers and engines read tokens, templates, adapters,
+pooling or quantisation from them whenever they are there. By the files of sentence-transformers vLLM takes the mean of
+all positions, or writes texts in small letters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +249,7 @@ def _agreed(choice: Any, division: Division | None) -> Any:
 
 def require_files(path: Path, spec: RewardSpec) -> None:
     """Raise ArtifactError unless the spec belongs to the model and every file recorded in it is there and unchanged, or
-    if another file is there from which engines read tokens, templates or adapters."""
+    if another file is there by which engines would change scores (READ_BY_ENGINES)."""
     require_head(path)
     require_config(path, spec)
     require_seal(path, spec)

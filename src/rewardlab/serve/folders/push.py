@@ -20,10 +20,12 @@ REPOSITORY: Final = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 REPLACED: Final = (
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "adapter/*"),
     *("tokenizer*", "*.tiktoken", "*.model", "vocab.*", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
-    *("chat_template.*", "additional_chat_templates/*", "generation_config.json"),
+    *("chat_template.*", "additional_chat_templates/*", "generation_config.json", "tekken.json"),
+    *("adapter_config.json", "adapter_model.*", "modules.json", "sentence_*_config.json", "hf_quant_config.json"),
 )
 """Files of an earlier push that are deleted unless this one has them. An engine would prefer old weights in one file to
-newer ones in shards, and an old tokenizer or template would give other tokens."""
+newer ones in shards, an old tokenizer or template would give other tokens, and the files of an embedding model another
+pooling."""
 SHOWN: Final = 60
 """Most characters of a value that a dry run shows."""
 NAMES_A_PLACE: Final = re.compile(r"[/\\]|^~|:\d+$|\.jsonl?$")
