@@ -23,7 +23,10 @@ from rewardlab.report.charts import (
     RIGHT,
     TOP,
     WIDTH,
+    Axis,
     Chart,
+    Dot,
+    Line,
     Rule,
     axis,
     band,
@@ -147,3 +150,35 @@ def test_an_interval_of_miscalibration_that_ends_at_its_value_says_why(beta: flo
     assert ("ends at the value, which noise makes too high" in block.chart.words) is ends
     found = judgement["eval_brier_miscalibration"]
     assert (found.high == found.value) is ends
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ((), (WIDTH - RIGHT - 2, -4, "end")),
+        ([(9.8, 0.53)], (WIDTH - RIGHT - 2, 12, "end")),
+        ([(9.8, 0.53), (9.5, 0.47)], (LEFT + 4, -4, "start")),
+        ([(9.8, 0.53), (9.5, 0.47), (0.3, 0.53)], (LEFT + 4, 12, "start")),
+        ([(9.8, 0.5), (0.3, 0.5)], (WIDTH - RIGHT - 2, -4, "end")),
+    ],
+)
+def test_the_words_of_a_rule_stand_where_no_point_is(at, expected):
+    chart = Chart(
+        title="",
+        words="",
+        x=Axis(label="", low=0, high=10, ticks=(0.0, 10.0)),
+        y=Axis(label="", low=0.0, high=1.0, ticks=(0.0, 1.0)),
+        dots=tuple(Dot(series=0, at=point, low=math.nan, high=math.nan) for point in [*at, (math.nan, math.nan)]),
+        lines=(Line(series=0, points=((0.0, 0.9), (10.0, 0.7))),),
+        rules=(Rule(axis="y", at=0.5, label="chance"),),
+    )
+    (rule,) = chart.rules
+    x, below, anchor = expected
+    assert chart.place_of(rule) == (x, chart.py(0.5) + below, anchor)
+
+
+def test_the_words_of_a_rule_stand_beside_a_line_also_between_its_points():
+    axes = {name: Axis(label="", low=0, high=1, ticks=(0.0, 1.0)) for name in ("x", "y")}
+    falling = Line(series=0, points=((0.5, 1.0), (1.0, 0.45)))
+    chart = Chart(title="", words="", **axes, lines=(falling,), rules=(Rule(axis="y", at=0.5, label="chance"),))
+    assert chart.place_of(chart.rules[0]) == (LEFT + 4, chart.py(0.5) - 4, "start")

@@ -6,8 +6,9 @@ chart has the same width, so that its text stays readable on a phone, where one 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -17,6 +18,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 46
 """Margins around the plot, which hold the ticks and the names of the axes."""
 CHARACTER: Final = 6.6
 """Width of a digit in a tick's text in common fonts; other characters of numbers are narrower."""
+NEAR: Final = 4
+"""Half the size of a marker: words that are nearer to its middle would be covered."""
 MOST_POINTS: Final = 300
 """Most points of a line. Of longer lines the lowest and the highest point of each stretch are kept, so that no spike is
 lost."""
@@ -162,6 +165,35 @@ class Chart:
     def path(self, points: Iterable[Point]) -> str:
         """Return points as the value of an SVG `points` attribute."""
         return " ".join(f"{self.px(x):g},{self.py(y):g}" for x, y in points)
+
+    def place_of(self, rule: Rule) -> tuple[float, float, str]:
+        """Return where the words of a horizontal rule stand, x, y and anchor: at an end, above or below, where nothing
+        else is drawn; above its right end where something is everywhere."""
+        wide, at = CHARACTER * len(rule.label), self.py(rule.at)
+        ends = ((WIDTH - RIGHT - 2.0, "end"), (LEFT + 4.0, "start"))
+        places = [(x, y, anchor) for x, anchor in ends for y in (at - 4, at + 12) if TOP + 8 <= y <= HEIGHT - BOTTOM]
+
+        def is_free(place: tuple[float, float, str]) -> bool:
+            x, y, anchor = place
+            left = x - wide if anchor == "end" else x
+            return not any(
+                left - NEAR < across < left + wide + NEAR and y - 10 - NEAR < down < y + NEAR
+                for across, down in self._drawn()
+            )
+
+        return next(filter(is_free, places), places[0])
+
+    def _drawn(self) -> Iterator[Point]:
+        """Yield points of the drawing that lines, dots and their intervals cover, close enough to see words by."""
+        ends = [pair for own in self.lines for pair in itertools.pairwise((*own.points[:1], *own.points))]
+        ends += [
+            ((dot.at[0], dot.low), (dot.at[0], dot.high)) for dot in self.dots if math.isfinite(dot.high - dot.low)
+        ]
+        ends += [(dot.at, dot.at) for dot in self.dots if all(map(math.isfinite, dot.at))]
+        for begin, end in ends:
+            (x, y), (to_x, to_y) = ((self.px(across), self.py(up)) for across, up in (begin, end))
+            steps = max(1, math.ceil(max(abs(to_x - x), abs(to_y - y)) / NEAR))
+            yield from ((x + (to_x - x) * step / steps, y + (to_y - y) * step / steps) for step in range(steps + 1))
 
     def tick_texts(self) -> list[TickText]:
         """Return the texts below the x axis: every name, or as many numbers as fit side by side.
