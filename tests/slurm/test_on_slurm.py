@@ -180,6 +180,21 @@ def test_a_run_that_is_told_to_end_is_queued_again_and_goes_on_from_its_checkpoi
     assert "RESUME: " in log.read_text()
 
 
+def test_a_run_gets_what_its_script_sets_and_nothing_of_the_job_that_submits_it(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # srun takes no memory per core beside `mem`, and with `export: NONE` no variables of the script.
+    for name, value in {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_CPU": "300", "SLURM_RESTART_COUNT": "19"}.items():
+        monkeypatch.setenv(name, value)
+    code = "import os; assert os.environ['REWARDLAB_TRIAL'] == 'a b'"
+    slurm = {"environment": {"REWARDLAB_TRIAL": "a b"}, "extra": {"export": "NONE"}}
+    trial.submit({"looks": {"program": ["{python}", "-c", code]}}, steps=1, slurm=slurm)
+    trial.wait(trial.is_over)
+    record = trial.record("looks/seed_0")
+    assert "the run left no evals/test.scores.jsonl" in record["message"], "the program found its variable"
+    assert record["restarts"] == 0
+
+
 def test_ranks_on_two_nodes_are_one_run(trial: Trial) -> None:
     words = ["sinfo", "--noheader", "--responding", "--states=idle,mixed,allocated", "--format=%D"]
     if sum(map(int, subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())) < 2:
