@@ -57,16 +57,23 @@ def _told(arguments: Sequence[str] | None) -> None:
         complain(f"error: {who}{message}")
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        from rewardlab.model.out_of_memory import is_out_of_memory
-
-        if not is_out_of_memory(error):
+        if (said := _words_for(error)) is None:
             raise
-        complain(OUT_OF_MEMORY)
+        complain(said)
         sys.exit(2)
     except KeyboardInterrupt:
         with suppress(OSError):  # the reader of what is printed may be gone too
             complain("interrupted")
         sys.exit(130)
+
+
+def _words_for(error: RuntimeError | MemoryError) -> str | None:
+    """Return the message for an error of Python or torch that the user can correct; None for any other."""
+    if str(error).startswith("Symlink loop"):  # raised by pathlib before Python 3.13, for a file to write
+        return f"error: {error}: it leads back to itself. Remove this link, or name another place."
+    from rewardlab.model.out_of_memory import is_out_of_memory
+
+    return OUT_OF_MEMORY if is_out_of_memory(error) else None
 
 
 def commands() -> Mapping[str, Callable[[Sequence[str]], None]]:

@@ -24,6 +24,7 @@ import tyro
 from rewardlab.core.config import Setting, did_you_mean, field_texts, fits, from_mapping, read_settings, settings_of
 from rewardlab.core.earlier_names import renamed, renamed_flags
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import at_home
 from rewardlab.core.other_names import ALSO_CALLED, VALUES_ALSO_CALLED, in_other_units
 from rewardlab.core.terminal import brief, short, visible
 from rewardlab.training.settings.conventions import Conventions
@@ -172,7 +173,7 @@ def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
             rest.append(argument)
     if "" in paths or len(paths) > 1:
         raise ConfigError(f"--config {' '.join(paths)}: takes the name of one YAML or TOML file.")
-    return (Path(paths[0]) if paths else None), rest
+    return (at_home(paths[0]) if paths else None), rest
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,14 @@ def test_a_file_says_what_flags_would(tmp_path, name, text):
     wanted = parse_train(shlex.split("--model base --dataset a.jsonl b.jsonl --max-seq-len 99 --lora --lr 5e-6"))
     assert parse_train(["--config", str(tmp_path / name)]) == wanted
     assert parse_train([f"--config={tmp_path / name}"]) == wanted
+
+
+def test_a_folder_at_home_is_found_where_no_shell_has_replaced_its_sign(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("output_dir: ~/runs/a\n")
+    for words in (["--output-dir=~/runs/a"], ["--config=~/run.yaml"]):
+        assert parse_train([*BASE, *words]).run.output_dir == tmp_path / "runs/a"
+    assert parse_train([*BASE, "--output-dir=~nobody-of-this-name"]).run.output_dir == Path("~nobody-of-this-name")
 
 
 def test_flags_override_the_file_wherever_they_stand(tmp_path):

@@ -155,6 +155,14 @@ def test_a_command_that_runs_out_of_memory_says_so(error, monkeypatch, capsys):
     assert refusal(capsys, "end").startswith("out of memory. Lower --micro-token-budget")
 
 
+def test_a_link_that_leads_back_to_itself_is_told_as_such(tmp_path, capsys):
+    (loop := tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    said = refusal(capsys, "score", "--model", "m", "--input", str(tmp_path / "rows.jsonl"), "--output", str(loop))
+    assert str(loop) in said
+    assert "loop" in said.replace(str(loop), "") or "levels of symbolic links" in said
+
+
 def test_the_help_shows_the_defaults_of_a_file(tmp_path, capsys):
     (tmp_path / "run.json").write_text(json.dumps({"dataset": [NASTY], "system_prompt": NASTY}))
     with pytest.raises(SystemExit):

@@ -38,6 +38,13 @@ class TestNames:
         write(tmp_path / "dev" / "hh.train.jsonl", [pair(0)])
         assert ids(load("dev/hh").preferences) == ids(load("./dev/hh").preferences) == ["hh.train.jsonl:1"]
 
+    def test_a_name_that_begins_like_a_home_folder_of_nobody_is_a_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        write(tmp_path / "~nobody.train.jsonl", [pair(0)])
+        assert ids(load("~nobody.train.jsonl").preferences) == ["~nobody.train.jsonl:1"]
+
     def test_a_file_is_taken_whatever_the_split_and_says_its_own(self, tmp_path: Path) -> None:
         write(tmp_path / "hh.test.jsonl", [pair(0)])
         report = load(tmp_path / "hh.test.jsonl", split="train").reports[0]

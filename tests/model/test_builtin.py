@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rewardlab.core.errors import ModelError
+from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.files import cache_folder, sha256_file, write_json
 from rewardlab.model import builtin
 from rewardlab.model.builtin import is_complete, resolve_model_name
@@ -172,6 +172,13 @@ def test_while_one_process_converts_the_others_wait_and_take_its_result(
 )
 def test_the_cache_is_where_the_environment_says(environment: dict[str, str], expected: Path) -> None:
     assert cache_folder(environment) == expected
+
+
+def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(ConfigError, match="REWARDLAB_CACHE"):
+        cache_folder({})
 
 
 def test_without_a_network_the_error_quotes_pip_and_names_the_ways_out(

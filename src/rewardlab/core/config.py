@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, ge
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.earlier_names import renamed
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import sha256_json
+from rewardlab.core.files import at_home, sha256_json
 from rewardlab.core.other_names import ALSO_CALLED, REMARKS, SETTLED, VALUES_ALSO_CALLED
 from rewardlab.core.terminal import brief, short
 
@@ -383,7 +383,7 @@ def _convert_choice(value: object, choices: Sequence[str], where: str) -> str:
 def _convert_plain(value: Any, hint: Any) -> object | None:
     """Return `value` as a path, number, boolean or text; None if it is not of that type."""
     if hint is Path:
-        return Path(value) if isinstance(value, (str, Path)) and value != "" else None
+        return at_home(value) if isinstance(value, (str, Path)) and value != "" else None
     # In Python True is an int, so `lr: true` would otherwise be read as 1.
     if isinstance(value, bool) and hint is not bool:
         return None

@@ -25,7 +25,7 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import TypeGuard
 
-from rewardlab.core.errors import DataError, naming
+from rewardlab.core.errors import ConfigError, DataError, naming
 from rewardlab.core.terminal import brief
 from rewardlab.core.zst import DamagedZstError, open_zst
 
@@ -381,9 +381,22 @@ def _git(root: Path, *arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
+def at_home(name: str | Path) -> Path:
+    """Return a path whose `~` at the beginning is a home folder; one that names nobody's home stays as it is."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the cache folder: $REWARDLAB_CACHE, else $XDG_CACHE_HOME/rewardlab, else ~/.cache/rewardlab."""
+    """Return the cache folder: $REWARDLAB_CACHE, else $XDG_CACHE_HOME/rewardlab, else ~/.cache/rewardlab.
+
+    Raises ConfigError where the last is wanted and this user has no home folder.
+    """
     if chosen := environment.get("REWARDLAB_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "rewardlab"
+        return at_home(chosen).absolute()
+    base = at_home(environment.get("XDG_CACHE_HOME") or "~/.cache")
+    if base.parts[0] == "~":
+        raise ConfigError("this user has no home folder for prepared data. Name one in REWARDLAB_CACHE, or set HOME.")
+    return base.absolute() / "rewardlab"

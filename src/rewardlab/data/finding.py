@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import absent
+from rewardlab.core.files import absent, at_home
 from rewardlab.core.terminal import listed
 from rewardlab.core.types import Preference
 from rewardlab.data.shards import (
@@ -96,7 +96,7 @@ def find_sources(names: Sequence[str], split: str, *, streaming: bool = False) -
         else:
             label = next(labels)
             bare, own_split = _bare_name(found, label, split)
-            split_read = own_split or (ALL_ROWS if found.path == Path(name).expanduser().absolute() else split)
+            split_read = own_split or (ALL_ROWS if found.path == at_home(name).absolute() else split)
             sources.append(Source(name=bare, split=split_read, label=label, path=found.path, shards=found.shards))
     counts = Counter(source.name for source in sources)
     return tuple(
@@ -106,7 +106,7 @@ def find_sources(names: Sequence[str], split: str, *, streaming: bool = False) -
 
 def is_lone(name: str) -> bool:
     """Return whether a name is one file, or one dataset that `datasets` saved: it has no splits."""
-    path = Path(name).expanduser()
+    path = at_home(name)
     return path.is_file() or is_saved(path)
 
 
@@ -144,7 +144,7 @@ def _find_local(name: str, split: str) -> _Found | None:
     Links are not followed: in the cache of the hub they point to files whose names are hashes. Raises DataError for an
     unknown extension, for several files that match, and if a name that must be local is not found.
     """
-    path = Path(name).expanduser()
+    path = at_home(name)
     if path.is_file():
         if extension_of(path) is None:
             raise DataError(
@@ -237,7 +237,7 @@ def is_number(text: str) -> bool:
 
 def _is_local(name: str, split: str) -> bool:
     """Return whether there is a local dataset of this name."""
-    path = Path(name).expanduser()
+    path = at_home(name)
     return path.is_file() or is_saved(path) or bool(_candidates(path, split))
 
 

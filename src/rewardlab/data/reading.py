@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import cache_folder
+from rewardlab.core.files import at_home, cache_folder
 from rewardlab.core.terminal import plural
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
@@ -284,7 +284,7 @@ def _cache_folder(setting: str) -> Path | None:
     """Return the folder of the cache for the value of `--cache-dir`; None if nothing is cached."""
     if setting == "none":
         return None
-    return cache_folder(os.environ) / "tokens" if setting == "auto" else Path(setting).expanduser().absolute()
+    return cache_folder(os.environ) / "tokens" if setting == "auto" else at_home(setting).absolute()
 
 
 def _log_preparation(source: Source, made: bool, counted: str, num_used: int, seconds: float) -> None:

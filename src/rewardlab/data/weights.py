@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import at_home
 from rewardlab.data.finding import is_number
 
 Shares = tuple[Fraction, ...]
@@ -76,14 +77,14 @@ def local_path(name: str) -> Path | None:
     """Return the file or folder of this machine that a dataset's name means, with or without a weight (`a.jsonl:0.7`);
     None if there is none.
     """
-    path = Path(_parts(name)[0]).expanduser()
+    path = at_home(_parts(name)[0])
     return path if path.exists() else None
 
 
 def _parts(name: str) -> tuple[str, str]:
     """Return (name, weight), the weight empty if there is none."""
     before, colon, number = name.rpartition(":")
-    if not colon or not before or not is_number(number) or Path(name).expanduser().exists():
+    if not colon or not before or not is_number(number) or at_home(name).exists():
         return name, ""
     return before, number
 

@@ -23,7 +23,15 @@ from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load, open_renderer, require_files
 from rewardlab.core.config import require
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import cache_folder, read_summed_json, sha256_file, sha256_json, to_json, write_summed_json
+from rewardlab.core.files import (
+    at_home,
+    cache_folder,
+    read_summed_json,
+    sha256_file,
+    sha256_json,
+    to_json,
+    write_summed_json,
+)
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow, TokenGroup
 from rewardlab.evaluation.config import EvalConfig
@@ -160,7 +168,7 @@ class SavedModel:
         setting = self.config.data.reading.cache_dir
         if not self.config.run.reuse or setting == "none":
             return {}
-        folder = cache_folder(os.environ) if setting == "auto" else Path(setting).expanduser().absolute()
+        folder = cache_folder(os.environ) if setting == "auto" else at_home(setting).absolute()
         run = self.config.run
         key = {
             "format": FORMAT,

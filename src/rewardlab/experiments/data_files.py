@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import OF_MODELS, sha256_file
+from rewardlab.core.files import OF_MODELS, at_home, sha256_file
 from rewardlab.data.config import SelectionConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import SETTING, all_named
 from rewardlab.data.finding import find_sources
@@ -83,7 +83,7 @@ def _read_for(name: str, split: str) -> list[Path]:
 
 def _as_named(path: Path, name: str) -> Path:
     """Return a path as its name is written: from the working folder if that does not begin with /."""
-    return path if Path(name).expanduser().is_absolute() else Path(os.path.relpath(path))
+    return path if at_home(name).is_absolute() else Path(os.path.relpath(path))
 
 
 def _all_in(name: str) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from rewardlab.core.config import read_settings
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json, sha256_file
+from rewardlab.core.files import at_home, read_json, sha256_file
 from rewardlab.core.terminal import quoted
 from rewardlab.curation.files.writing import MANIFEST
 from rewardlab.gold.building.run import TOOL
@@ -85,7 +85,7 @@ def _split_data(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
         folders.append(value if equals else next(words, ""))
     if len(folders) > 1 or "" in folders or any(folder.startswith("--") for folder in folders):
         raise ConfigError(f"{DATA}: name one folder that `rewardlab gold build` wrote.")
-    return (Path(folders[0]).expanduser() if folders else None), rest
+    return (at_home(folders[0]) if folders else None), rest
 
 
 def _flags(arguments: Sequence[str]) -> Mapping[str, str]:

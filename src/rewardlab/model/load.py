@@ -19,6 +19,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
+from rewardlab.core.files import at_home
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import why_no_model
 from rewardlab.core.terminal import quoted
@@ -71,7 +72,7 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
     """
     path = Path(name)
     if path.is_file() or (looks_local(name) and not path.exists()):
-        home = path.expanduser()
+        home = at_home(path)
         remark = f" (write {home}: the shell did not expand ~)" if name.startswith("~") and home.is_dir() else ""
         why = why_no_model(name) if path.is_file() else f"there is no such folder{remark}."
         raise ModelError(f"no model at {name!r}: {why} {_WANTED}")

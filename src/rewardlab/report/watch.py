@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.screen import Screen
 from rewardlab.core.terminal import plural, visible
 from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.rereading import Known
@@ -53,7 +54,7 @@ def watch(folder: Path, *, every_s: float, once: bool = False, console: Console 
 
     Raises ConfigError if there is no such folder, and with `once` if it holds no run.
     """
-    console = console or Console(highlight=False)
+    console = console or Screen(highlight=False)
     if once:
         console.print(frame(read_folder(folder), age_s=_age_s(folder), width=console.width))
         return

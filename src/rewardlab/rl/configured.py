@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from rewardlab.client.config import ClientConfig, token_in
 from rewardlab.core.config import did_you_mean, from_mapping, read_settings, settings_of
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import at_home
 from rewardlab.core.terminal import brief
 from rewardlab.rl.config import ScorerConfig
 from rewardlab.rl.credit import How
@@ -134,7 +134,7 @@ def parts_of_environment(environ: Mapping[str, str] | None = None) -> list[Part]
     environ = os.environ if environ is None else environ
     parts: list[Part] = []
     if path := environ.get(FILE, "").strip():
-        parts.append((f"{FILE} {path}", read_settings(Path(path).expanduser(), given_by=FILE)))
+        parts.append((f"{FILE} {path}", read_settings(at_home(path), given_by=FILE)))
     if source := environ.get(SOURCE, "").strip():
         parts.append((SOURCE, {"source": source}))
     return parts

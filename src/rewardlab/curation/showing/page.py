@@ -9,6 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from rewardlab.core.screen import Screen
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import Conversation, Preference
 from rewardlab.curation.showing.rows import MOST_NAMESAKES, ShownRow
@@ -33,7 +34,7 @@ LEGEND: Final = (
 
 def print_rows(rows: Sequence[ShownRow], console: Console | None = None) -> None:
     """Print rows, one after the other, by default on standard output; with colours on a terminal."""
-    console = console or Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = console or Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if any(isinstance(reply, ShownReply) for row in rows for reply in row.replies):
         console.print(Text(LEGEND, "dim"))
     for row in rows:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import read_json
+from rewardlab.core.files import at_home, read_json
 from rewardlab.core.terminal import plural
 from rewardlab.core.types import Conversation, prompt_key
 from rewardlab.curation.rows import walk
@@ -85,7 +85,7 @@ def read_prompts(
 
 def _prompts(name: str, split: str) -> Iterator[Prompt] | None:
     """Return the prompts of a file of prompts; None if the data are preferences."""
-    path = Path(name).expanduser()
+    path = at_home(name)
     if path.is_file() and path.suffix == ".json" and not holds_lines(path):
         value = read_json(path)
         if isinstance(value, dict) and set(value) & {"prompts", "prompt"} and len(value) == 1:
@@ -102,7 +102,7 @@ def _prompts(name: str, split: str) -> Iterator[Prompt] | None:
 
 
 def _rows(name: str, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    path = Path(name).expanduser()
+    path = at_home(name)
     if is_lone(name) and path.is_file():
         for number, row in read_each_row(path):
             if isinstance(row, DataError):

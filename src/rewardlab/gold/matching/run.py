@@ -16,6 +16,7 @@ from rewardlab.analysis.power import smallest_difference
 from rewardlab.analysis.signflip import Significance
 from rewardlab.analysis.stats import numbered
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import at_home
 from rewardlab.core.spec import RewardSpec
 from rewardlab.core.types import Estimate
 from rewardlab.gold.files.inputs import InputConfig
@@ -264,7 +265,7 @@ def _runs(config: MatchConfig, sources: Mapping[str, str], steps: Mapping[str, i
         name, _, folder = source.partition("=")
         if name not in sources:
             raise ConfigError(f"--runs {name}: no proxy has this name; there are {', '.join(sources)}.")
-        given[name] = Path(folder).expanduser()
+        given[name] = at_home(folder)
     found = {name: given.get(name) or run_folder_of(source) for name, source in sources.items()}
     return {name: read_run(folder, steps.get(name)) for name, folder in found.items() if folder is not None}
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.core.errors import ArtifactError, ConfigError
+from rewardlab.core.files import at_home
 from rewardlab.core.spec import RewardSpec, read_spec
 from rewardlab.core.types import Estimate
 from rewardlab.gold.foreign import find_model, is_classifier, is_hub_name
@@ -48,9 +49,9 @@ class RunFacts:
 
 def what_of(source: str) -> Path:
     """Return the WHAT of `[NAME=]WHAT`."""
-    whole = Path(source).expanduser()
+    whole = at_home(source)
     name, sign, what = source.partition("=")
-    return whole if whole.exists() or not sign or "/" in name else Path(what).expanduser()
+    return whole if whole.exists() or not sign or "/" in name else at_home(what)
 
 
 def spec_of(source: str) -> RewardSpec | None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import at_home
 
 STAGES: Final = ("sample", "label", "build", "train", "match", "curve", "check")
 """Stages in the order of work."""
@@ -114,7 +115,7 @@ def read_plan(path: Path) -> Plan:
         if taken := [name for name in named if name in SET_HERE]:
             raise ConfigError(f"{path}: {stage}: {taken[0]} is set by the plan, in `folder`. Leave it out.")
         settings[stage] = named
-    return Plan(path=path, folder=Path(folder).expanduser(), settings=settings)
+    return Plan(path=path, folder=at_home(folder), settings=settings)
 
 
 def require_makers(plan: Plan) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import at_home
 from rewardlab.curation.rewriting import files_of
 from rewardlab.data.finding import Source as DataSource
 from rewardlab.data.finding import find_sources
@@ -141,7 +142,7 @@ def _asked(config: SampleConfig, shard: Shard | None) -> Asked:
 
 def _commits(config: SampleConfig) -> dict[str, str]:
     """Return name -> commit of data sets of the hub with prompts, as far as commits are known."""
-    if Path(config.prompts).expanduser().is_file():
+    if at_home(config.prompts).is_file():
         return {}
     on_hub = [one for one in _sources(config) if one.is_on_hub]
     facts = {one.label: hub_facts(one.name, one.split, streaming=False, shuffle_buffer=None) for one in on_hub}
@@ -170,7 +171,7 @@ def _state(config: SampleConfig, place: Place, asked: Asked) -> State:
 
 def _files(config: SampleConfig) -> list[Path]:
     """Return the files with the prompts; none for data of the hub."""
-    path = Path(config.prompts).expanduser()
+    path = at_home(config.prompts)
     if path.is_file():
         return [path]
     return [file for source in _sources(config) for file in files_of(source)]

@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import at_home
 from rewardlab.core.terminal import quoted
 from rewardlab.training.settings.config import OptimizerName, SchedulerName, Viewer
 from rewardlab.training.settings.trl_keys import KEYS, NO, NUMBERS, OLDER_NAMES, REMARKS, RENAMED, SWITCHES, YES
@@ -289,7 +290,7 @@ def _evaluation(file: Values, made: Translation, where: str) -> None:
 
 
 def _is_one_file(name: object) -> bool:
-    return isinstance(name, str) and "\0" not in name and Path(name).expanduser().is_file()
+    return isinstance(name, str) and "\0" not in name and at_home(name).is_file()
 
 
 def _best(file: Values, made: Translation) -> None:
