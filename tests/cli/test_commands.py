@@ -289,6 +289,22 @@ def test_a_transcript_in_a_prompt_is_scored_as_its_turns(saved, tmp_path):
     assert first == pytest.approx(second, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("eval", "judging"), ("calibrate", "judging"), ("probe", "training"), ("diagnose", "diagnosing")]
+    + [(name, "folders") for name in ("import", "export", "average")],
+)
+def test_a_signal_ends_a_command_with_a_word(command, module, monkeypatch, capsys):
+    monkeypatch.setattr(
+        f"rewardlab.commands.{module}.parse_command", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+    )
+    with pytest.raises(SystemExit) as ended:
+        main([command])
+    assert ended.value.code == 75
+    assert capsys.readouterr().err.startswith("stopped by SIGTERM. The same command ")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_a_signal_ends_the_quickstart_with_a_word(monkeypatch, capsys):
     monkeypatch.setattr("rewardlab.quickstart.run_quickstart", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(SystemExit) as ended:

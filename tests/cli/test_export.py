@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,13 @@ def test_an_export_that_does_not_verify_leaves_what_was_there(tmp_path, folder, 
     with pytest.raises(ArtifactError, match="no memory for it"):
         export_module.export(folder, out, dtype="bfloat16", overwrite=True)
     assert {path.name for path in out.iterdir()} == {"mine", *(path.name for path in folder.iterdir())}
+
+
+def test_a_signal_leaves_no_half_of_an_export(tmp_path, folder, monkeypatch, capsys):
+    monkeypatch.setattr("rewardlab.core.folders.fsync_folder", lambda _: signal.raise_signal(signal.SIGTERM))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(folder), "--dtype", "bfloat16", "--output-dir", str(tmp_path / "half")])
+    assert ended.value.code == 75
+    assert "stopped by SIGTERM. The same command begins anew." in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

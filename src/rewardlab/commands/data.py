@@ -9,8 +9,7 @@ from typing import Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
-from rewardlab.core.errors import RunInterrupted
-from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
+from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.files.config import ConvertConfig, MixConfig, SplitConfig
@@ -175,9 +174,5 @@ def data(arguments: Sequence[str]) -> None:
     Raises ConfigError if no tool has that name, and RunInterrupted if a signal other than Ctrl-C ends it.
     """
     # A signal ends it as Ctrl-C does, so that no half of a file stays behind.
-    try:
-        with raised_at_once():
-            run_tool("data", TOOLS, arguments, usage="DATASET ...")
-    except Terminated as ended:
-        message = f"stopped by {ended}. The same command begins anew."
-        raise RunInterrupted(message, exit_status=RESUME_LATER) from None
+    with ended_by_signals(BEGINS_ANEW):
+        run_tool("data", TOOLS, arguments, usage="DATASET ...")

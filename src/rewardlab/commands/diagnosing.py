@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from rewardlab.commands.parsing import parse_command
 from rewardlab.console import print_report
+from rewardlab.core.signals import GOES_ON, ended_by_signals
 from rewardlab.diagnosing.config import DiagnoseConfig
 
 
+@ended_by_signals(GOES_ON)
 def diagnose(arguments: Sequence[str]) -> None:
     """Run all controls and print their report. Exit status: 0 if no control failed, 1 if one did, 2 for an error."""
     given: set[str] = set()

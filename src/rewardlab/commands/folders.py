@@ -19,6 +19,7 @@ from rewardlab.console import answer_to, say
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.files import write_json
 from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.core.terminal import quoted
 
 
@@ -97,6 +98,7 @@ def _with_spec(folder: Path) -> Path:
     return place
 
 
+@ended_by_signals(BEGINS_ANEW)
 def import_(arguments: Sequence[str]) -> None:
     settings = parse_command(ImportArguments, arguments, "import")
     from rewardlab.serve.folders.import_model import import_in_place, import_model, import_report
@@ -109,6 +111,7 @@ def import_(arguments: Sequence[str]) -> None:
     say(*import_report(result, settings.output_dir))
 
 
+@ended_by_signals(BEGINS_ANEW)
 def export(arguments: Sequence[str]) -> None:
     settings = parse_command(ExportArguments, arguments, "export")
     require_writable_folder(settings.output_dir.parent, "--output-dir")
@@ -139,6 +142,7 @@ def export(arguments: Sequence[str]) -> None:
     )
 
 
+@ended_by_signals(BEGINS_ANEW)
 def average(arguments: Sequence[str]) -> None:
     settings = parse_command(AverageArguments, arguments, "average")
     require_writable_folder(settings.output_dir.parent, "--output-dir")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import is_first_process, print_report, say
-from rewardlab.core.errors import ConfigError, RunInterrupted
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.signals import GOES_ON, ended_by_signals
 from rewardlab.gold.rmood_flags import theirs, translated
 
 
@@ -22,19 +22,6 @@ def settings_for(config_type: type[Any], arguments: Sequence[str], stage: str) -
     return parse_command(config_type, translated(arguments, stage, say=say), f"gold {stage}", more=more)
 
 
-@contextmanager
-def going_on_later() -> Iterator[None]:
-    """Let signals end a stage at once. Raises RunInterrupted, which says that the same command resumes it."""
-    from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
-
-    try:
-        with raised_at_once():
-            yield
-    except Terminated as ended:
-        message = f"stopped by {ended}. The same command goes on from what is finished."
-        raise RunInterrupted(message, exit_status=RESUME_LATER) from None
-
-
 def sample(arguments: Sequence[str]) -> None:
     from rewardlab.gold.sampling.config import SampleConfig
 
@@ -42,7 +29,7 @@ def sample(arguments: Sequence[str]) -> None:
     from rewardlab.gold.sampling.report import text_report
     from rewardlab.gold.sampling.run import sample
 
-    with going_on_later():
+    with ended_by_signals(GOES_ON):
         print_report(text_report(sample(config)))
 
 
@@ -53,7 +40,7 @@ def label(arguments: Sequence[str]) -> None:
     from rewardlab.gold.labelling.report import text_report
     from rewardlab.gold.labelling.run import label
 
-    with going_on_later():
+    with ended_by_signals(GOES_ON):
         print_report(text_report(label(config), config.judge))
 
 
@@ -90,7 +77,7 @@ def match(arguments: Sequence[str]) -> None:
     from rewardlab.gold.matching.report import text_report
     from rewardlab.gold.matching.run import match
 
-    with going_on_later():
+    with ended_by_signals(GOES_ON):
         claim(config)
         found = match(config)
         _tell(text_report(found), write(found, config), exit_status(found.findings))
@@ -104,7 +91,7 @@ def curve(arguments: Sequence[str]) -> None:
     from rewardlab.gold.curving.report import text_report
     from rewardlab.gold.curving.run import curve
 
-    with going_on_later():
+    with ended_by_signals(GOES_ON):
         claim(config)
         found = curve(config)
         _tell(text_report(found), write(found, config), 0)
@@ -146,7 +133,7 @@ def run(arguments: Sequence[str]) -> None:
     for stage in plan.stages:
         _require_settings(plan.arguments(stage), stage)
     require_makers(plan)
-    with going_on_later():
+    with ended_by_signals(GOES_ON):
         run(plan, config, TOOLS, say=say)
 
 

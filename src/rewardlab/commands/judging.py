@@ -17,10 +17,12 @@ from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import RewardlabError, words_of
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.run_folder import claim_evaluation
+from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.core.terminal import plural
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
 
 
+@ended_by_signals(BEGINS_ANEW)
 def evaluate(arguments: Sequence[str]) -> None:
     config = parse_command(EvalConfig, arguments, "eval")
     if config.run.suite:
@@ -112,6 +114,7 @@ def report_on(run: Path) -> None:
         say(f"report: {run / 'report.html'}")
 
 
+@ended_by_signals(BEGINS_ANEW)
 def calibrate(arguments: Sequence[str]) -> None:
     config = parse_command(CalibrateConfig, arguments, "calibrate")
     from rewardlab.data.dataset_names import require_readable

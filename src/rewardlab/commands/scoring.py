@@ -11,8 +11,8 @@ from rewardlab.arguments import (
 )
 from rewardlab.commands.parsing import parse_command
 from rewardlab.console import say
-from rewardlab.core.errors import RunInterrupted
 from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.signals import ended_by_signals
 from rewardlab.core.terminal import plural
 
 SHARED_BY_SCORE = (
@@ -41,14 +41,8 @@ def score(arguments: Sequence[str]) -> None:
 
     # Checked before torch is imported, so that a mistyped file name is reported at once.
     require_rows(settings.input)
-    from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
-
-    try:
-        with raised_at_once():
-            _score_rows(settings)
-    except Terminated as ended:
-        message = f"stopped by {ended}. The same command goes on from what is scored."
-        raise RunInterrupted(message, exit_status=RESUME_LATER) from None
+    with ended_by_signals("The same command goes on from what is scored."):
+        _score_rows(settings)
 
 
 def _score_rows(asked: ScoreArguments) -> None:

@@ -10,8 +10,8 @@ from rewardlab.arguments import (
 from rewardlab.commands.judging import report_on
 from rewardlab.commands.parsing import parse_command
 from rewardlab.console import is_first_process, print_report
-from rewardlab.core.errors import RunInterrupted
 from rewardlab.core.run_folder import with_settings_of_run
+from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals, ending_with_status
 from rewardlab.data.config import DataConfig
 from rewardlab.probing.config import ProbeConfig
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -40,7 +40,6 @@ def _apart(names: Sequence[str]) -> tuple[str, ...]:
 
 def train(arguments: Sequence[str]) -> None:
     config = parse_train(arguments)
-    from rewardlab.core.signals import ending_with_status
     from rewardlab.data.dataset_names import require_sources
     from rewardlab.training.publishing import publisher_of
 
@@ -83,6 +82,7 @@ def _try_run(config: RewardTrainerConfig) -> None:
         print_report(_noticed(report, config.data))
 
 
+@ended_by_signals(BEGINS_ANEW)
 def probe(arguments: Sequence[str]) -> None:
     config = parse_command(ProbeConfig, arguments, "probe")
     from rewardlab.data.dataset_names import require_sources
@@ -112,19 +112,13 @@ def _noticed(report: str, data: DataConfig) -> str:
     return report if notice is None else f"\n{notice}\n{report}\n{notice}"
 
 
+@ended_by_signals(BEGINS_ANEW)
 def quickstart(arguments: Sequence[str]) -> None:
     """Train and judge a first model. Raises RunInterrupted if a signal ends it, and else as training does."""
     settings = parse_command(QuickstartArguments, arguments, "quickstart")
-    from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
+    from rewardlab.quickstart import run_quickstart
 
-    try:
-        with raised_at_once():
-            from rewardlab.quickstart import run_quickstart
-
-            report = run_quickstart(
-                settings.output_dir, num_steps=settings.steps, num_test=settings.test_pairs, seed=settings.seed
-            )
-            print_report(report)
-    except Terminated as ended:
-        message = f"stopped by {ended}. The same command begins anew."
-        raise RunInterrupted(message, exit_status=RESUME_LATER) from None
+    report = run_quickstart(
+        settings.output_dir, num_steps=settings.steps, num_test=settings.test_pairs, seed=settings.seed
+    )
+    print_report(report)

@@ -145,6 +145,25 @@ def _raise(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated(signal.Signals(number).name)
 
 
+@contextmanager
+def ended_by_signals(then: str) -> Iterator[None]:
+    """Let signals end the block wherever it is, so that nothing half written stays behind.
+
+    Raises RunInterrupted, with a message that ends by `then`, for a signal other than Ctrl-C. It decorates functions,
+    too.
+    """
+    try:
+        with raised_at_once():
+            yield
+    except Terminated as ended:
+        raise RunInterrupted(f"stopped by {ended}. {then}", exit_status=RESUME_LATER) from None
+
+
+GOES_ON: Final = "The same command goes on from what is finished."
+BEGINS_ANEW: Final = "The same command begins anew."
+"""For `ended_by_signals`: what a command does whose work is kept, and one whose work is not."""
+
+
 class StopRequests:
     """Context manager that notices signals and a limit in hours. Signals are noticed in the main thread only."""
 
