@@ -14,6 +14,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from common import make_groups
+from rewardlab.analysis import linear
 from rewardlab.analysis.linear import (
     TOLERANCE,
     Comparisons,
@@ -96,6 +97,21 @@ def test_each_column_is_what_it_would_be_alone_and_the_start_does_not_matter():
         alone = fit(data, weights[:, [column]], penalties[[column]], start_FB=np.full((6, 1), 3.0))
         np.testing.assert_allclose(together[:, column], alone[:, 0], atol=2e-2)
     assert not np.allclose(together[:, 0], together[:, 1], atol=0.05)
+
+
+def test_where_there_are_many_features_only_few_columns_are_fitted_at_a_time(monkeypatch):
+    data, penalties = make_data(), np.geomspace(0.01, 1.0, 5)
+    weights = np.repeat(data.weights[:, None], 5, axis=1)
+    together, sizes, alone = fit(data, weights, penalties), [], linear._lbfgs
+
+    def counted(objective, theta_FB, tolerance):
+        sizes.append(theta_FB.shape)
+        return alone(objective, theta_FB, tolerance)
+
+    monkeypatch.setattr(linear, "_lbfgs", counted)
+    monkeypatch.setattr(linear, "MAX_COEFFICIENTS", 13)
+    np.testing.assert_allclose(fit(data, weights, penalties), together, atol=1e-9)
+    assert sizes == [(6, 2), (6, 2), (6, 1)]
 
 
 def test_a_sparse_matrix_gives_the_same_fit():

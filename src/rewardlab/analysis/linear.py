@@ -40,6 +40,9 @@ PENALTIES = tuple(float(penalty) for penalty in np.geomspace(1e-3, 1e2, 11))
 """Candidates of the cross-validation, suited to features whose differences have a mean square of 1."""
 MAX_ENTRIES = 20_000_000
 """Most comparisons × columns that are computed at a time, to limit memory."""
+MAX_COEFFICIENTS = 4_000_000
+"""Most features × columns that are fitted at a time: L-BFGS keeps 16 arrays of this size, half a GB. Ten thousand
+replies of some hundred words have hundreds of thousands of words and pairs of words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +168,7 @@ def fit(
         raise DataError("no comparison has any weight, so there is nothing to fit. Look at the weights of the data.")
     num_columns = weights_CB.shape[1]
     theta_FB = np.zeros((data.differences.shape[1], num_columns))
-    block = max(1, MAX_ENTRIES // max(len(data.labels), 1))
+    block = max(1, min(MAX_ENTRIES // max(len(data.labels), 1), MAX_COEFFICIENTS // max(len(theta_FB), 1)))
     for first in range(0, num_columns, block):
         part = slice(first, first + block)
         start = theta_FB[:, part] if start_FB is None else start_FB[:, part]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -63,9 +63,10 @@ class Outcome:
         return read_scores(judged)
 
     def table(self, on: str) -> ScoreTable:
-        """Return the score rows as columns, read once. Raises as `rows`."""
+        """Return the score rows as columns, read once, without the rows themselves, which take most of the memory: those
+        of all runs are kept. Raises as `rows`."""
         if on not in self._tables:
-            self._tables[on] = score_table(self.rows(on))
+            self._tables[on] = replace(score_table(self.rows(on)), rows=())
         return self._tables[on]
 
     @cached_property
