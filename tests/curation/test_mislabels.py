@@ -19,7 +19,7 @@ from rewardlab.curation.mislabels.cleaning import turned_round
 from rewardlab.curation.mislabels.crossfit import Witness, comparisons_of, folds_of, hear
 from rewardlab.curation.mislabels.lengths import Lengths, lengths_of
 from rewardlab.curation.mislabels.noise import confident_count, estimate_noise
-from rewardlab.curation.mislabels.pairs import held_together, nearly_equal, opposites, pairs_of
+from rewardlab.curation.mislabels.pairs import Near, held_together, nearly_equal, opposites, pairs_of
 from rewardlab.curation.mislabels.planting import TOGETHER, plant
 from rewardlab.curation.mislabels.ranking import flagged_rows, rank
 from rewardlab.curation.mislabels.reasons import _reasons
@@ -107,6 +107,15 @@ def test_a_near_duplicate_with_the_opposite_label_is_named():
     assert found[4] == ("pairs.jsonl:10",)
     assert found[9] == ("pairs.jsonl:5", "pairs.jsonl:13")
     assert found[0] == ()
+
+
+def test_of_thousands_of_rows_with_the_opposite_label_the_first_are_named():
+    judged = (Comparison(first=0, second=1), Comparison(first=1, second=0))
+    rows = [preference(number, comparisons=[judged[number % 2]]) for number in range(60)]
+    pairs = pairs_of(rows, np.arange(60), seed=0)
+    found = opposites(pairs, Near(prompts_P=np.zeros(60, dtype=np.int64), replies=((0, 1),) * 60))
+    assert found[0] == tuple(row.id for row in rows[1:40:2])
+    assert found[59] == tuple(row.id for row in rows[0:40:2])
 
 
 # --- out of sample -------------------------------------------------------------------------------------------

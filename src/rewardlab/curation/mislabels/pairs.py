@@ -23,6 +23,8 @@ from rewardlab.curation.near import near_groups, signatures
 from rewardlab.data.splits import JOINING_BYTES, MOST_FIRST_TURNS, MOST_TOGETHER, Numbers, Texts, find_roots
 
 FloatArray = npt.NDArray[np.float64]
+MOST_OPPOSITE: Final = 20
+"""Most rows with the opposite label that are named for a pair."""
 FEWEST: Final = 50
 """The smallest number of judged pairs that is searched: probabilities cannot be calibrated on fewer."""
 
@@ -192,7 +194,8 @@ def _joined(roots_P: Numbers, preferences: Sequence[Preference], near: Near) -> 
 
 
 def opposites(pairs: Pairs, near: Near | None) -> list[tuple[str, ...]]:
-    """Return for each pair the ids of other rows with nearly the same prompt and replies and the opposite label."""
+    """Return for each pair the ids of other rows with nearly the same prompt and replies and the opposite label, at
+    most `MOST_OPPOSITE`: of filled-in templates there may be thousands."""
     if near is None:
         return [()] * len(pairs)
     keyed: dict[tuple[int, int, int], set[int]] = {}
@@ -203,11 +206,13 @@ def opposites(pairs: Pairs, near: Near | None) -> list[tuple[str, ...]]:
         groups = near.replies[owner]
         keys.append((int(near.prompts_P[owner]), groups[preferred], groups[other]))
         keyed.setdefault(keys[-1], set()).add(owner)
+    # One more than are told, since the pair's own row may be among them.
+    earliest = {key: sorted(owners)[: MOST_OPPOSITE + 1] for key, owners in keyed.items()}
     return [
         tuple(
             pairs.preferences[other].id
-            for other in sorted(keyed.get((prompt, second, first), ()))
+            for other in earliest.get((prompt, second, first), ())
             if first != second and other != owner
-        )
+        )[:MOST_OPPOSITE]
         for owner, (prompt, first, second) in zip(pairs.owners_N.tolist(), keys, strict=True)
     ]
