@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import asdict, replace
 from functools import reduce
 from itertools import pairwise
@@ -252,3 +253,17 @@ def test_a_reply_that_has_two_rows_is_refused() -> None:
     rows = pair_rows([(1.0, 0.0, 1.0)])
     with pytest.raises(DataError, match="hold a reply twice"):
         evaluate([*rows, *rows], beta=1.0)
+
+
+def test_one_prompt_with_a_long_key_does_not_make_all_keys_as_long() -> None:
+    rows = pair_rows([(1.0, float(number % 3), 1.0) for number in range(1500)])
+    longer = {key: f"{key} {'and so on ' * 5000}" for key in (rows[0].prompt_key, rows[-1].prompt_key)}
+    long = [replace(row, prompt_key=longer.get(row.prompt_key, row.prompt_key)) for row in rows]
+    tracemalloc.start()
+    try:
+        found = evaluate(long, beta=1.0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.estimates == evaluate(rows, beta=1.0).estimates
+    assert most < 100 * 2**20, "an array of such keys takes 300 MB"

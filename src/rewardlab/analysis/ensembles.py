@@ -15,6 +15,7 @@ import numpy as np
 
 from rewardlab.analysis.influence import auroc
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.stats import numbered
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate, ScoreRow
 
@@ -144,7 +145,8 @@ def on_one_scale(scores_MR: FloatArray, prompts_R: Sequence[str]) -> FloatArray:
 
     Raises DataError for a member whose scores do not vary within any prompt.
     """
-    _, prompt_R, sizes = np.unique(np.asarray(prompts_R, dtype=np.str_), return_inverse=True, return_counts=True)
+    prompt_R, count = numbered(prompts_R)
+    sizes = np.bincount(prompt_R, minlength=count)
     means = np.stack([np.bincount(prompt_R, scores_R) / sizes for scores_R in scores_MR])
     centred_MR = scores_MR - means[:, prompt_R]
     # The mean of equal numbers may be off by rounding, which must not pass for variation.
@@ -200,7 +202,7 @@ def disagreement(ensemble: Ensemble) -> Disagreement:
     mean_N = margins_MN.mean(axis=0)
     kept_N = np.isfinite(margins_MN).all(axis=0) & (mean_N != 0)
     margins_MN, mean_N = margins_MN[:, kept_N], mean_N[kept_N]
-    prompt_N = np.unique(np.array(prompts, dtype=object)[kept_N].astype(str), return_inverse=True)[1].astype(np.int64)
+    prompt_N, _ = numbered([key for key, kept in zip(prompts, kept_N.tolist(), strict=True) if kept])
     wrong_N = mean_N < 0
     return Disagreement(
         by_spread=auroc(margins_MN.std(axis=0, ddof=1), wrong_N, prompt_N),

@@ -88,7 +88,7 @@ class Replies:
     @cached_property
     def prompt_L(self) -> IntArray:
         """[L] number of the prompt of each row."""
-        return np.unique(np.asarray(self.prompts, dtype=np.str_), return_inverse=True)[1].astype(np.intp)
+        return stats.numbered(self.prompts)[0]
 
     @cached_property
     def row_N(self) -> IntArray:

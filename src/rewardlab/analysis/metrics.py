@@ -212,7 +212,7 @@ def _of_decided(joined: Sequence[ScoredComparison], columns: OrientedComparisons
     decided = columns.where(kept)
     scores = [(entry.first.score, entry.second.score)[:: -1 if entry.comparison.label < 0.5 else 1] for entry in joined]
     preferred, other = np.array(scores, dtype=np.float64).reshape(-1, 2)[kept].T
-    clusters = np.unique(decided.prompt_keys, return_inverse=True)[1]
+    clusters, _ = stats.numbered(decided.prompt_keys)
     below = (decided.outcome == 0).astype(np.float64)
     return {
         "eval_margin_std": standard_deviation(decided.difference, clusters),

@@ -176,7 +176,8 @@ def _in_units(values_R: FloatArray, keys_R: Sequence[str], scores_W: FloatArray,
     if math.isnan(alone.low) or not (unit := float(scores_W.std())):
         return alone
     pull_W = alone.value / 2 * (np.square((scores_W - scores_W.mean()) / unit) - 1) / scores_W.size
-    inside_W = np.isin(np.asarray(keys_W, dtype=np.str_), np.asarray(keys_R, dtype=np.str_))
+    with_value = set(keys_R)
+    inside_W = np.array([key in with_value for key in keys_W], dtype=bool)
     if len({key for key, inside in zip(keys_W, inside_W.tolist(), strict=True) if not inside}) < stats.MIN_CLUSTERS:
         inside_W[:] = True
     # One value for each row: those of replies that changed, then those of scores.

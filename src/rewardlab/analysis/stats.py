@@ -53,6 +53,8 @@ _ROUNDING = 1e-12
 """Relative difference up to which two values are equal."""
 _FEW_KEYS = 4
 """From so many comparisons a key on, keys are numbered without sorting them all."""
+_LONG_KEY = 64
+"""Keys with more characters are not made into an array, in which each takes as much room as the longest."""
 
 
 def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
@@ -269,7 +271,7 @@ def cluster_totals(values_NS: FloatArray, clusters: Sequence[str]) -> FloatArray
 def numbered(clusters: Sequence[str]) -> tuple[npt.NDArray[np.intp], int]:
     """Return ([N] the place of each key among the sorted ones, how many there are)."""
     distinct = set(clusters)
-    if len(distinct) * _FEW_KEYS > len(clusters):
+    if len(distinct) * _FEW_KEYS > len(clusters) and max(map(len, distinct)) <= _LONG_KEY:
         keys, index_N = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
         return index_N, len(keys)
     # Sorting a key for each comparison takes several times as long.
