@@ -63,8 +63,10 @@ class Outcome:
         return read_scores(judged)
 
     def table(self, on: str) -> ScoreTable:
-        """Return the score rows as columns, read once, without the rows themselves, which take most of the memory: those
-        of all runs are kept. Raises as `rows`."""
+        """Return the score rows as columns, read once. Raises as `rows`.
+
+        Those of all runs are kept, so they come without the rows themselves, which take most of the memory.
+        """
         if on not in self._tables:
             self._tables[on] = replace(score_table(self.rows(on)), rows=())
         return self._tables[on]
