@@ -94,6 +94,11 @@ def test_however_many_tables_a_run_is_in_its_files_are_read_once(
     assert max(of_records) <= 3
 
 
+def test_the_scores_of_all_runs_are_kept_as_columns_alone(study: Study) -> None:
+    tables = [outcome.table("test") for outcome in outcomes.Outcomes(study, may_read="test").done("plain")]
+    assert [(len(table.pairs.label), table.rows) for table in tables] == [(200, ())] * 3
+
+
 def test_an_arm_is_the_mean_over_seeds_of_the_pairs_that_it_ranks_right(study: Study, summary: Summary) -> None:
     for row in summary.arms.rows:
         by_hand = []

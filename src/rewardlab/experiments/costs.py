@@ -210,9 +210,11 @@ class _Together:
         size, seen = self._open.get(prompt, (0, set()))
         if is_absent(row.get("prompt")) or size == self._most:
             size, seen = 0, set()
-        self._open[prompt] = (size + 1, seen | texts.keys())
         self._all += sum(texts.values())
         self._computed += sum(length for text, length in texts.items() if text not in seen)
+        # Added in place: a bundle may be thousands of rows, and a copy for each would be as long as all before it.
+        seen.update(texts)
+        self._open[prompt] = (size + 1, seen)
 
     def share(self) -> float:
         """Return the part; 1 where each row is drawn by itself."""
