@@ -135,9 +135,10 @@ def ece_estimate(
     calibrated model the truth is 0, the end of the range, which bootstrap intervals miss. This interval instead holds
     every true value under which the observed ECE is not among the extreme (1 − level)/2 on either side: hybrid
     resampling (Chuang & Lai 2000, Statistica Sinica 10, 1-50), with the gaps of the bins distributed normally around
-    the likeliest gaps for that value, with the noise that these would have (`_Candidates`). It is widened to hold the ECE itself, and reaches up to the ECE that three of
-    four samples of a calibrated model exceed: of one that is smaller than nearly all such samples give, no true value
-    would be left, as if there were no noise. Fewer than 20 comparisons or 10 prompts get no interval.
+    the likeliest gaps for that value, with the noise that these would have (`_Candidates`). It is widened to hold the
+    ECE itself, and reaches up to the ECE that three of four samples of a calibrated model exceed: of one that is
+    smaller than nearly all such samples give, no true value would be left, as if there were no noise. Fewer than 20
+    comparisons or 10 prompts get no interval.
     """
     folded = _fold(p, y, bins)
     table = _bin_table(folded)

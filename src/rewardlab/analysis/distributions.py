@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.influence import NO_VARIATION, by_influence, cluster_sums, without_interval
-from rewardlab.analysis.intervals import FloatArray, effective_number, wilson_limits
+from rewardlab.analysis.intervals import FloatArray, effective_number, student_limits, wilson_limits
 from rewardlab.analysis.score_table import BoolArray, IntArray
 from rewardlab.core.types import Estimate
 
@@ -76,7 +76,12 @@ def histogram_edges(values: FloatArray) -> FloatArray:
 
 
 def standard_deviation(values: FloatArray, clusters: IntArray) -> Estimate:
-    """Return the standard deviation of values [N], divisor N − 1, with an interval of its logarithm."""
+    """Return the standard deviation of values [N], divisor N − 1, with an interval of its logarithm.
+
+    By its influence alone, that of two values which are equally frequent is known exactly. But squares are taken about
+    the mean of the values, and about the true one, e away, they are larger by e². So the lower limit is widened, as for
+    independent errors, by half of (e / deviation)² with e as far as the interval of the mean reaches.
+    """
     if values.size < 2:
         return without_interval(math.nan, values.size)
     centred = values - values.mean()
@@ -84,10 +89,20 @@ def standard_deviation(values: FloatArray, clusters: IntArray) -> Estimate:
     if not size:
         return without_interval(0.0, len(np.unique(clusters)), method=NO_VARIATION)
     # Scaled, so that squares of large or small values neither overflow nor vanish.
-    square = np.square(centred / size)
-    deviation = size * math.sqrt(float(square.sum()) / (values.size - 1))
-    influence = deviation * (square / square.mean() - 1) / 2
-    return by_influence(deviation, influence, clusters, scale="log")
+    scaled = centred / size
+    square = np.square(scaled)
+    unit = math.sqrt(float(square.sum()) / (values.size - 1))
+    influence = size * unit * (square / square.mean() - 1) / 2
+    found = by_influence(size * unit, influence, clusters, scale="log")
+    totals_3C, repeated = cluster_sums(scaled, clusters)
+    if totals_3C.shape[1] < stats.MIN_CLUSTERS or found.low == 0:
+        return found
+    of_mean = student_limits(*(row[None] for row in totals_3C), level=found.level)
+    about_mean = ((float(of_mean.high[0]) - float(of_mean.value[0])) / unit) ** 2 / 2
+    low, high = (found.value, found.value) if math.isnan(found.low) else (found.low, found.high)
+    low = found.value * math.exp(-math.hypot(math.log(found.value / low), about_mean))
+    method = f"t interval of the logarithm, by influence{', by prompt' if repeated else ''}"
+    return replace(found, low=low, high=high, method=method)
 
 
 def quantile(values: FloatArray, clusters: IntArray, *, share: float) -> Estimate:
