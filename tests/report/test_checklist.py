@@ -15,6 +15,7 @@ from rewardlab.report.checklist import checklist_section
 from rewardlab.report.document import Checklist, Paragraph, Table, shown
 from rewardlab.report.evaluations import read_scores
 from rewardlab.report.folder import Record, read_folder
+from rewardlab.report.from_scores import rewards_section
 from rewardlab.report.paired import against_baselines, runs_section
 from run_folders import score_rows, write_evaluation, write_run
 from score_rows import score_row
@@ -292,3 +293,16 @@ def test_scores_that_overrate_length_ask_for_a_look_though_the_labels_do_not_fol
     if count > 400:
         # It is shown, but is next to nothing.
         assert -0.1 < judged["eval_length_coefficient"].value < judged["eval_length_coefficient"].high < 0
+
+
+def test_rewards_that_differ_by_little_are_told_apart(record):
+    """In three decimals all rewards of such a model, and their intervals, would be 0.000."""
+    rows = [replace(row, score=1e-5 * row.score) for row in score_rows()]
+    tables = {}
+    for name, own in (("plain", score_rows()), ("small", rows)):
+        blocks = rewards_section(judge_rows(own, beta=1.0, draws=5), record).blocks
+        tables[name] = {row[0]: row[1] for table in blocks if isinstance(table, Table) for row in table.rows}
+    for number in ("margin, mean", "margin, standard deviation", "reward of all replies, standard deviation"):
+        plain, small = (float(tables[name][number].split(" ")[0]) for name in ("plain", "small"))
+        assert small == pytest.approx(1e-5 * plain, rel=0.02)
+    assert tables["small"]["share of margins below 0"] == tables["plain"]["share of margins below 0"]

@@ -42,6 +42,12 @@ RANKS: Final = {
     "eval_gold_spearman": "Spearman's ρ of scores and gold scores over all replies",
 }
 """Number about rankings -> what a reader is told that it is."""
+DECIMALS: Final = 3
+MOST_DECIMALS: Final = 9
+IN_SCORES: Final = {
+    *("eval_margin", "eval_margin_std", "eval_score_mean", "eval_score_std", "eval_chosen_mean", "eval_rejected_mean")
+}
+"""Numbers in units of the score, which may be of any size."""
 SIDE_BY_SIDE: Final = 33
 """Characters that fit below a chart in spans such as −231…−20, in wide fonts."""
 
@@ -88,14 +94,15 @@ def calibration_section(judgement: Judgement) -> Section:
 
 def rewards_section(judgement: Judgement, record: Record) -> Section:
     """Return histograms of rewards and of margins, margins over time, and their means."""
-    distributions = judgement.distributions
+    distributions, digits = judgement.distributions, score_digits(judgement)
     charts = [
         _histogram(
             "Rewards of preferred and other replies",
             {"preferred": distributions["chosen"], "other": distributions["rejected"]},
             "reward (score)",
+            digits=digits,
         ),
-        _histogram("Margins", {"": distributions["margin"]}, "margin (score difference)"),
+        _histogram("Margins", {"": distributions["margin"]}, "margin (score difference)", digits=digits),
         _margins_over_time(record),
     ]
     names = {
@@ -107,12 +114,12 @@ def rewards_section(judgement: Judgement, record: Record) -> Section:
         "reward of all replies, mean": "eval_score_mean",
         "reward of all replies, standard deviation": "eval_score_std",
     }
-    table = _numbers(judgement, names, caption="Rewards and margins")
+    table = _numbers(judgement, names, caption="Rewards and margins", digits=digits)
     drawn = Charts(charts=tuple(chart for chart in charts if chart))
-    return Section(title="Rewards and margins", blocks=(drawn, table, _percentiles(distributions)))
+    return Section(title="Rewards and margins", blocks=(drawn, table, _percentiles(distributions, digits=digits - 1)))
 
 
-def _percentiles(distributions: Mapping[str, Distribution]) -> Table:
+def _percentiles(distributions: Mapping[str, Distribution], *, digits: int) -> Table:
     """Return a table of the lowest value, the percentiles and the highest value of rewards and margins."""
     titles = {
         "chosen": "reward of preferred replies",
@@ -135,7 +142,7 @@ def _percentiles(distributions: Mapping[str, Distribution]) -> Table:
     return Table(
         caption="Percentiles and extremes",
         header=("share of values below", *columns),
-        rows=tuple((share, *(shown(own.get(share), digits=2) for own in columns.values())) for share in shares),
+        rows=tuple((share, *(shown(own.get(share), digits=digits) for own in columns.values())) for share in shares),
         notes=(*column_notes(known), *missing_intervals(lacking)),
         notes_folded=True,
     )
@@ -210,7 +217,7 @@ def length_section(judgement: Judgement) -> Section:
     blocks: list[Block] = []
     for name in ("length_difference", "reply_tokens"):
         if found := judgement.slices.get(name, ()):
-            blocks.append(_slice_table(name, found))
+            blocks.append(_slice_table(name, found, digits=score_digits(judgement)))
     chart = _accuracy_by_length(judgement.slices.get("length_difference", ()))
     table = _numbers(judgement, names, caption="What length has to do with it")
     return Section(title="Length", blocks=(table if chart is None else Beside(chart=chart, table=table), *blocks))
@@ -223,15 +230,16 @@ def slices_section(judgement: Judgement) -> Section:
     return Section(
         title="Slices",
         blocks=tuple(
-            _slice_table(name, judgement.slices[name])
+            _slice_table(name, judgement.slices[name], digits=score_digits(judgement))
             for name in left
             if len(judgement.slices[name]) > 1 or name not in BUILT_IN
         ),
     )
 
 
-def _numbers(judgement: Judgement, names: Mapping[str, str], *, caption: str) -> Table:
-    """Return estimates as a table; missing ones are left out."""
+def _numbers(judgement: Judgement, names: Mapping[str, str], *, caption: str, digits: int = DECIMALS) -> Table:
+    """Return estimates as a table, with more `digits` than usual for those in units of the score; missing ones are left
+    out."""
     there = {name: judgement.estimates[metric] for name, metric in names.items() if metric in judgement.estimates}
     notes = [
         "observations: comparisons, or prompts where one has several comparisons",
@@ -240,13 +248,23 @@ def _numbers(judgement: Judgement, names: Mapping[str, str], *, caption: str) ->
     return Table(
         caption=caption,
         header=("number", "value", "observations"),
-        rows=tuple((name, shown(estimate), format_count(estimate.n)) for name, estimate in there.items()),
+        rows=tuple(
+            (name, shown(estimate, digits=digits if names[name] in IN_SCORES else DECIMALS), format_count(estimate.n))
+            for name, estimate in there.items()
+        ),
         notes=tuple(notes),
         notes_folded=True,
     )
 
 
-def _slice_table(name: str, found: Sequence[Slice]) -> Table:
+def score_digits(judgement: Judgement) -> int:
+    """Return how many decimals tell rewards apart: as usual, or more where they differ by less than a tenth."""
+    spreads = (judgement.estimates[name].value for name in ("eval_score_std", "eval_margin_std"))
+    known = [spread for spread in spreads if spread > 0]
+    return max(DECIMALS, min(2 - math.floor(math.log10(min(known))), MOST_DECIMALS)) if known else DECIMALS
+
+
+def _slice_table(name: str, found: Sequence[Slice], *, digits: int = DECIMALS) -> Table:
     """Return a table of accuracy, NLL and margin by slice, with the accuracy also drawn."""
     what = BUILT_IN.get(name, "column of the data")
     columns = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin"}
@@ -256,7 +274,10 @@ def _slice_table(name: str, found: Sequence[Slice]) -> Table:
         rows=[
             [
                 own.label or "(empty)",
-                *(shown(own.estimates.get(metric)) for metric in columns.values()),
+                *(
+                    shown(own.estimates.get(metric), digits=digits if metric in IN_SCORES else DECIMALS)
+                    for metric in columns.values()
+                ),
                 format_count(own.num_comparisons),
             ]
             for own in found
@@ -312,7 +333,7 @@ def _accuracy_by_length(found: Sequence[Slice]) -> Chart | None:
     )
 
 
-def _histogram(title: str, named: Mapping[str, Distribution], label: str) -> Chart | None:
+def _histogram(title: str, named: Mapping[str, Distribution], label: str, *, digits: int) -> Chart | None:
     """Return a chart of histograms over one axis: the first as filled bars, the others as outlines over them."""
     if not any(own.counts for own in named.values()):
         return None
@@ -323,7 +344,9 @@ def _histogram(title: str, named: Mapping[str, Distribution], label: str) -> Cha
     ]
     ends = [edge for own in named.values() for edge in own.edges]
     heights = [float(count) for own in named.values() for count in own.counts]
-    means = "; ".join(f"{f'{name}: ' if name else ''}mean {shown(own.mean)}" for name, own in named.items())
+    means = "; ".join(
+        f"{f'{name}: ' if name else ''}mean {shown(own.mean, digits=digits)}" for name, own in named.items()
+    )
     return Chart(
         title=title,
         words=f"{means[0].upper()}{means[1:]}. {number_of(first.num_values, 'comparison')}.",
