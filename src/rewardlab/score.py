@@ -7,6 +7,7 @@ lay out or read a conversation differently from the others.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -273,8 +274,27 @@ def probabilities(scores: Sequence[float], affine: tuple[float, float] | None) -
     return found
 
 
+class _Turn:
+    """A lock of one object; a copy of the object, in this process or another one, has a lock of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Turn, ()
+
+
 class Scorer:
-    """A reward model with its renderer. A conversation gets the same score whatever other ones it is scored with."""
+    """A reward model with its renderer. A conversation gets the same score whatever other ones it is scored with.
+
+    Any number of threads may share it; one computes at a time.
+    """
 
     def __init__(
         self,
@@ -301,6 +321,8 @@ class Scorer:
         """(scale, shift) of `rewardlab calibrate`, None where none was fitted; `score` never applies it."""
         self.tells_cuts = True
         """Whether a warning is logged where conversations are cut; `rewardlab score` says so of every row instead."""
+        # Neither a model, whose hooks keep what they read between two layers, nor a tokenizer may be used by two threads.
+        self._turn = _Turn()
 
     def score(
         self,
@@ -316,7 +338,8 @@ class Scorer:
         Raises RenderError if the argument is not a list of conversations, or naming the conversation that does not end
         with an assistant turn or cannot be rendered.
         """
-        scores = score_groups(self.model, self._groups(conversations, rendered), budget=self.token_budget)
+        with self._turn:
+            scores = score_groups(self.model, self._groups(conversations, rendered), budget=self.token_budget)
         return [float(score) for piece in scores for score in piece]
 
     def final_states(
@@ -329,12 +352,13 @@ class Scorer:
 
         Raises as `score` does.
         """
-        states = compute_groups(
-            self.model,
-            self._groups(conversations, rendered),
-            lambda batch: self.model.final_states(batch).float(),
-            budget=self.token_budget,
-        )
+        with self._turn:
+            states = compute_groups(
+                self.model,
+                self._groups(conversations, rendered),
+                lambda batch: self.model.final_states(batch).float(),
+                budget=self.token_budget,
+            )
         return np.concatenate([np.zeros((0, self.model.head.in_features), np.float32), *states])
 
     def calibrated(self, scores: Sequence[float]) -> list[float]:

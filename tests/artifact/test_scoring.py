@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -12,6 +15,7 @@ from artifacts import save
 from common import set_layout
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ArtifactError, RenderError
+from rewardlab.model.layers import decoder_layers
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,54 @@ def test_scores_do_not_depend_on_what_is_scored_beside_them(saved):
     alone = [scorer.score([conversation])[0] for conversation in conversations]
     assert scorer.score(conversations) == pytest.approx(alone, abs=1e-5)
     assert scorer.score(conversations[::-1]) == pytest.approx(alone[::-1], abs=1e-5)
+
+
+def test_threads_that_share_a_scorer_get_the_scores_that_each_gets_alone(saved):
+    """The other thread asks in the middle of the last layer, where hooks keep at which tokens scores are read."""
+    scorer = load(saved)
+    asked, found, threads = threading.Event(), {}, []
+    prompts = ("How do I keep basil alive?", "What is the capital of France, and why?")
+    alone = {prompt: scorer.score_replies(prompt, ["yes", "no! 3"]) for prompt in prompts}
+
+    class Told:
+        def __enter__(self):
+            asked.set()
+            turn.__enter__()
+
+        def __exit__(self, *error):
+            turn.__exit__(*error)
+
+    def score(prompt):
+        try:
+            found[prompt] = scorer.score_replies(prompt, ["yes", "no! 3"])
+        finally:
+            asked.set()
+
+    def another(*_):
+        if not threads:
+            asked.clear()
+            threads.append(threading.Thread(target=score, args=prompts[1:]))
+            threads[0].start()
+            assert asked.wait(60)
+
+    turn, scorer._turn = scorer._turn, Told()
+    attention = decoder_layers(scorer.model.backbone)[-1].self_attn
+    attention.register_forward_hook(another)
+    score(prompts[0])
+    threads[0].join()
+    for prompt in prompts:
+        assert found[prompt] == pytest.approx(alone[prompt], abs=2e-5)
+
+
+def test_a_copy_of_a_scorer_has_a_lock_of_its_own(saved):
+    scorer = load(saved)
+    with scorer._turn:
+        copied = copy.deepcopy(scorer)
+    thread = threading.Thread(target=copied._turn.__enter__, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert pickle.loads(pickle.dumps(scorer._turn))._lock is not scorer._turn._lock
 
 
 def test_layouts_agree_after_loading(saved):
