@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from artifacts import refusal
 from common import make_model, make_tokenizer
 from lessons import slightly_trained, wide_renderer
 from rewardlab.artifact import save as save_module
-from rewardlab.artifact.load import load
+from rewardlab.artifact.load import load, require_files
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.artifact.seal import KEY, OF_THE_RUN
 from rewardlab.core.errors import ArtifactError
@@ -283,3 +284,22 @@ def test_the_first_version_rounded_to_the_nearest(copy):
 def test_a_spec_that_only_calls_itself_older_is_refused(copy):
     make_older(copy, sealed=True)
     assert "schema_version in reward_spec.json was changed after the model was saved" in refusal(copy)
+
+
+@pytest.mark.parametrize("check", [load, verify])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_folder_into_which_another_model_is_put_meanwhile_is_told(copy, tmp_path, monkeypatch, check, precision):
+    """A run puts its best model there again and again; in bf16 the other's weights may be within the tolerance."""
+    other, model = tmp_path / "other", slightly_trained()
+    with torch.no_grad():
+        model.head.weight.mul_(1.001)
+    save_reward_model(other, model, wide_renderer(), beta=1.5, save_dtype=torch.float32, provenance={})
+
+    def racing(path, spec):
+        require_files(path, spec)
+        shutil.rmtree(copy)
+        shutil.copytree(other, copy)
+
+    monkeypatch.setattr(sys.modules[check.__module__], "require_files", racing)
+    with pytest.raises(ArtifactError, match=f"{copy}: another model was put there while it was loaded"):
+        check(copy, precision=precision)

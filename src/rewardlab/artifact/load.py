@@ -15,7 +15,7 @@ from safetensors import safe_open
 from rewardlab.analysis.faults import largest_distance, name_fault, name_token_fault, reference_scores
 from rewardlab.artifact.canaries import score_tokens
 from rewardlab.artifact.config import require_agreement, require_config, require_sizes
-from rewardlab.artifact.seal import require_seal
+from rewardlab.artifact.seal import one_model_of, require_seal
 from rewardlab.artifact.shards import BIAS
 from rewardlab.core.config import from_mapping, require
 from rewardlab.core.errors import ArtifactError, ConfigError, ModelError, RenderError
@@ -86,7 +86,8 @@ def load(
     `trust_remote_code` runs Python code that comes with the folder. `compute` names kernels; by default the allocator
     of the process is left alone. `log` gets a line on what was chosen.
 
-    Raises ArtifactError if anything that decides a score is missing, changed or different; ConfigError for a
+    Raises ArtifactError if anything that decides a score is missing, changed or different, or if another model is put
+    into the folder meanwhile; ConfigError for a
     `device`, `precision`, `attention` or kernel that does not exist or cannot be used here; ModelError if `attention`
     is "shared" and that is not exact for this model.
     """
@@ -94,21 +95,22 @@ def load(
     require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
     modes = ("auto", "shared", "padded")
     require(attention in modes, f"attention {attention!r} is not one of {', '.join(modes)}.")
-    spec = read_spec(path)
-    if check:
-        require_files(path, spec)
-    scorer = assemble(
-        path,
-        spec,
-        where=Where(device=_device(device)),
-        precision=precision,
-        attention_mode=attention,
-        trust=trust_remote_code,
-        compute=compute,
-        log=log,
-    )
-    if check:
-        require_canaries(scorer, spec, where=str(path))
+    with one_model_of(path):
+        spec = read_spec(path)
+        if check:
+            require_files(path, spec)
+        scorer = assemble(
+            path,
+            spec,
+            where=Where(device=_device(device)),
+            precision=precision,
+            attention_mode=attention,
+            trust=trust_remote_code,
+            compute=compute,
+            log=log,
+        )
+        if check:
+            require_canaries(scorer, spec, where=str(path))
     return scorer
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ from rewardlab.core.spec import (
     carries_digest,
     part_digests,
     parts_by_default,
+    read_spec,
 )
 
 logger = logging.getLogger("rewardlab")
@@ -131,6 +133,55 @@ def recorded_digest(path: Path) -> str | None:
     """Return the digest of its spec in a folder's config.json, or None if it holds none."""
     digest = read_object(path / "config.json", DAMAGED).get(KEY)
     return digest if isinstance(digest, str) else None
+
+
+def digest_of(folder: Path) -> str:
+    """Return the digest by which the model of a folder is known. Raises ArtifactError if the folder holds none."""
+    try:
+        # A folder of the first version holds no digest of its spec.
+        return recorded_digest(folder) or sha256_file(folder / SPEC_FILE)
+    except FileNotFoundError as error:
+        # If the folder or its spec is missing, read_spec raises an error that says so more clearly.
+        read_spec(folder)
+        raise ArtifactError(f"{folder}: {Path(error.filename).name} is missing. Restore it.") from None
+
+
+def require_digest(folder: Path, digest: str) -> None:
+    """Raise ArtifactError unless the folder still holds the model whose digest was read before it was loaded."""
+    if (now := digest_of(folder)) != digest:
+        raise _replaced(folder, digest, now)
+
+
+@contextmanager
+def one_model_of(folder: Path) -> Iterator[None]:
+    """Raise ArtifactError, which says so, if another model is put into a folder that is read inside this block.
+
+    Files of two models contradict each other, or do so by less than half precision shows.
+    """
+    before, fault = _digest_if_any(folder), None
+    try:
+        yield
+    except ArtifactError as error:
+        fault = error
+    now = _digest_if_any(folder)
+    if before is not None and now is not None and now != before:
+        raise _replaced(folder, before, now) from fault
+    if fault is not None:
+        raise fault
+
+
+def _digest_if_any(folder: Path) -> str | None:
+    try:
+        return digest_of(folder)
+    except (ArtifactError, OSError):  # what is wrong with the folder is told by those who read it
+        return None
+
+
+def _replaced(folder: Path, before: str, now: str) -> ArtifactError:
+    return ArtifactError(
+        f"{folder}: another model was put there while it was loaded: its digest was {before:.12}…, now it is "
+        f"{now:.12}…. Name the folder again once it is written; better, give each model a folder of its own."
+    )
 
 
 def _in_weights(file: Path) -> str | None:

@@ -10,14 +10,12 @@ import torch
 
 from rewardlab.artifact.adapters import Adapters
 from rewardlab.artifact.load import load
-from rewardlab.artifact.seal import recorded_digest
+from rewardlab.artifact.seal import digest_of, require_digest
 from rewardlab.artifact.shared_backbone import AdaptedModel, Adapter
 from rewardlab.client.protocol import ServedModel, WireCanary, WireMessage
 from rewardlab.core.config import require
 from rewardlab.core.controls import notice_of
-from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import sha256_file
-from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.score import Scorer
 from rewardlab.serve.engine.prefix_cache import PrefixCache
@@ -73,30 +71,10 @@ class Slot:
 def open_model(name: str, folder: Path, cache: PrefixCache, config: EngineConfig) -> Slot:
     """Load a model and check it. Raises as `rewardlab.load` does, and ArtifactError if the folder is replaced
     meanwhile."""
-    digest = _digest_of(folder)
+    digest = digest_of(folder)
     spec, scorer = read_spec(folder), _load(folder, config)
-    _require_unchanged(folder, digest)
+    require_digest(folder, digest)
     return _slot(name, digest, spec, scorer, ScoringModel(scorer.model, cache))
-
-
-def _digest_of(folder: Path) -> str:
-    """Return the digest by which clients know the model of a folder."""
-    try:
-        # A folder of the first version holds no digest of its spec.
-        return recorded_digest(folder) or sha256_file(folder / SPEC_FILE)
-    except FileNotFoundError as error:
-        # If the folder or its spec is missing, read_spec raises an error that says so more clearly.
-        read_spec(folder)
-        raise ArtifactError(f"{folder}: {Path(error.filename).name} is missing. Restore it.") from None
-
-
-def _require_unchanged(folder: Path, digest: str) -> None:
-    """Raise ArtifactError unless the folder still holds the model whose digest was read before it was loaded."""
-    if (now := _digest_of(folder)) != digest:
-        raise ArtifactError(
-            f"{folder}: another model was put there while it was loaded: its digest was {digest:.12}…, now it is "
-            f"{now:.12}…. Name the folder again once it is written; better, give each model a folder of its own."
-        )
 
 
 def _load(folder: Path, config: EngineConfig) -> Scorer:
@@ -143,9 +121,9 @@ class AdapterFamily:
 
         Raises ArtifactError if the folder fails its checks or its adapter cannot share a backbone.
         """
-        digest = _digest_of(folder)
+        digest = digest_of(folder)
         self._adapters = Adapters(folder, lambda lender: _load(lender, config), trust=config.trust_remote_code)
-        _require_unchanged(folder, digest)
+        require_digest(folder, digest)
         self._cache = cache
 
     def check(self, folder: Path) -> tuple[Adapter, str]:
@@ -153,7 +131,7 @@ class AdapterFamily:
 
         Raises ArtifactError if files are changed, or if it was trained from another base.
         """
-        digest = _digest_of(folder)
+        digest = digest_of(folder)
         return self._adapters.check(folder), digest
 
     def install(self, name: str, adapter: Adapter, digest: str) -> Slot:
@@ -165,7 +143,7 @@ class AdapterFamily:
         folder = adapter.folder
         scorer, adapted = self._adapters.install(adapter)
         try:
-            _require_unchanged(folder, digest)
+            require_digest(folder, digest)
             model = ScoringModel(adapted.model, self._cache, adapted)
             return _slot(name, digest, read_spec(folder), scorer, model, adapted)
         except BaseException:

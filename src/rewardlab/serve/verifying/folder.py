@@ -9,6 +9,7 @@ import torch
 
 from rewardlab.analysis.faults import separated
 from rewardlab.artifact.load import Where, assemble, require_canaries, require_files
+from rewardlab.artifact.seal import one_model_of
 from rewardlab.core.config import require
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.model.load import PRECISION
@@ -38,10 +39,12 @@ def verify(folder: str | Path, *, precision: str = "fp32") -> Verification:
     """
     path = Path(folder)
     require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
-    spec = read_spec(path)
-    require_files(path, spec)
-    scorer = assemble(path, spec, where=Where(device=torch.device("cpu")), precision=precision, attention_mode="auto")
-    distance = require_canaries(scorer, spec, where=str(path))
+    with one_model_of(path):
+        spec = read_spec(path)
+        require_files(path, spec)
+        cpu = Where(device=torch.device("cpu"))
+        scorer = assemble(path, spec, where=cpu, precision=precision, attention_mode="auto")
+        distance = require_canaries(scorer, spec, where=str(path))
     dtype = str(PRECISION[precision]).removeprefix("torch.")
     noticed = separated(spec.canaries, tolerance=SCORE_TOLERANCE[dtype])
     return Verification(
