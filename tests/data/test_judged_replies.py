@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
+from loading import load
 from parsing import cause, preference, replies
 
 JUDGED = {
@@ -29,6 +32,15 @@ def test_judged_replies_are_read_as_they_are():
 def test_a_preference_written_as_json_is_read_as_the_same():
     row = json.loads(json.dumps(dataclasses.asdict(preference(JUDGED))))
     assert preference(row) == preference(JUDGED)
+
+
+def test_a_csv_file_of_judged_replies_says_the_same(tmp_path: Path):
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        cells = [value if isinstance(value, str) else json.dumps(value) for value in JUDGED.values()]
+        csv.writer(file).writerows([[*JUDGED], cells])
+    (found,) = load(tmp_path / "rows.csv").preferences
+    wanted = preference(JUDGED)
+    assert dataclasses.replace(found, id=wanted.id, source=wanted.source) == wanted
 
 
 def test_of_judged_replies_two_that_were_compared_are_always_drawn():

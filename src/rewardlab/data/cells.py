@@ -16,7 +16,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.types import Preference
 from rewardlab.data.rows import SHAREGPT_ROLES, show
 
-CSV_LISTS: Final = ("responses", "scores", "ranking")
+CSV_LISTS: Final = ("responses", "replies", "scores", "ranking")
 """Columns whose cells are JSON lists of any kind."""
 OBJECT_LISTS: Final = (
     *("comparisons", "answers", "completions", "summaries", "individual_preference", "three_most_similar_preferences"),

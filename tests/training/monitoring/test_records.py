@@ -129,6 +129,11 @@ def test_distributions_that_grow_are_those_that_are_written_at_once(tmp_path: Pa
     assert list(json.loads(file.read_text())) == ["3"]
 
 
+def test_a_run_without_evaluations_gets_no_file_of_distributions_by_resuming(tmp_path: Path) -> None:
+    Records(tmp_path).restore_distributions({})
+    assert not (tmp_path / "reward_distributions.json").exists()
+
+
 def test_a_rank_that_writes_nothing_leaves_no_file(tmp_path: Path) -> None:
     records = Records(tmp_path, writes=False)
     records.add(2, {"train_loss": 0.5})

@@ -218,7 +218,7 @@ class Records:
         entries = [_to_entry(step, scores).removesuffix(_CLOSED) for step, scores in self._distributions.items()]
         if entries:
             self._scores.write([f"{{{','.join(entries)}", _CLOSED])
-        else:
+        elif self._scores.path.exists():
             self._scores.write(["{}\n"])
             self._scores.end = -1  # nothing can be put into it
 
