@@ -85,6 +85,14 @@ def test_it_is_the_largest_that_leaves_two_fifths_of_the_device_by_the_formulas(
     assert budget_by_size(model, LONG, config).reason == "by memory: more could take above 60% of 0.0 GiB"
 
 
+def test_compiled_layers_keep_more(monkeypatch):
+    plain, compiled = config_of(), config_of(compile=True)
+    model = model_of(plain)
+    just = int(taken(model, plain, SIZES[2]) / SHARE * 1.02)
+    assert chosen(monkeypatch, just, model, LONG, plain) == SIZES[2]
+    assert chosen(monkeypatch, just, model, LONG, compiled) == SIZES[1]
+
+
 def test_a_step_that_is_smaller_gets_no_more_than_evaluations_use(monkeypatch):
     config = config_of()
     model = model_of(config)
