@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.slurm.jobs import read_jobs
 from rewardlab.experiments.slurm.queue import ask_slurm
 from rewardlab.experiments.slurm.submitting import submit
@@ -111,6 +112,23 @@ def test_without_squeue_and_sacct_that_is_said(cluster, monkeypatch):
     queue = ask_slurm(study.folder)
     assert (queue.runs, queue.others) == ({}, {})
     assert queue.problems == ["squeue is not there", "sacct is not there"]
+
+
+def test_what_a_user_has_squeue_leave_out_is_seen_all_the_same(cluster, monkeypatch):
+    cluster.slurm.hold()
+    study = cluster.study(phases=[{"name": "main", "arms": ["a"], "seeds": [0]}])
+    submit(study)
+    for name in ("squeue", "scancel"):
+        program = cluster.slurm.bin / name
+        told = '[ -z "${SQUEUE_PARTITION:-}${SCANCEL_INTERACTIVE:-}" ] || exit 0\nexec '
+        program.write_text(program.read_text().replace("exec ", told))
+    monkeypatch.setenv("SQUEUE_PARTITION", "mine")
+    monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")
+    assert ask_slurm(study.folder).queued == ["100_0", "200"]
+    cluster.slurm.refuse("report.sbatch")
+    with pytest.raises(ConfigError, match="were cancelled"):
+        submit(study, again=True)
+    assert cluster.slurm.asked("scancel") == [["300"]]
 
 
 @pytest.mark.slow

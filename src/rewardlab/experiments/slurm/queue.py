@@ -6,6 +6,7 @@ without a word.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,8 @@ ENDED: Final = frozenset(
 """States of jobs that will not go on by themselves."""
 LIVING: Final = frozenset(("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED"))
 """States of jobs whose processes may live."""
+CHOOSING: Final = ("SQUEUE_", "SACCT_", "SCANCEL_")
+"""Beginnings of the variables by which users choose what these programs show and ask."""
 TIMEOUT_S: Final = 60
 """Longest wait for an answer of squeue or sacct."""
 UNKNOWN_JOB: Final = "invalid job id"
@@ -158,13 +161,25 @@ def _tasks(number: str) -> Iterator[str]:
                 yield f"{array[1]}_{index}"
 
 
+def unfiltered() -> dict[str, str]:
+    """Return the environment without the variables by which users choose what squeue, sacct and scancel show and ask
+    them, such as `SQUEUE_PARTITION`: with these a job that waits would not be seen."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(CHOOSING)}
+
+
 def _ask(program: str, words: Sequence[str]) -> tuple[str, str]:
     """Return the answer of a program, and in words why there is none."""
     if shutil.which(program) is None:
         return "", f"{program} is not there"
     try:
         answer = subprocess.run(
-            [program, *words], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+            [program, *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+            env=unfiltered(),
         )
     except subprocess.TimeoutExpired:
         return "", f"{program} did not answer within {TIMEOUT_S} seconds"

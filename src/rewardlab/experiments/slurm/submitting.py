@@ -23,7 +23,7 @@ from rewardlab.experiments.pitfalls import too_many_processes
 from rewardlab.experiments.plan import WINNER, Phase
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.slurm.jobs import Job, Kind, dependency, note_jobs, read_jobs, with_id
-from rewardlab.experiments.slurm.queue import ask_slurm
+from rewardlab.experiments.slurm.queue import ask_slurm, unfiltered
 from rewardlab.experiments.slurm.script import (
     MOST_TASKS,
     Place,
@@ -389,7 +389,9 @@ def _cancel(numbers: Sequence[str]) -> str:
         return " Nothing was submitted before it."
     told = " ".join(numbers)
     try:
-        cancelled = subprocess.run(["scancel", *numbers], capture_output=True, timeout=SBATCH_TIMEOUT_S, check=False)
+        cancelled = subprocess.run(
+            ["scancel", *numbers], capture_output=True, timeout=SBATCH_TIMEOUT_S, check=False, env=unfiltered()
+        )
     except (OSError, subprocess.TimeoutExpired):
         return f" Jobs were submitted before it; end them with `scancel {told}`."
     if cancelled.returncode:
