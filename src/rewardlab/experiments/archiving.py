@@ -16,6 +16,7 @@ from typing import Final
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.spec import SPEC_FILE
 from rewardlab.experiments.study import Study
 
 SUMS: Final = "SHA256SUMS"
@@ -100,7 +101,10 @@ def _leads_into(path: Path, study: Path) -> bool:
 
 
 def _is_of_model(name: Path) -> bool:
-    """Return whether a file of a study lies in the folder of a model: runs/ARM/seed_S/best/…"""
+    """Return whether a file of a study lies in the folder of a model, runs/ARM/seed_S/best/…, and is not what the
+    report reads there: the step at which the model was saved."""
+    if name.parts[4:] == (SPEC_FILE,):
+        return False
     return len(name.parts) > 4 and name.parts[0] == "runs" and _holds_model(name.parts[3])
 
 
