@@ -26,7 +26,7 @@ from rewardlab.core.earlier_names import renamed, renamed_flags
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import at_home
 from rewardlab.core.other_names import ALSO_CALLED, VALUES_ALSO_CALLED, in_other_units
-from rewardlab.core.terminal import brief, short, visible
+from rewardlab.core.terminal import brief, listed, short, visible
 from rewardlab.training.settings.conventions import Conventions
 
 logger = logging.getLogger("rewardlab")
@@ -73,6 +73,7 @@ def parse(
         logger.info("%s", line)
     if conventions is not None:
         in_file = conventions.translate(in_file, f"--config {path}")
+    _require_own(in_file, known, f"--config {path}")
     kind: Any = settings_type
     hints = _hints(kind)
     # A section becomes a field of a dataclass, whose name cannot be a word of Python.
@@ -119,6 +120,21 @@ def parse(
         if setting.default is dataclasses.MISSING and name not in values:
             raise ConfigError(f"{_flag(name, hints)} is missing; see `rewardlab {command} --help`.")
     return from_mapping(settings_type, values, where=f"rewardlab {command}" if path is None else f"--config {path}")
+
+
+def _require_own(in_file: Mapping[str, object], known: Mapping[str, Setting], where: str) -> None:
+    """Raise ConfigError for a file of the settings of `train`, such as a run's config.json, that another command is
+    given. Settings that neither has are left to others."""
+    foreign = [name for name in in_file if name.replace("-", "_") not in known]
+    if not foreign:
+        return
+    from rewardlab.training.settings.config import RewardTrainerConfig
+
+    if all(name.replace("-", "_") in settings_of(RewardTrainerConfig) for name in foreign):
+        raise ConfigError(
+            f"{where}: has settings of `rewardlab train` that this command lacks: {listed(foreign, 3)}. "
+            f"Give it a file of its own, or flags."
+        )
 
 
 def _is_mode_of_another_metric(

@@ -185,6 +185,14 @@ def test_other_commands_read_files_too(tmp_path, capsys):
     path = tmp_path / "eval.yaml"
     path.write_text("model: nosuch\nhf-splits: test\n")
     assert "unknown setting 'hf_splits'. Did you mean 'hf_split'?" in refusal(capsys, "eval", "--config", path)
+
+
+@pytest.mark.parametrize("command", ["eval", "score"])
+def test_the_file_of_a_training_run_is_told_as_such(tmp_path, capsys, command):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: a\nlr: 1e-5\nsteps: 4\nlora: true\nbatch_size: 8\n")
+    said = refusal(capsys, command, "--config", path)
+    assert "has settings of `rewardlab train` that this command lacks: lr, steps, lora and 1 more." in said
     path.write_text(f"folder: {tmp_path}\n")
     assert refusal(capsys, "verify", "--config", path).startswith(f"{tmp_path}: no reward_spec.json")
     assert refusal(capsys, "verify", "--config", path, "nosuch").startswith("nosuch: no such folder")

@@ -83,6 +83,8 @@ def test_nothing_held_out_means_no_test_data(tmp_path):
 def test_data_that_are_not_those_that_were_built_are_refused(built, tmp_path):
     with pytest.raises(ConfigError, match=r"--data is missing: .*gold build"):
         train_arguments(["--model", "m"])
+    with pytest.raises(ConfigError, match="--data is missing, and there is no --data-path: name the folder"):
+        train_arguments(["--data-path", "a", "--model", "m"])
     with pytest.raises(ConfigError, match="--data: name one folder"):
         train_arguments(["--data", "a", "--data=b"])
     with pytest.raises(ConfigError, match="--data: name one folder"):

@@ -41,9 +41,10 @@ def train_arguments(arguments: Sequence[str]) -> list[str]:
     if folder is None:
         if given.get("--resume", "auto") != "auto":
             return rest
+        like = next((f", and there is no {flag}" for flag in given if flag.startswith(f"{DATA}-")), "")
         raise ConfigError(
-            "--data is missing: name the folder that `rewardlab gold build` wrote. Other data are trained on with "
-            f"`rewardlab train --preset {PRESET} --dataset …`."
+            f"--data is missing{like}: name the folder that `rewardlab gold build` wrote. Other data are trained on "
+            f"with `rewardlab train --preset {PRESET} --dataset …`."
         )
     if also := [flag for flag in OURS if flag in given]:
         raise ConfigError(f"{also[0]}: --data {folder} names the training data. Keep one of them.")
