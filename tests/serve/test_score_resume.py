@@ -337,6 +337,19 @@ def test_two_processes_do_not_write_one_output(source, target, holder):
         score_with(Stub(), source, target)
 
 
+def test_of_processes_that_begin_at_once_one_goes_on_with_its_folder(source, target, holder, monkeypatch):
+    real = file_module.only_process
+
+    def late(folder, flag):
+        holder(folder)
+        return real(folder, flag)
+
+    monkeypatch.setattr(file_module, "only_process", late)
+    with pytest.raises(ConfigError, match="is being written by "):
+        score_with(Stub(), source, target)
+    assert partial_of(target).is_dir()
+
+
 def test_a_mistake_leaves_no_folder(source, target, tmp_path):
     source.write_text('{"prompt": "How?"}\n')
     with pytest.raises(DataError):

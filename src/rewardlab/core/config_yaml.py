@@ -21,7 +21,8 @@ MOST_VALUES: Final = 10_000
 """Most values in a file, and in what its aliases expand to."""
 MERGE: Final = "tag:yaml.org,2002:merge"
 DATE: Final = "tag:yaml.org,2002:timestamp"
-MISREAD: Final = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+TEXT: Final = "tag:yaml.org,2002:str"
+MISREAD: Final = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)\Z")
 """What YAML 1.1 reads as numbers of base 8 or 60: 010 would be 8, and 1:30 would be 90."""
 
 
@@ -46,17 +47,12 @@ class _Loader(SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         # PyYAML would turn `2024-01-01` into a date. No setting is a date, but the name of a folder may look like one.
+        # What the first pattern that matches says is taken.
         self.yaml_implicit_resolvers = {
-            first: [(tag, pattern) for tag, pattern in rules if tag != DATE]
+            first: [(TEXT, MISREAD), *((tag, pattern) for tag, pattern in rules if tag != DATE)]
             for first, rules in SafeLoader.yaml_implicit_resolvers.items()
         }
         self._num_nodes = 0
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """Return the type of a value that does not name its own: text for what YAML 1.1 would misread."""
-        if kind is ScalarNode and implicit[0] and MISREAD.fullmatch(value):
-            return self.DEFAULT_SCALAR_TAG
-        return super().resolve(kind, value, implicit)
 
     def get_single_node(self) -> Node | None:
         """Return the document. Raises ComposerError if it is too large once its aliases are expanded."""

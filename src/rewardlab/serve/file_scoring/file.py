@@ -244,8 +244,10 @@ def surveyed(
     folder = partial_of(target)
     is_new = not folder.exists()
     folder.mkdir(exist_ok=True)
-    try:
-        with only_process(folder, "--output"):
+    with only_process(folder, "--output"):
+        # Cleared under the lock: of several processes that begin at once, each may have found no folder, and what
+        # stands there is that of the one that has the lock.
+        try:
             if settings.restart:
                 empty(folder)
             yield Work(
@@ -258,10 +260,10 @@ def surveyed(
                 input_sha256=digest,
                 settings=settings,
             )
-    except BaseException:
-        if is_new and folder.exists() and not holds_scores(folder):
-            remove(folder)
-        raise
+        except BaseException:
+            if is_new and folder.exists() and not holds_scores(folder):
+                remove(folder)
+            raise
 
 
 def require_places(source: Path, target: Path, *, overwrite: bool) -> None:
