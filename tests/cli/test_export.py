@@ -17,7 +17,7 @@ from rewardlab.artifact.calibrated import store_calibration
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
-from rewardlab.core.errors import ArtifactError
+from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import SPEC_FILE, CalibrationSpec, read_spec
 from rewardlab.data.config import RenderingConfig
@@ -209,3 +209,16 @@ def test_a_signal_leaves_no_half_of_an_export(tmp_path, folder, monkeypatch, cap
     assert ended.value.code == 75
     assert "stopped by SIGTERM. The same command begins anew." in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_what_came_there_while_it_was_exported_is_not_replaced(tmp_path, folder, monkeypatch):
+    out = tmp_path / "half"
+
+    def meanwhile(_: Path) -> None:
+        out.mkdir()
+        (out / "mine").touch()
+
+    monkeypatch.setattr(export_module, "verify_in_clean_process", meanwhile)
+    with pytest.raises(ConfigError, match="half: it exists and is not empty"):
+        export_module.export(folder, out, dtype="bfloat16")
+    assert [path.name for path in out.iterdir()] == ["mine"]

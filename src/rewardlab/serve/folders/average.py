@@ -105,6 +105,7 @@ def average(
         # Free this model first: the verifying process loads one as well, and memory may not be enough for both.
         del scorer
         verify_in_clean_process(place)
+        require_apart(sources[0], target, overwrite=overwrite)  # another process may have made it meanwhile
     wanted = np.average(scores, axis=0, weights=shares)
     cosine = min(
         float(torch.nn.functional.cosine_similarity(*pair, dim=0)) for pair in itertools.combinations(heads, 2)

@@ -70,6 +70,7 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
         # Free this model first: the verifying process loads one as well, and memory may not be enough for both.
         del scorer
         verify_in_clean_process(place)
+        require_apart(source, target, overwrite=overwrite)  # another process may have made it meanwhile
     return spec
 
 

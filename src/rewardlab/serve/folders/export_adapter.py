@@ -86,6 +86,7 @@ def export_adapter(
                 f"{settings[BASE]}, and {allowed:g} is allowed. Is this the base model that they were trained on? "
                 f"Name it with --base. Nothing was written."
             )
+        require_apart(source, target, overwrite=overwrite)  # another process may have made it meanwhile
     return ExportedAdapter(
         base=str(settings[BASE]), distance=distance, allowed=allowed, num_canaries=len(spec.canaries)
     )

@@ -97,6 +97,7 @@ def import_model(
         distance = _require_parity(opened, renderer, own, [canary.score for canary in spec.canaries], settings.dtype)
         spec = _with_parity(place, spec, opened.allowed, distance, own)
         verify_in_clean_process(place)
+        require_apart(source, target, overwrite=overwrite)  # another process may have made it meanwhile
     final = spec.renderer.final_token_id
     end = None if final is None else str(renderer.tokenizer.decode([final]))
     return Imported(spec=spec, source=found, words=opened.words, allowed=opened.allowed, distance=distance, end=end)
