@@ -182,3 +182,13 @@ def test_an_evaluation_that_is_no_number_is_told(base_model, pairs_file, tmp_pat
     train(config_for(base_model, pairs_file, tmp_path / "run", steps=2, eval_every=1))
     (line,) = [line for line in caplog.messages if "not finite" in line]
     assert line == "step 1/2  eval_accuracy is not finite, so this evaluation cannot be the best"
+
+
+@pytest.mark.slow
+def test_a_loss_of_training_is_not_called_infinite_before_the_first_step(
+    base_model, pairs_file, tmp_path, verified_here, caplog
+):
+    rule = {"early_stopping_metric": "train_loss"}
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=2, eval_every=1, **rule))
+    assert "is not finite" not in caplog.text
+    assert result.best_step is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -165,10 +166,12 @@ class RewardJudge:
         if self.baseline is None:
             # The first evaluation is at step 0, before any update.
             self.baseline = result
-        values = {name: value for name, value in self.records.rows[step].items() if value is not None}
+        row = self.records.rows[step]
+        values = {name: value for name, value in row.items() if value is not None}
         non_finite = result.overall.sums.non_finite
         better = self.selection.offer(step, values, sound=not non_finite)
-        if not better and (non_finite or self.selection.metric not in values):
+        # A column of training steps is not there before the first one, and None where it is not finite.
+        if not better and (non_finite or row.get(self.selection.metric, math.inf) is None):
             logger.warning(
                 "step %d/%d  %s is not finite%s, so this evaluation cannot be the best",
                 step,
