@@ -321,7 +321,7 @@ class Scorer:
         """(scale, shift) of `rewardlab calibrate`, None where none was fitted; `score` never applies it."""
         self.tells_cuts = True
         """Whether a warning is logged where conversations are cut; `rewardlab score` says so of every row instead."""
-        # Neither a model, whose hooks keep what they read between two layers, nor a tokenizer may be used by two threads.
+        # No two threads may use a tokenizer at once, or a model: its hooks keep things from layer to layer.
         self._turn = _Turn()
 
     def score(

@@ -85,7 +85,12 @@ def test_a_changed_part_of_the_spec_is_named(copy, case):
 @pytest.mark.parametrize(
     "name",
     [
-        *("added_tokens.json", "special_tokens_map.json", "tokenizer.model", "additional_chat_templates/tool_use.jinja"),
+        *(
+            "added_tokens.json",
+            "special_tokens_map.json",
+            "tokenizer.model",
+            "additional_chat_templates/tool_use.jinja",
+        ),
         *("adapter_config.json", "modules.json", "sentence_bert_config.json", "hf_quant_config.json"),
     ],
 )
