@@ -35,6 +35,7 @@ FP16: dict[str, Any] = {"precision": "fp16"}
 BF16: dict[str, Any] = {"precision": "bf16"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dora in fp16": ("llama", FP16 | {"lora": True, "lora_rank": 2, "dora": True}),
+    "adapters, whole on each of two nodes": ("llama", {"lora": True, "lora_rank": 2, "sharding": "hybrid"}),
     "upper layers in fp16": ("llama", FP16 | {"freeze_layers": 1}),
     "the head alone in bf16": ("llama", BF16 | {"train_head_only": True, "lr": 1e-2}),
     "windows in bf16, rounded to the nearest": ("gemma3", BF16 | {"half_rounding": "nearest"}),
@@ -80,7 +81,8 @@ def test_every_weight_moves_on_two_ranks_as_it_does_on_one(case, tmp_path, on_ra
     config = config_for(base, data, tmp_path / "alone", **settings)
     train(config)
     many = config.replace(output_dir=tmp_path / "many")
-    ends, said, _ = on_ranks("whole_run", 2, tmp_path, config=settings_of(many))
+    per_node = 1 if config.run.sharding == "hybrid" else 2
+    ends, said, _ = on_ranks("whole_run", 2, tmp_path, config=settings_of(many), per_node=per_node)
     assert set(ends.values()) == {0}, said[-3000:]
     require_same_way(tmp_path, load_file(base / "model.safetensors"))
     for row, other in zip(history_of(tmp_path / "many"), history_of(tmp_path / "alone"), strict=True):

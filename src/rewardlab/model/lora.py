@@ -310,7 +310,9 @@ def _whole(
         for parameter in layer.parameters():
             gathered = whole_of(parameter)
             if gathered is not parameter and wanted:
-                parts[id(parameter)] = nn.Parameter(gathered.detach().cpu(), parameter.requires_grad)
+                # A copy: what one rank of a node holds alone is gathered as it is, and would be merged in place.
+                own = gathered.detach().to("cpu", copy=True)
+                parts[id(parameter)] = nn.Parameter(own, parameter.requires_grad)
         gathered = parts.get(id(layer.get_base_layer().weight), held)
     else:
         gathered = whole_of(held.detach())
