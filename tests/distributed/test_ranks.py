@@ -212,6 +212,13 @@ def test_a_run_goes_on_with_another_number_of_ranks(base_model, pairs_file, tmp_
 
 
 @pytest.mark.quick_cases(1)
+@pytest.mark.slow
+def test_nodes_with_different_numbers_of_ranks_are_refused_on_all_of_them(tmp_path, on_ranks):
+    ends, said, _ = on_ranks("one_step", 4, tmp_path, name="uneven", sharding="hybrid", per_node=[2, 2, 1, 1])
+    assert set(ends.values()) == {2}
+    assert "here a node has 1 or 2 of the 4" in said
+
+
 @pytest.mark.parametrize("sharding", ["full", "none"])
 @pytest.mark.parametrize("by", ["error", "dying"])
 def test_one_rank_that_fails_ends_all(by, sharding, tmp_path, on_ranks):

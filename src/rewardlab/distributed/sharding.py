@@ -144,12 +144,19 @@ class Parts:
     """How ranks hold sharded models, over all of them or within each node."""
 
     def __init__(self, ranks: Ranks, sharding: Sharding) -> None:
-        """Raises ConfigError if the number of ranks is not a multiple of those on a node (`hybrid`)."""
+        """Raises ConfigError, on all ranks, unless every node has the same number of them (`hybrid`)."""
         self.ranks, self._sharding = ranks, sharding
-        self._per_node = ranks_here(ranks) if sharding == "hybrid" else ranks.size
+        self._per_node = ranks.size
         self._meshes: dict[str, DeviceMesh] = {}
-        if ranks.size % self._per_node:
-            raise ConfigError(f"--sharding hybrid: {ranks.size} ranks are not a multiple of {self._per_node} a node.")
+        if sharding != "hybrid":
+            return
+        found = sorted(set(ranks.gather(ranks_here(ranks))))
+        self._per_node = found[0]
+        if len(found) > 1 or ranks.size % self._per_node:
+            raise ConfigError(
+                f"--sharding hybrid needs the same number of ranks on every node; here a node has "
+                f"{' or '.join(map(str, found))} of the {ranks.size} (LOCAL_WORLD_SIZE)."
+            )
 
     @property
     def is_first(self) -> bool:
