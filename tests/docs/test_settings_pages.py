@@ -40,6 +40,7 @@ OF_SCRIPTS = {
     "--parsable",
     "--responses",
     "--rewards",
+    "--max-restarts",
     "--nproc-per-node",
     "--per-device",
     "--before",
