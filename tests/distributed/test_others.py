@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from rewardlab.core.files import read_json
 from rewardlab.core.run_folder import ENDED
-from rewardlab.distributed.others import Silence
+from rewardlab.distributed import others
+from rewardlab.distributed.others import Others, Silence
 
 
 @pytest.mark.quick_cases(1)
@@ -52,3 +55,19 @@ def test_time_in_which_this_process_did_not_look_is_no_silence_of_others():
     silence.hear({0: "c", 1: "b and more", 2: None}, 5.0)
     assert silence.longer_than(15.0) == [1, 2]
     assert silence.longer_than(16.0) == [2]
+
+
+@pytest.mark.parametrize(("agent", "server"), [("True", "torchrun"), ("False", "rank 0")])
+def test_a_rank_names_the_process_that_is_gone_with_the_store(agent, server, monkeypatch):
+    def gone(_meeting):
+        raise DistNetworkError("the connection broke")
+
+    said = []
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    monkeypatch.setattr(others, "GRACE_S", 0.0)
+    monkeypatch.setattr(others, "_store", gone)
+    watcher = object.__new__(Others)
+    watcher._meeting, watcher._ended = "here", threading.Event()
+    monkeypatch.setattr(Others, "_exit", lambda _self, reason: said.append(reason))
+    watcher._look()
+    assert said == [f"{server}, by which the ranks meet, is gone. {others.GO_ON}"]

@@ -121,14 +121,13 @@ class Others:
             else:
                 return
         except dist.DistError:
-            reason = "the first rank is gone"
+            reason = f"{_server()}, by which the ranks meet, is gone. {GO_ON}"
         if not self._ended.wait(GRACE_S):
             self._exit(reason)
 
     def _guard(self) -> None:
         """End this process where the store answers no more though it is still there, as when its process is stopped."""
-        looks, silent, told = -1, 0.0, False
-        by = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+        looks, silent, told, by = -1, 0.0, False, _server()
         place = visible(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
         while not self._ended.wait(LOOK_EVERY_S):
             silent = silent + LOOK_EVERY_S if looks == self._looks else 0.0
@@ -259,6 +258,11 @@ def _store(meeting: str) -> Any:
     namespace: Any = dist
     store = namespace.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
     return namespace.PrefixStore(meeting, store)
+
+
+def _server() -> str:
+    """Return whose process serves the store."""
+    return "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
 
 
 def _tell(store: Any, text: str) -> str | None:
