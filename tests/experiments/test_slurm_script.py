@@ -11,12 +11,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_slurm import arguments_of, log_path, options_in
 from golden_sbatch import GOLDEN, PLACE, RUNS, SETTINGS, rendered
+from rewardlab.core.config_yaml import parse_yaml
 from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.slurm.script import LIGHT_OPTIONS, Place, array_script, directive, light_script, options_of
 from rewardlab.experiments.slurm_config import DECIDED, SlurmConfig, is_one_line, seconds_of, slurm_config
@@ -291,6 +291,6 @@ def test_the_page_gives_every_key_and_a_section_that_can_be_used():
     page = (ROOT / "docs" / "plans-slurm.md").read_text(encoding="utf-8")
     block = re.search(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     assert block is not None
-    slurm_config(yaml.safe_load(block[1])["slurm"])
+    slurm_config(parse_yaml(block[1])["slurm"])
     table = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     assert {f"`{field.name}`" for field in fields(SlurmConfig)} <= set(re.findall(r"`[a-z_]+`", table))
