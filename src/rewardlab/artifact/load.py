@@ -87,9 +87,8 @@ def load(
     of the process is left alone. `log` gets a line on what was chosen.
 
     Raises ArtifactError if anything that decides a score is missing, changed or different, or if another model is put
-    into the folder meanwhile; ConfigError for a
-    `device`, `precision`, `attention` or kernel that does not exist or cannot be used here; ModelError if `attention`
-    is "shared" and that is not exact for this model.
+    into the folder meanwhile; ConfigError for a `device`, `precision`, `attention` or kernel that does not exist or
+    cannot be used here; ModelError if `attention` is "shared" and that is not exact for this model.
     """
     path = Path(folder)
     require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
