@@ -43,7 +43,8 @@ with sharding.joined_ranks() as ranks:
         raise ConfigError("not this time")
     ranks.wait()
     assert seen.wait(60)
-    print(f"attempt {attempt}: {sum(ranks.gather(1))} are there", flush=True)
+    # In one piece: both write to one pipe, and a line and its end could be parted by the other's.
+    os.write(1, f"attempt {attempt}: {sum(ranks.gather(1))} are there\\n".encode())
 """
 
 
