@@ -59,7 +59,8 @@ def test_the_table_says_what_every_rule_is_and_what_comes_out() -> None:
         )
     assert rows_below("rule") == expected
     named = {f"verl-{name}" for name in ("opo", "grpo-passk", "reinforce-plus-plus-baseline", "gdpo")}
-    assert named | {"openrlhf-reinforce-baseline"} == set(NOT_OF_REWARDS_ALONE)
+    named |= {"openrlhf-reinforce-baseline", "openrlhf-flash-reinforce"}
+    assert named == set(NOT_OF_REWARDS_ALONE)
     assert all(f"`{name.split('-', 1)[1].replace('-', '_')}`" in PAGE for name in NOT_OF_REWARDS_ALONE)
 
 

@@ -191,6 +191,8 @@ NOT_OF_REWARDS_ALONE: Final[Mapping[str, str]] = MappingProxyType(
         "verl-reinforce-plus-plus-baseline": "it normalises over the tokens of the batch",
         "verl-gdpo": "it normalises over the tokens of the batch",
         "openrlhf-reinforce-baseline": "it normalises over the tokens of the batch, the KL penalty included",
+        "openrlhf-flash-reinforce": "its baseline is the mean of the batch. openrlhf-dr-grpo gives the same where all "
+        "rollouts are one group",
     }
 )
 """Name of a library's rule -> why its advantages do not add up to 0 in each group, so that it has no place here."""
@@ -297,7 +299,7 @@ def _rule(rule: str | AdvantageRule) -> AdvantageRule:
         return rule
     if rule not in RULES:
         why = (
-            f"It does not make its advantages from rewards alone: {NOT_OF_REWARDS_ALONE[rule]}. "
+            f"It does not make its advantages from the rewards of a group alone: {NOT_OF_REWARDS_ALONE[rule]}. "
             if (rule in NOT_OF_REWARDS_ALONE)
             else ""
         )
