@@ -112,6 +112,7 @@ IF_THERE: Mapping[str, str] = {
     "--warmup-steps": "1",
     "--eval-every": "2",
     "--plant-seeds": "2",
+    "--max-seq-len": "512",
     "--max-tokens": "16",
     "--most": "2",
     "--num-responses": "2",
