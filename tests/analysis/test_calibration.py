@@ -131,7 +131,7 @@ def known_noise(gap_H: np.ndarray, noise_H: np.ndarray) -> calibration._Candidat
     """Gaps whose noise does not depend on them."""
     most_H = np.full(gap_H.shape, np.inf)
     return calibration._Candidates(
-        seen=gap_H, noise=lambda gaps_H: noise_H, most=most_H, half_step=0.0, is_discrete=0.0
+        seen=gap_H, noise=lambda gaps_H: noise_H, most=most_H, half_step=0.0, discreteness=0.0
     )
 
 

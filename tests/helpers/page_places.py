@@ -146,6 +146,11 @@ def model(path: Path, store: Path) -> None:
     shutil.copytree(store / MODEL, path)
 
 
+def chat_template(path: Path, store: Path) -> None:
+    """The text of a template that has a switch for thinking, as that of Qwen3."""
+    path.write_text(TEMPLATE + "{% if enable_thinking %}<think>{% endif %}", encoding="utf-8")
+
+
 def run_folder(path: Path, store: Path) -> None:
     """A run that is finished, with the best model in it."""
     shutil.copytree(store / "run", path, dirs_exist_ok=True)
@@ -369,7 +374,7 @@ KINDS: Mapping[str, Callable[..., None]] = {
     for one in (
         preferences, model, run_folder, reward_model, calibrated_model, evaluation, conversations, prompts, samples,
         labels, gold_pairs, gold_stages, proxy, one_fact, gold_plan, rollouts, held_out, trl_config, few_steps,
-        foreign_model, foreign_adapters, some_folder, suite, plan, study,
+        foreign_model, foreign_adapters, some_folder, suite, plan, study, chat_template,
     )
 }  # fmt: skip
 """Name of a kind -> puts one at a path, from what is in the store."""

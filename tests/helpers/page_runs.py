@@ -60,6 +60,7 @@ READS: Mapping[str, str] = {
     "--data-path": "one_fact",
     "--heldout": "held_out",
     "--allow-swap-from": "some_folder",
+    "--chat-template": "a template",
     "gold sample --prompts": "prompts",
     "score --input": "conversations",
     "gold label --input": "samples",
@@ -87,7 +88,9 @@ READS: Mapping[str, str] = {
 """What a command is given first, or a flag, alone or of one command -> the kind of what it names; `` for names."""
 VALUES = ("--row", "--max-shard-size", "--repo", "--fractions", "--fail-on", "--map-label", "--reason", "--redo")
 """Flags whose values look like paths and are none."""
-PATH = re.compile(r"/|\.(jsonl|json|yaml|csv|parquet|html|gz|zst|toml|txt|md)$")
+PATH = re.compile(r"/|\.(jsonl|json|yaml|csv|parquet|html|gz|zst|toml|txt|md|jinja)$")
+IF_PATH: Mapping[str, str] = {"set": "preferences", "a template": "chat_template"}
+"""What may be a path or a word -> the kind of the path."""
 
 
 NEW_STUDY = {"amend", "--past-gate"}
@@ -188,8 +191,8 @@ def kind_of(name: str, flag: str, path: str) -> str | None:
     last = path.rpartition("/")[2]
     if kind == "by its name":
         return {"samples.jsonl": "labels", "sft.jsonl": ""}.get(path, "reward_model")
-    if kind == "set":
-        return "preferences" if PATH.search(path) else ""
+    if kind in IF_PATH:
+        return IF_PATH[kind] if PATH.search(path) else ""
     if kind == "prompts" and not PATH.search(path):
         return "preferences"
     if kind == "run_folder" and flag == "--resume" and path == "auto":

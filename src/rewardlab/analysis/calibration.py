@@ -231,8 +231,8 @@ class _Candidates:
     """[H] the largest gaps that labels between 0 and 1 allow."""
     half_step: float
     """Half of what one comparison moves an ECE by."""
-    is_discrete: float
-    """From 0 to 1: whether the probabilities are so much alike that an ECE has few values, a step apart."""
+    discreteness: float
+    """From 0 to 1: how much the probabilities are so alike that an ECE has few values, a step apart."""
 
     @property
     def weight(self) -> FloatArray:
@@ -270,7 +270,7 @@ class _Candidates:
             noise=lambda gaps_H: np.maximum(scatter_H * plain(side_H * gaps_H * total / count_H), noise_H),
             most=np.where(side_H > 0, mean_H, 1 - mean_H) * count_H / total,
             half_step=1 / (2 * total),
-            is_discrete=max(0.0, 1 - spread / DISCRETE_SPREAD),
+            discreteness=max(0.0, 1 - spread / DISCRETE_SPREAD),
         )
 
 
@@ -286,7 +286,7 @@ def _ece_limits(own: _Candidates, *, tail: float, seed: int) -> tuple[float, flo
     calibrated_H = own.noise(np.zeros_like(own.seen))
     half = np.random.default_rng(seed).normal(size=(NUM_NOISE_DRAWS // 2, own.seen.size))
     normal_RH = np.concatenate([half, -half])
-    seen, step = float(own.seen.sum()), own.half_step * own.is_discrete
+    seen, step = float(own.seen.sum()), own.half_step * own.discreteness
     low = _last_candidate(own, normal_RH, share=1 - tail, seen=seen - step)
     high = _last_candidate(own, normal_RH, share=tail, seen=seen + step)
     quartile = np.quantile(np.abs(normal_RH * np.sqrt(calibrated_H)).sum(axis=1), 0.25)
