@@ -48,10 +48,12 @@ READ_BY_ENGINES: Final = (
     *("added_tokens.json", "special_tokens_map.json", "*.model", "*.tiktoken", "tekken.json"),
     *("additional_chat_templates/*", "adapter_config.json", "adapter_model.*"),
     *("modules.json", "sentence_*_config.json", "hf_quant_config.json"),
+    *("*.safetensors", "*.safetensors.index.json"),
 )
 """Files that a folder may hold only if its spec lists them: transformers and engines read tokens, templates, adapters,
-pooling or quantisation from them whenever they are there. By the files of sentence-transformers vLLM takes the mean of
-all positions, or writes texts in small letters."""
+pooling, quantisation or weights from them whenever they are there. By the files of sentence-transformers vLLM takes the
+mean of all positions, or writes texts in small letters. It loads every safetensors file, or those that an index names,
+where transformers takes `model.safetensors` alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
