@@ -51,7 +51,8 @@ class Held:
 def require_json(headers: Any) -> None:
     """Raise NotJsonError unless the headers say that the body is plain JSON in UTF-8."""
     kind, _, rest = headers.get("content-type", "").partition(";")
-    charset = rest.partition("charset=")[2].partition(";")[0].strip(' "').lower()
+    # The names of parameters, like that of the type, are the same in capitals (RFC 9110, section 8.3.1).
+    charset = rest.lower().partition("charset=")[2].partition(";")[0].strip(' "')
     if kind.strip().lower() != MEDIA_TYPE or charset not in ("", "utf-8", "utf8"):
         raise NotJsonError(f"Send the body as JSON in UTF-8, with the header content-type: {MEDIA_TYPE}.")
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
