@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import to_float
-from rewardlab.core.terminal import quoted
+from rewardlab.core.terminal import quoted, short
 from rewardlab.core.types import Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import ReadingConfig
@@ -27,6 +28,14 @@ COLUMNS: Final[Mapping[str, str]] = {
     "weight": "where the column is called strength, --strength-as weight weights the loss with it",
 }
 """Column that others weigh or shift the loss by -> how to have that here."""
+VERDICT: Final = re.compile(
+    r"(human_|gold_)?(better|choice|judge?ment|preference|preferred|verdict|vote|winner)"
+    r"(_(id|index|label|side|answer|completion|output|reply|response))?",
+    re.IGNORECASE,
+)
+"""Columns that say in other files which of two replies is preferred."""
+MOST_VERDICTS: Final = 4
+"""More values than the first, the second, a tie and none are no verdict."""
 SYSTEM: Final = ("system_prompt", "system_message")
 """Columns that others put before the prompt."""
 ARGUMENTS: Final = "chat_template_kwargs"
@@ -60,7 +69,27 @@ def unread(source: Source, reading: ReadingConfig, renderer: Renderer) -> list[s
         f"the content."
         for name in _fields(rows, renderer)
     )
-    return [*_numbers(rows[:1], reading), *_arguments(rows, reading, renderer), *_system(rows, reading), *fields]
+    told = [*_verdicts(rows, reading), *_numbers(rows[:1], reading)]
+    return [*told, *_arguments(rows, reading, renderer), *_system(rows, reading), *fields]
+
+
+def _verdicts(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line for each column that may say which of two replies is preferred, where no label is read."""
+    sides = [reading.own_columns.get(name, name) for name in ("chosen", "rejected")]
+    rows = [row for row in rows if all(side in row for side in sides)]
+    taken = set(reading.own_columns.values())
+    if "label" in reading.own_columns or any({"label", "labels"} & row.keys() for row in rows):
+        return
+    for name in dict.fromkeys(name for row in rows for name in row if name not in taken and VERDICT.fullmatch(name)):
+        values = {row.get(name) for row in rows if isinstance(row.get(name), str | bool | int | float)}
+        words = sorted(str(value) for value in values - {""})
+        if 1 < len(words) <= MOST_VERDICTS:
+            yield (
+                f"the column {name} is not read: the reply in {sides[0]} counts as the better one in every row. If "
+                f"{name} ({', '.join(map(short, words))}) says which of the two is, name it with --label-column "
+                f"{quoted(name)}, and with --map-label VALUE=1 what means {sides[0]}, with VALUE=0 what means "
+                f"{sides[1]}, with VALUE=0.5 a tie."
+            )
 
 
 def _numbers(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:

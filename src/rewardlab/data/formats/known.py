@@ -105,8 +105,8 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
     raise DataError(
         f"{place}: the columns {found} match no known schema of preferences.{hint} The nearest formats: "
         f"{nearest(names, near.values())}. Rename the columns, or name yours with --prompt-column, --chosen-column and "
-        f"--rejected-column, --response-column, or --responses-column and --scores-column. docs/formats.md in "
-        f"rewardlab's repository has all formats."
+        f"--rejected-column (and --label-column, where one says which of the two is preferred), --response-column, or "
+        f"--responses-column and --scores-column. docs/formats.md in rewardlab's repository has all formats."
     )
 
 
