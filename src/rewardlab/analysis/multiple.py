@@ -27,6 +27,10 @@ DRAWS: Final = 2_000
 """Bootstrap draws of prompts."""
 FLIPS: Final = 4_999
 """Random patterns of signs."""
+EXCHANGES: Final = 1_999
+"""Random ways to give models each other's gains."""
+_MOST_EXCHANGED: Final = 2_000
+"""Prompts beyond which they are not drawn: a mean of more is hardly skewed."""
 _CHUNK_VALUES: Final = 4_000_000
 _ROUNDING: Final = 1e-9
 
@@ -71,7 +75,8 @@ def standings(
 
     `prompts_N` is the number of the prompt of each comparison, from 0: prompts are drawn with replacement, whole.
     `p_best` is that of the model confidence set (see `confidence_set`). Gains `of_any_size`, such as those in NLL, may
-    be skewed: there the interval of the mean has to show a difference too, as in `paired.significance_of_means`.
+    be skewed: there the interval of the mean has to show a difference too, as in `paired.significance_of_means`, and
+    so has the exchange of models within prompts.
 
     Below ten prompts ranks have no range and `p_best` is NaN.
     """
@@ -96,8 +101,11 @@ def standings(
     ranks_RM = rankdata(-drawn_RM, axis=1)
     best_RM = drawn_RM == drawn_RM.max(1, keepdims=True)
     first_M = (best_RM / best_RM.sum(1, keepdims=True)).mean(0)
-    by_interval = partial(_p_by_interval, values_MN, [str(prompt) for prompt in prompts_N]) if of_any_size else None
-    p_M = confidence_set(totals_CM, draws=flips, seed=seed, at_least=by_interval)
+    skewed: list[AtLeast] = []
+    if of_any_size:
+        by_interval = partial(_p_by_interval, values_MN, [str(prompt) for prompt in prompts_N])
+        skewed = [by_interval, partial(_p_by_exchange, totals_CM, draws=flips, seed=seed)]
+    p_M = confidence_set(totals_CM, draws=flips, seed=seed, at_least=skewed)
     method = f"bootstrap over prompts, {draws:,} draws"
     return {
         name: Standing(
@@ -110,7 +118,7 @@ def standings(
 
 
 def confidence_set(
-    totals_CM: FloatArray, *, draws: int = FLIPS, seed: int = 0, at_least: AtLeast | None = None
+    totals_CM: FloatArray, *, draws: int = FLIPS, seed: int = 0, at_least: Sequence[AtLeast] = ()
 ) -> FloatArray:
     """Return [M] p-values of a model being as good as the best, from the total gains of prompts [C, M].
 
@@ -121,23 +129,55 @@ def confidence_set(
 
     In place of their bootstrap, which keeps its level only with many prompts, signs are flipped by prompt: a model's
     statistic is the sum of its differences from the mean of those left, over the root of their squares. So for two
-    models the p-value is that of `sign_flip`. `at_least` may raise the p-value of a step.
+    models the p-value is that of `sign_flip`. Each of `at_least` may raise the p-value of a step.
     """
     flipped_RM = _flipped_sums(totals_CM, draws=draws, seed=seed)
     left, p_values, largest = list(range(totals_CM.shape[1])), np.ones(totals_CM.shape[1]), 0.0
     while len(left) > 1:
-        below_CM = totals_CM[:, left].mean(1, keepdims=True) - totals_CM[:, left]
-        size_M = np.sqrt(np.square(below_CM).sum(0))
-        # A model that equals the mean of all on every prompt has no spread, and is not worse.
-        size_M = np.where(size_M > _ROUNDING * np.abs(totals_CM).max(initial=1.0), size_M, np.inf)
+        below_CM, size_M = _below(totals_CM, left)
         worst_M = below_CM.sum(0) / size_M
         drawn_RM = (flipped_RM[:, left].mean(1, keepdims=True) - flipped_RM[:, left]) / size_M
         worst = int(np.argmax(worst_M))
         extreme = int((drawn_RM.max(1) >= worst_M[worst] - _ROUNDING).sum())
         p = (1 + extreme) / (1 + draws)
-        largest = max(largest, p if at_least is None else at_least(left, left[worst], p))
+        for raised in at_least:
+            p = raised(left, left[worst], p)
+        largest = max(largest, p)
         p_values[left.pop(worst)] = largest
     return p_values
+
+
+def _below(totals_CM: FloatArray, left: Sequence[int]) -> tuple[FloatArray, FloatArray]:
+    """Return [C, M] how far each of the models left is below their mean, and [M] the size of that over prompts."""
+    below_CM = totals_CM[:, left].mean(1, keepdims=True) - totals_CM[:, left]
+    size_M = np.sqrt(np.square(below_CM).sum(0))
+    # A model that equals the mean of all on every prompt has no spread, and is not worse.
+    return below_CM, np.where(size_M > _ROUNDING * np.abs(totals_CM).max(initial=1.0), size_M, np.inf)
+
+
+def _p_by_exchange(totals_CM: FloatArray, left: Sequence[int], _: int, p: float, *, draws: int, seed: int) -> float:
+    """Return the larger of p and the p-value of the same statistic where the models left take each other's gains.
+
+    In each prompt the gains are handed on by a drawn number of places, from model to model. Of equal models whose gains
+    are skewed that is exact, which flipped signs are for two models alone: of several, the one whose few large gains
+    are missing by chance is the worst, and seems to vary little.
+    """
+    count, num_prompts = len(left), len(totals_CM)
+    if count < 3 or num_prompts > _MOST_EXCHANGED:
+        return p
+    below_CM, size_M = _below(totals_CM, left)
+    least = float((below_CM.sum(0) / size_M).max()) - _ROUNDING
+    smallest = float(size_M.min()) ** 2 * _ROUNDING
+    both_CM = np.stack([below_CM, np.square(below_CM)])
+    generator, extreme, draws = np.random.default_rng(seed), 0, min(draws, EXCHANGES)
+    chunk = max(1, _CHUNK_VALUES // num_prompts)
+    for start in range(0, draws, chunk):
+        places_RC = generator.integers(0, count, size=(min(chunk, draws - start), num_prompts), dtype=np.int16)
+        handed = (np.concatenate(np.roll(both_CM, place, axis=2), axis=1) for place in range(count))
+        found = sum((places_RC == place).astype(np.float64) @ own_C for place, own_C in enumerate(handed))
+        sums_RM, squares_RM = np.split(found, 2, axis=1)
+        extreme += int(((sums_RM / np.sqrt(np.maximum(squares_RM, smallest))).max(1) >= least).sum())
+    return max(p, (1 + extreme) / (1 + draws))
 
 
 def _p_by_interval(values_MN: FloatArray, clusters: Sequence[str], left: Sequence[int], worst: int, p: float) -> float:
