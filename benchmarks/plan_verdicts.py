@@ -18,15 +18,17 @@ import numpy as np
 from scipy.special import expit, ndtri, stdtr
 
 from harness import results, simulated
+from harness.forecasts import forecasts
 from harness.near_other_ends import near_other_ends, power_near_the_end
 from harness.near_the_end import near_the_end
 from harness.simulation import Rate, Simulation, outside, parser_of, rounded, summary
 from rewardlab.analysis.calibration import ece_influence
 from rewardlab.analysis.crossed import Crossed, Observed, combined
+from rewardlab.experiments.assumed import Assumed
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.design import Design, claim_power
 from rewardlab.experiments.expressions import Claim, Term
-from rewardlab.experiments.power import Assumed, chance, needed, noise_of
+from rewardlab.experiments.power import chance, needed, noise_of
 from rewardlab.experiments.verdicts import contrast_of, judge
 
 ALPHA = 0.05
@@ -364,6 +366,7 @@ KINDS: dict[str, tuple[str, Kind]] = {
     "near_the_end": ("shares near 1, arms that differ on few prompts (at most 5 and 1 %)", near_the_end),
     "near_other_ends": ("AUC, Brier score, loss, several comparisons a prompt (at most 5 and 1 %)", near_other_ends),
     "power_near_the_end": ("the same 2.5 standard errors ahead, at 5 %", power_near_the_end),
+    "forecasts": ("claims found as often as said before, within ten points", forecasts),
 }
 
 

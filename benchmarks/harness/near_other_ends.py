@@ -4,7 +4,7 @@ exactly at their limits, and ahead of them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,9 +16,10 @@ from rewardlab.analysis.crossed import Crossed
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.linearised import observed_in
 from rewardlab.analysis.score_table import Pairs, Replies, ScoreTable
+from rewardlab.experiments.assumed import Assumed, assumed_noise
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
-from rewardlab.experiments.power import Assumed, Noise, assumed_noise, chance
+from rewardlab.experiments.power import Noise, chance
 from rewardlab.experiments.verdicts import contrast_of
 
 OWN: Final = 0.1
@@ -105,29 +106,37 @@ def power_near_the_end(draws: int, generator: np.random.Generator) -> Iterator[R
 
 def _said(kind: Kind, seeds: int, prompts: int, each: int, generator: np.random.Generator) -> float:
     """The chance to find it, as a plan says it before any run from assumptions that are right."""
-    prompt_N = np.repeat(np.arange(LARGE), each)
-    scores = [side + _scores(2, prompt_N, generator) for side in (kind.ahead / 2, -kind.ahead / 2)]
-    tables = {seed: _table(*rows, prompt_N) for seed, rows in enumerate(zip(*scores, strict=True))}
-    beta = kind.sure * kind.ahead
-    observed = observed_in(kind.quantity, tables, beta=beta)
-    values_N = tables[0].pairs.nll(beta=beta)
-    if kind.quantity == "brier":
-        values_N = np.square(1 - tables[0].pairs.probability(beta=beta))
-    away_N = values_N - values_N.mean()
-    moved_SC = LARGE * observed.influence_SC
-    # The variance of the mean of a prompt, over that of single comparisons.
-    together = float(np.square(moved_SC).mean() / np.square(away_N).mean()) * each
-    assumed = Assumed(
-        over_seeds={kind.quantity: 0.0},
-        over_prompts={kind.quantity: float(away_N.std())},
-        skewness={kind.quantity: float((away_N**3).mean() / away_N.std() ** 3)},
-        within_prompt=(together - 1) / (each - 1) if each > 1 else 0.0,
-        alike=dict.fromkeys([kind.quantity], (float(np.corrcoef(moved_SC)[0, 1]),) * 2),
-    )
     [part] = parse(kind.claim).parts
+    assumed = assumed_of(kind, each, 1.0, generator)
     noise = assumed_noise(part, assumed, num_prompts=prompts, num_comparisons=prompts * each, values={})
     assert isinstance(noise, Noise)
     return chance(AHEAD * noise.error(seeds, prompts), noise, seeds=seeds, prompts=prompts, alpha=LEVELS[0])
+
+
+def assumed_of(kind: Kind, each: int, between: float, generator: np.random.Generator) -> Assumed:
+    """What is true of two arms that have a part `between` of what all seeds see in common, from a large study."""
+    prompt_N = np.repeat(np.arange(LARGE), each)
+    tables = drawn_tables(kind, (2, 1 if between == 1 else 2), between, prompt_N, generator)
+    beta = kind.sure * kind.ahead
+    first_SC, other_SC = (LARGE * observed_in(kind.quantity, own, beta=beta).influence_SC for own in tables)
+    pairs = tables[0][0].pairs
+    if kind.quantity == "accuracy":
+        values_N = (pairs.difference > 0).astype(np.float64)
+    else:
+        values_N = pairs.nll(beta=beta) if kind.quantity == "loss" else np.square(1 - pairs.probability(beta=beta))
+    away_N = values_N - values_N.mean()
+    # The variance of the mean of a prompt, over that of single comparisons.
+    together = float(np.square(first_SC).mean() / np.square(away_N).mean()) * each
+    of_seeds, of_arms = (float(np.corrcoef(first_SC[0], one_C)[0, 1]) for one_C in (first_SC[1], other_SC[0]))
+    of_comparisons = {} if kind.quantity == "accuracy" else {kind.quantity: float(away_N.std())}
+    return Assumed(
+        accuracy=kind.accuracy,
+        over_seeds={kind.quantity: 0.0},
+        over_prompts=of_comparisons,
+        skewness={name: float((away_N**3).mean() / sd**3) for name, sd in of_comparisons.items()},
+        within_prompt=(together - 1) / (each - 1) if each > 1 else 0.0,
+        alike={kind.quantity: (of_seeds, of_seeds if between == 1 else of_arms)},
+    )
 
 
 def _studies() -> Iterator[tuple[Kind, int, int, int]]:
@@ -145,20 +154,45 @@ def _case(kind: Kind, seeds: int, prompts: int, each: int) -> str:
 
 def _contrast(kind: Kind, seeds: int, prompts: int, each: int, generator: np.random.Generator) -> Crossed:
     """The claim on one drawn study."""
-    prompt_N = np.repeat(np.arange(prompts), each)
-    scores = [side + _scores(seeds, prompt_N, generator) for side in (kind.ahead / 2, -kind.ahead / 2)]
-    tables = {seed: _table(*rows, prompt_N) for seed, rows in enumerate(zip(*scores, strict=True))}
+    [tables] = drawn_tables(kind, (seeds,), 1.0, np.repeat(np.arange(prompts), each), generator)
     observed = observed_in(kind.quantity, tables, beta=kind.sure * kind.ahead)
     return contrast_of(parse(kind.claim).parts[0], {Term(kind.quantity, "a"): observed})
 
 
-def _scores(seeds: int, prompt_N: np.ndarray, generator: np.random.Generator) -> FloatArray:
-    """[S, N] standard normal scores that seeds, and the comparisons of a prompt, have partly in common."""
+def drawn_tables(
+    kind: Kind, seeds: Sequence[int], between: float, prompt_N: np.ndarray, generator: np.random.Generator
+) -> list[dict[int, ScoreTable]]:
+    """The score tables of arms with so many seeds, which have a part `between` of what their seeds see in common."""
+    sides = [
+        [side + own_SN for own_SN in _scores(seeds, between, prompt_N, generator)]
+        for side in (kind.ahead / 2, -kind.ahead / 2)
+    ]
+    return [
+        {seed: _table(*rows, prompt_N) for seed, rows in enumerate(zip(*both, strict=True))}
+        for both in zip(*sides, strict=True)
+    ]
+
+
+def _scores(
+    seeds: Sequence[int], between: float, prompt_N: np.ndarray, generator: np.random.Generator
+) -> list[FloatArray]:
+    """[S, N] standard normal scores of each arm, which seeds and the comparisons of a prompt partly have in common."""
+    common_N = _common(prompt_N, generator)
+    found = []
+    for count in seeds:
+        of_arm_N = common_N
+        if between < 1:
+            of_arm_N = math.sqrt(between) * common_N + math.sqrt(1 - between) * _common(prompt_N, generator)
+        own_SN = generator.normal(size=(count, len(prompt_N)))
+        found.append(math.sqrt(1 - OWN) * of_arm_N + math.sqrt(OWN) * own_SN)
+    return found
+
+
+def _common(prompt_N: np.ndarray, generator: np.random.Generator) -> FloatArray:
+    """[N] standard normal numbers that the comparisons of a prompt have partly in common."""
     alike = ALIKE if prompt_N[-1] + 1 < len(prompt_N) else 0.0
     of_prompt_N = generator.normal(size=prompt_N[-1] + 1)[prompt_N]
-    common_N = math.sqrt(alike) * of_prompt_N + math.sqrt(1 - alike) * generator.normal(size=len(prompt_N))
-    own_SN = generator.normal(size=(seeds, len(prompt_N)))
-    found: FloatArray = math.sqrt(1 - OWN) * common_N + math.sqrt(OWN) * own_SN
+    found: FloatArray = math.sqrt(alike) * of_prompt_N + math.sqrt(1 - alike) * generator.normal(size=len(prompt_N))
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from rewardlab.analysis.crossed import Observed, combined, pooled_over, with_pooled
 from rewardlab.core.errors import ConfigError
+from rewardlab.experiments.assumed import Assumed
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.design import Design, claim_power
@@ -19,7 +20,7 @@ from rewardlab.experiments.expressions import Claim, Term
 from rewardlab.experiments.observed_noise import _within, noise_seen
 from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan_file import read_plan
-from rewardlab.experiments.power import Assumed, chance, noise_of
+from rewardlab.experiments.power import chance, noise_of
 from rewardlab.experiments.quantities import range_of
 from rewardlab.experiments.verdicts import contrast_of, judge, pool_of
 from rewardlab.experiments.words import check_report

@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 
 from rewardlab.analysis.crossed import Part, half_width
+from rewardlab.experiments.assumed import Assumed, assumed_noise
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
-from rewardlab.experiments.power import (
-    Assumed,
-    Noise,
-    assumed_noise,
-    chance,
-    needed,
-    reach_of,
-    visible,
-)
+from rewardlab.experiments.power import Noise, chance, needed, reach_of, visible
 
 NOISE = Noise(seeds=1e-4, within=1e-4, prompts=2e-4, num_prompts=400)
 A, B = Term("accuracy", "a"), Term("accuracy", "b")

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from rewardlab.analysis.crossed import Observed
+from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.linearised import observed_in
 from rewardlab.analysis.score_table import score_table
+from rewardlab.experiments.assumed import Assumed, assumed_noise
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
-from rewardlab.experiments.power import Assumed, Noise, assumed_noise, chance, needed, noise_of, visible
+from rewardlab.experiments.power import Noise, chance, needed, noise_of, visible
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.tails import third_of_mean
 from rewardlab.experiments.verdicts import contrast_of
@@ -66,13 +68,12 @@ def test_a_claim_is_refuted_as_its_opposite_is_supported() -> None:
 def test_what_two_arms_have_in_common_of_a_tail_cancels_but_not_that_one_may_still_lose() -> None:
     found = noise("loss(a) < loss(b)")
     assert found.tail is not None
-    assert (found.tail.within, found.tail.prompts) == pytest.approx((0, 0))
+    assert found.tail.rising == found.tail.falling
     assert found.tail.down == found.tail.up > 0
     assert chance(0.15, found, seeds=1, prompts=60) < chance(0.15, replace(found, tail=None), seeds=1, prompts=60)
 
 
 def test_only_claims_whose_test_knows_of_a_tail_have_one() -> None:
-    assert noise("accuracy(a) > 0.7", assumed=Assumed()).tail is None
     assert noise("ece(a) < 0.1", assumed=Assumed()).tail is None
     assert noise("loss(a) < ece(a)", assumed=Assumed()).tail is None
     assert noise("loss(a) < 0.5 + accuracy(a)", assumed=Assumed()).tail is not None
@@ -85,6 +86,57 @@ def test_only_claims_whose_test_knows_of_a_tail_have_one() -> None:
         one = observed_in(name, table)
         quantity = quantity_named(name)
         assert quantity.has_ends == (quantity.is_share or one.turned_S is not None), name
+
+
+def outcomes(right_C: FloatArray) -> Observed:
+    """Outcomes of single comparisons in one seed."""
+    value = float(right_C.mean())
+    return Observed(
+        by_seed_S=np.array([value]),
+        seeds=(0,),
+        influence_SC=(right_C - value)[None] / right_C.size,
+        clusters=tuple(map(str, range(right_C.size))),
+    )
+
+
+@pytest.mark.parametrize(("accuracy", "prompts", "ahead"), [(0.97, 60, 0.06), (0.97, 200, 0.03), (0.99, 200, 0.02)])
+def test_the_chance_to_find_an_accuracy_near_1_is_that_of_simulated_studies(accuracy, prompts, ahead) -> None:
+    generator, [part] = np.random.default_rng(0), parse(f"accuracy(a) > {accuracy - ahead:.17g}").parts
+    said = noise("accuracy(a) > 0.7", prompts, assumed=Assumed(over_seeds={"accuracy": 0.0}).at_accuracy(accuracy))
+    found = [
+        contrast_of(part, {Term("accuracy", "a"): outcomes((generator.random(prompts) < accuracy) * 1.0)}).p_above()
+        for _ in range(400)
+    ]
+    rate = float(np.mean(np.array(found) <= 0.05))
+    assert chance(ahead, said, seeds=1, prompts=prompts) == pytest.approx(rate, abs=0.12)
+    assert chance(ahead, replace(said, tail=None), seeds=1, prompts=prompts) > rate + 0.15, "else far too high"
+
+
+@pytest.mark.parametrize("prompts", [60, 400])
+def test_the_chance_to_tell_two_arms_of_an_accuracy_near_1_apart_is_that_of_simulated_studies(prompts) -> None:
+    generator, margin, apart = np.random.default_rng(0), 2.5 * math.sqrt(0.04 / prompts), 0.02
+    assumed = Assumed(accuracy=0.97, disagreeing=2 * apart, disagreeing_seeds=2 * apart, over_seeds={"accuracy": 0.0})
+    said = noise("accuracy(a) > accuracy(b)", prompts, assumed=assumed)
+    [part] = parse(f"accuracy(a) > accuracy(b) - {margin:.17g}").parts
+    found = []
+    for _ in range(400):
+        one_C = generator.random(prompts)
+        arms = {"a": one_C >= 0.03, "b": (one_C >= 0.03 + apart) | ((one_C >= 0.01) & (one_C < 0.03))}
+        seen = {Term("accuracy", name): outcomes(right_C * 1.0) for name, right_C in arms.items()}
+        one = contrast_of(part, seen)
+        found.append((one.p_of_constant if one.is_constant else one.p_above()) <= 0.05)
+    assert chance(margin, said, seeds=1, prompts=prompts) == pytest.approx(np.mean(found), abs=0.12)
+
+
+def test_losses_of_more_accurate_arms_have_a_longer_tail_and_these_disagree_less() -> None:
+    default = Assumed()
+    same, near = default.at_accuracy(0.7), default.at_accuracy(0.97)
+    assert dict(same.over_prompts) == pytest.approx(dict(default.over_prompts))
+    assert dict(same.skewness) == pytest.approx(dict(default.skewness))
+    assert near.skewness["loss"] > 4 * same.skewness["loss"]
+    assert near.over_prompts["loss"] < same.over_prompts["loss"]
+    assert near.correlations("accuracy") == pytest.approx(default.correlations("accuracy"))
+    assert near.disagreeing < 2 * 0.03, "two arms that are each wrong in 3 % cannot disagree on more"
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 1.0])
@@ -111,7 +163,7 @@ def test_what_an_undecided_loss_needs_counts_its_skewness() -> None:
     found = contrast_of(parse("loss(a) < 1.1").parts[0], {Term("loss", "a"): losses(np.random.default_rng(3))})
     own = noise_of(found, limit=0.0)
     assert own.tail is not None
-    assert own.tail.prompts < 0
+    assert own.tail.falling.third_prompts > own.tail.rising.third_prompts == 0
     with_tail, without = (needed(0.1, one, seeds=1, prompts=60).prompts for one in (own, replace(own, tail=None)))
     assert with_tail is not None
     assert without is not None

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import brief, number_of
+from rewardlab.experiments.assumed import Assumed
 from rewardlab.experiments.bands import Bands
 from rewardlab.experiments.claims import parse, parse_term
 from rewardlab.experiments.costs import Cost, cost_of, sizes_of_test
@@ -31,7 +32,7 @@ from rewardlab.experiments.pitfalls import (
     unpinned,
 )
 from rewardlab.experiments.plan import WINNER, Phase, Plan, Run
-from rewardlab.experiments.power import ALPHA, Assumed, Reach, reach_of
+from rewardlab.experiments.power import ALPHA, Reach, reach_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.sweeps import with_stand_ins
@@ -156,6 +157,8 @@ def assumed_of(plan: Plan) -> tuple[Assumed, str]:
     if given.study is not None:
         asked = [term.quantity for one in plan.hypotheses.values() for term in parse(one.claim).terms]
         default, source = noise_seen(Path(given.study), asked)
+    elif given.accuracy is not None:
+        default = default.at_accuracy(given.accuracy)
     named = {"disagreeing", "disagreeing_seeds", "accuracy", "within_prompt"}
     said = {name: value for name in named if (value := getattr(given, name)) is not None}
     if given.seed_sd is not None:

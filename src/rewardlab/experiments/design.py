@@ -14,19 +14,9 @@ from typing import Any
 
 from rewardlab.analysis import json_form
 from rewardlab.analysis.crossed import Observed
+from rewardlab.experiments.assumed import Assumed, assumed_noise
 from rewardlab.experiments.expressions import Claim, Comparison, Range, Term
-from rewardlab.experiments.power import (
-    ALPHA,
-    POWER,
-    Assumed,
-    Noise,
-    Reach,
-    assumed_noise,
-    chance,
-    noise_of,
-    reach_of,
-    visible,
-)
+from rewardlab.experiments.power import ALPHA, POWER, Noise, Reach, chance, noise_of, reach_of, visible
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.verdicts import contrast_of
 

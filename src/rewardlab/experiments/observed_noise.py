@@ -14,9 +14,10 @@ from rewardlab.analysis.crossed import Observed, combined
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.score_table import ScoreTable
 from rewardlab.core.errors import ConfigError, RewardlabError
+from rewardlab.experiments.assumed import Assumed
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.outcomes import Outcomes
-from rewardlab.experiments.power import Assumed, noise_of
+from rewardlab.experiments.power import noise_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.study import open_study
 from rewardlab.experiments.tails import third_of_mean

@@ -2,7 +2,8 @@
 
 The noise of one comparison of a hypothesis has three parts: how its value differs from seed to seed, how one seed's
 value depends on the prompts that were drawn, and how the prompts move all seeds alike. More seeds make the first two
-smaller, more prompts the last two. The noise comes from earlier runs (`noise_of`) or from stated assumptions.
+smaller, more prompts the last two. The noise comes from earlier runs (`noise_of`) or from stated assumptions
+(`assumed.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -23,8 +23,7 @@ from rewardlab.analysis.crossed import Crossed
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.experiments.expressions import Claim, Comparison, Range, Term
-from rewardlab.experiments.quantities import quantity_named
-from rewardlab.experiments.tails import DRAWS, Tail, chance_to_exceed, drawn, least_found
+from rewardlab.experiments.tails import DRAWS, Tail, chance_to_exceed, least_found
 
 POWER: Final = 0.80
 ALPHA: Final = 0.05
@@ -127,8 +126,7 @@ def _chance_of_tail(
     moved = own + shared - over_seeds
     if not moved > 0:
         return chance(ahead, replace(noise, tail=None), seeds=seeds, prompts=prompts, alpha=alpha, arms=arms)
-    skewness = tail.skewness(moved, seeds=seeds, share=share)
-    found = drawn(prompts, round(skewness, 4))
+    found = tail.drawn(prompts, moved, seeds=seeds, share=share)
     own_R = np.zeros(DRAWS)
     if own:
         own_R = float(stdtrit(arms * (seeds - 1), alpha)) ** 2 * own * _variances_drawn(seeds, arms)
@@ -237,114 +235,6 @@ def _least(enough: Callable[[int], bool], start: int) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
-
-
-# --- before any run --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumed:
-    """What is assumed about noise before any run.
-
-    The defaults are about what `earlier.noise_seen` finds in four studies of three seeds, heads and LoRA adapters of
-    the first layers of a 135M model on a few hundred comparisons (docs/design/verdicts.md has them side by side).
-    Large models may well vary less: what earlier runs of one's own showed is better.
-    """
-
-    disagreeing: float = 0.17
-    """Share of comparisons that exactly one of two arms ranks as labelled."""
-    disagreeing_seeds: float = 0.15
-    """The same for two seeds of one arm, at most `disagreeing`."""
-    accuracy: float = 0.70
-    """Accuracy that the arms reach, about."""
-    within_prompt: float = 0.2
-    """Correlation of two comparisons of one prompt."""
-    over_seeds: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"accuracy": 0.015, "ece": 0.01, "loss": 0.01, "brier": 0.005})
-    )
-    """Quantity -> standard deviation over seeds on endlessly many prompts."""
-    over_prompts: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"ece": 0.45, "loss": 0.55, "brier": 0.25})
-    )
-    """Quantity -> standard deviation of its influence over comparisons; that of accuracy follows from `accuracy`."""
-    skewness: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({"loss": 1.75, "brier": 1.3}))
-    """Quantity with a long tail -> skewness over comparisons; 0 for others. The default is that of normal margins with
-    the accuracy and the standard deviations above."""
-    over_rows: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Quantity of a curve -> standard error of one seed from its validation rows; 0 for others."""
-    alike: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
-    """Quantity -> correlation over prompts of two seeds of one arm, and of two arms; others have that of accuracies."""
-
-    def of_comparisons(self, quantity: str) -> float | None:
-        """Return the standard deviation over comparisons; None if nothing is assumed."""
-        if quantity in ("accuracy", "negative_margin_rate"):
-            return math.sqrt(self.accuracy * (1 - self.accuracy))
-        return self.over_prompts.get(quantity)
-
-    def correlations(self, quantity: str) -> tuple[float, float]:
-        """Return the correlation over prompts of two seeds of one arm, and of two arms.
-
-        Two that disagree on a share d of comparisons, whose outcomes have the variance v, have outcomes of covariance
-        v − d/2.
-        """
-        plain = self.accuracy * (1 - self.accuracy)
-        by_accuracy = (1 - self.disagreeing_seeds / 2 / plain, 1 - self.disagreeing / 2 / plain)
-        return self.alike.get(quantity, by_accuracy)
-
-
-def assumed_noise(
-    part: Comparison, assumed: Assumed, *, num_prompts: int, num_comparisons: int, values: Mapping[Term, float]
-) -> Noise | str:
-    """Return the noise of a comparison by assumption, or the reason why nothing can be said.
-
-    `values` are roughly what is expected; a linear comparison does not need them.
-    """
-    varying = {
-        term: slope for term, slope in part.gradient(values).items() if quantity_named(term.quantity).varies != "never"
-    }
-    shares = {}
-    for term in varying:
-        if term.quantity not in assumed.over_seeds and term.quantity != "negative_margin_rate":
-            return f"nothing is assumed about {term.quantity} over seeds; name an earlier study (assume.study)"
-        if quantity_named(term.quantity).source == "scores":
-            spread = assumed.of_comparisons(term.quantity)
-            if spread is None:
-                return f"nothing is assumed about {term.quantity} over prompts; name an earlier study (assume.study)"
-            shares[term] = varying[term] * spread
-    each = num_comparisons / max(num_prompts, 1)
-    scale = (1 + (each - 1) * assumed.within_prompt) / max(num_comparisons, 1)
-    total = 0.0
-    for one, other in itertools.product(shares, repeat=2):
-        of_seeds, of_arms = assumed.correlations(one.quantity) if one.quantity == other.quantity else (0.0, 0.0)
-        total += shares[one] * shares[other] * (of_seeds if one == other else of_arms)
-    # As in `crossed`: errors that add up may be the same error, those that cancel each other may not.
-    errors = [
-        slope * assumed.over_rows.get(term.quantity, 0.0) for term, slope in varying.items() if term not in shares
-    ]
-    rows = sum(max(error, 0.0) for error in errors) ** 2 + sum(min(error, 0.0) for error in errors) ** 2
-    accuracy = assumed.over_seeds.get("accuracy", 0.0)
-    return Noise(
-        seeds=sum((slope * assumed.over_seeds.get(term.quantity, accuracy)) ** 2 for term, slope in varying.items()),
-        within=sum(share**2 * (1 - assumed.correlations(term.quantity)[0]) for term, share in shares.items()) * scale,
-        prompts=max(total, 0.0) * scale + rows,
-        num_prompts=num_prompts if shares else 0,
-        tail=_assumed_tail(shares, assumed, each=each, num_prompts=num_prompts),
-    )
-
-
-def _assumed_tail(shares: Mapping[Term, float], assumed: Assumed, *, each: float, num_prompts: int) -> Tail | None:
-    """Return the third moments of a claim whose terms vary by `shares` over comparisons; None where no test knows of
-    them."""
-    by_kind: dict[str, list[float]] = {}
-    for term, share in shares.items():
-        by_kind.setdefault(term.quantity, []).append(share)
-    if not by_kind.keys() & assumed.skewness.keys() or not all(quantity_named(kind).has_ends for kind in by_kind):
-        return None
-    sums = [
-        Tail.of_terms(own, assumed.skewness.get(kind, 0.0), assumed.correlations(kind)) for kind, own in by_kind.items()
-    ]
-    whole = Tail.sum_of(sums, is_loss="loss" in by_kind)
-    return whole.over_prompts(max(num_prompts, 1), each=each, correlation=assumed.within_prompt)
 
 
 # --- possible values -------------------------------------------------------------------------------------------

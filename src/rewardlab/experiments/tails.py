@@ -1,10 +1,11 @@
-"""How often claims on losses and Brier scores are found, whose values have a long tail.
+"""How often claims on losses, Brier scores and shares near 1 are found, whose values have a long tail.
 
-A lost comparison that a model was sure of costs many times the mean. Few prompts may hold none, or one, so the variance
-that they show varies with their mean. The tests of verdicts allow for that: they take the variance that the prompts
-would have at the limit (`analysis/bounded.py`), and of losses Hall's transformation too. So their chance to find a
-difference is not that of a normal value with a known variance. Here it is found by drawing: values of prompts from a
-gamma distribution of the skewness that is expected, and what the tests would say of their mean, variance and skewness.
+A lost comparison that a model was sure of costs many times the mean, and one in a hundred that is ranked wrongly counts
+like all others together. Few prompts may hold none, or one, so the variance that they show varies with their mean. The
+tests of verdicts allow for that: they take the variance that the prompts would have at the limit
+(`analysis/bounded.py`), and of losses Hall's transformation too. So their chance to find a difference is not that of a
+normal value with a known variance. Here it is found by drawing: steps up and steps down of prompts, each from a gamma
+distribution of the skewness that is expected, and what the tests would say of their mean, variance and skewness.
 
 Legend: R draws, C prompts.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import expit, ndtr, ndtri
 
 from rewardlab.analysis.intervals import FloatArray, adjusted_skewness, hall_inverse
 
@@ -33,16 +34,46 @@ OF_THREE: Final = 5 / 3
 """Power of the correlation of two comparisons that the third moment of three has; of two it has the first. In
 simulated scores that two or three comparisons have partly in common it is 1.5 to 1.9."""
 _LEAST: Final = 1e-6
+_TINY: Final = 1e-300
+_HALVINGS: Final = 25
+
+
+class Side(NamedTuple):
+    """What moves the value of a claim to one side far: variances, and third moments without their sign."""
+
+    within: float = 0.0
+    """Variance of what the prompts do to one seed, apart from what they do to all seeds."""
+    prompts: float = 0.0
+    """Variance of what the prompts do to all seeds."""
+    third_within: float = 0.0
+    third_prompts: float = 0.0
+
+    def plus(self, other: Side) -> Side:
+        """Return both together."""
+        return Side(*(one + more for one, more in zip(self, other, strict=True)))
+
+    def scaled(self, variance: float, third: float) -> Side:
+        """Return the side with its variances and third moments times these factors."""
+        return Side(
+            self.within * variance, self.prompts * variance, self.third_within * third, self.third_prompts * third
+        )
+
+    def over(self, seeds: int, share: float) -> tuple[float, float]:
+        """Return variance and third moment of a mean over so many seeds, and over 1 / `share` times the prompts."""
+        return (
+            (self.within / seeds + self.prompts) * share,
+            (self.third_within / seeds**2 + self.third_prompts) * share**2,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
     """The third moments of the value of a claim, of which its test knows."""
 
-    within: float
-    """Third central moment of what the prompts do to one seed, apart from what they do to all seeds."""
-    prompts: float
-    """Third central moment of what the prompts do to all seeds."""
+    rising: Side
+    """What moves the value up by few large steps."""
+    falling: Side
+    """What moves it down so."""
     down: float
     """How much the variance over prompts grows, at least, with the mean towards the furthest values below it."""
     up: float
@@ -56,55 +87,105 @@ class Tail:
     def seen(cls, third: float, variance: float, *, has_ends: bool) -> Tail:
         """Return the tail of a claim on losses whose mean over seeds has these moments."""
         most = FURTHEST * third / variance if variance > 0 else 0.0
-        return cls(within=0.0, prompts=third, down=max(-most, 0.0), up=max(most, 0.0), is_loss=True, has_ends=has_ends)
+        own, none = Side(prompts=variance, third_prompts=abs(third)), Side()
+        return cls(
+            rising=own if third > 0 else none,
+            falling=none if third > 0 else own,
+            down=max(-most, 0.0),
+            up=max(most, 0.0),
+            is_loss=True,
+            has_ends=has_ends,
+        )
 
     @classmethod
-    def of_terms(cls, shares: Sequence[float], skewness: float, correlations: tuple[float, float]) -> Tail:
+    def of_terms(
+        cls, shares: Sequence[float], skewness: float, correlations: tuple[float, float], *, furthest: float = FURTHEST
+    ) -> Tail:
         """Return the tail, by one comparison, of terms of one quantity that vary by `shares` over comparisons.
 
         `correlations` are those of two seeds of one arm, and of two arms. What they have in common is taken to have as
-        much of the third moment as it has of the variance. So the third moment of a difference of two arms is 0.
+        much of the third moment as it has of the variance. So of a difference of two arms each is apart from the other
+        by few large steps, to both sides.
         """
         of_seeds, of_arms = correlations
-        cubes = sum(share**3 for share in shares)
-        # A lost comparison moves a loss up, and the claim by the sign of its slope.
+        sides = {1.0: Side(), -1.0: Side()}
+
+        def add(share: float, *, within: float, prompts: float) -> None:
+            # A lost comparison moves a loss up, and the claim by the sign of its slope.
+            sign, third = math.copysign(1.0, share * skewness), abs(skewness * share**3)
+            own = Side(within * share**2, prompts * share**2, within * third, prompts * third)
+            sides[sign] = sides[sign].plus(own)
+
+        add(sum(shares), within=0.0, prompts=max(of_arms, 0.0))
+        for share in shares:
+            add(share, within=1 - of_seeds, prompts=max(of_seeds - max(of_arms, 0.0), 0.0))
+        steps = [furthest * skewness * share for share in shares]
         return cls(
-            within=skewness * (1 - of_seeds) * cubes,
-            prompts=skewness * (of_arms * sum(shares) ** 3 + (of_seeds - of_arms) * cubes),
-            down=FURTHEST * skewness * sum(max(-share, 0.0) for share in shares),
-            up=FURTHEST * skewness * sum(max(share, 0.0) for share in shares),
+            rising=sides[1.0],
+            falling=sides[-1.0],
+            down=sum(max(-step, 0.0) for step in steps),
+            up=sum(max(step, 0.0) for step in steps),
             is_loss=False,
         )
 
     @classmethod
     def sum_of(cls, parts: Sequence[Tail], *, is_loss: bool) -> Tail:
         """Return the tail of a sum."""
-        within, prompts, down, up = (
-            sum(getattr(part, name) for part in parts) for name in ("within", "prompts", "down", "up")
-        )
-        return cls(within=within, prompts=prompts, down=down, up=up, is_loss=is_loss)
+        rising, falling = Side(), Side()
+        for part in parts:
+            rising, falling = rising.plus(part.rising), falling.plus(part.falling)
+        down, up = (sum(getattr(part, name) for part in parts) for name in ("down", "up"))
+        return cls(rising=rising, falling=falling, down=down, up=up, is_loss=is_loss)
 
     def over_prompts(self, count: int, *, each: float, correlation: float) -> Tail:
         """Return the tail of the mean over so many prompts, from that of one comparison."""
-        third = third_of_mean(each, correlation)
-        growth = third * each / (1 + (each - 1) * correlation) / count
-        scale = third / count**2
+        variance, third = (1 + (each - 1) * correlation) / each, third_of_mean(each, correlation)
+        growth = third / variance / count
         return replace(
             self,
-            within=self.within * scale,
-            prompts=self.prompts * scale,
+            rising=self.rising.scaled(variance / count, third / count**2),
+            falling=self.falling.scaled(variance / count, third / count**2),
             down=self.down * growth,
             up=self.up * growth,
         )
 
     def turned(self) -> Tail:
         """Return the tail of the negative value."""
-        return replace(self, within=-self.within, prompts=-self.prompts, down=self.up, up=self.down)
+        return replace(self, rising=self.falling, falling=self.rising, down=self.up, up=self.down)
 
-    def skewness(self, variance: float, *, seeds: int, share: float) -> float:
-        """Return the skewness of a mean of this variance over so many seeds, and over 1 / `share` times the prompts."""
-        third = (self.within / seeds**2 + self.prompts) * share**2
-        return third / variance**1.5 if variance > 0 else 0.0
+    def drawn(self, prompts: int, variance: float, *, seeds: int, share: float) -> Drawn:
+        """Return draws of a mean of this variance over so many seeds, and over 1 / `share` times the prompts."""
+        (up, third_up), (down, third_down) = (side.over(seeds, share) for side in (self.rising, self.falling))
+        of_up = up / (up + down) if up + down > 0 else 0.5
+        skewness = [
+            third / (part * variance) ** 1.5 if part > 0 else 0.0
+            for third, part in ((third_up, of_up), (third_down, 1 - of_up))
+        ]
+        return drawn(prompts, round(of_up, 4), *(round(one, 4) for one in skewness))
+
+
+class Moments(NamedTuple):
+    """How values vary over comparisons."""
+
+    sd: float
+    skewness: float
+
+
+def moments_of_losses(accuracy: float) -> dict[str, Moments]:
+    """Return those of losses and Brier scores where the scores of both replies are normal and β is right.
+
+    The mean log odds are then k² and their standard deviation k√2, with the k by which the accuracy is Φ(k/√2).
+    """
+    z = np.linspace(-9.0, 9.0, 4_001)
+    weights = np.exp(-z * z / 2) / np.exp(-z * z / 2).sum()
+    ahead = math.sqrt(2) * float(ndtri(max(accuracy, 1 - accuracy, 0.5 + _LEAST)))
+    logits = ahead * (ahead + math.sqrt(2) * z)
+    found = {}
+    for name, values in (("loss", np.logaddexp(0.0, -logits)), ("brier", np.square(expit(-logits)))):
+        away = values - weights @ values
+        sd = math.sqrt(float(weights @ np.square(away)))
+        found[name] = Moments(sd=sd, skewness=float(weights @ away**3) / sd**3)
+    return found
 
 
 def third_of_mean(each: float, correlation: float) -> float:
@@ -119,24 +200,47 @@ class Drawn(NamedTuple):
     mean_R: FloatArray
     error_R: FloatArray
     skewness_R: FloatArray
+    rising_R: FloatArray
+    """Part of the variance that is of steps upwards."""
+    step_R: FloatArray
+    """How much the variance would grow, per value, with the mean downwards: third moment of the steps downwards over
+    their variance."""
 
 
 @functools.lru_cache(maxsize=256)
-def drawn(prompts: int, skewness: float) -> Drawn:
-    """Return draws of the mean over `prompts` values, the skewness of which mean is `skewness`."""
+def drawn(prompts: int, rising: float, skewness_up: float, skewness_down: float) -> Drawn:
+    """Return draws of the mean over `prompts` values, a part `rising` of whose variance is of steps upwards.
+
+    The skewness is that of the mean of these alone, and of the mean of steps downwards.
+    """
     count = min(prompts, MOST_DRAWN)
-    size = max(abs(skewness) * math.sqrt(count), _LEAST)
-    shape = 4 / size**2
     generator = np.random.default_rng(0)
+    up_RC, down_RC = (
+        sign * math.sqrt(part) * _steps(generator, skewness * math.sqrt(count), (DRAWS, count))
+        if part > 0
+        else np.zeros((DRAWS, count))
+        for part, sign, skewness in ((rising, 1.0, skewness_up), (1 - rising, -1.0, skewness_down))
+    )
+    mean_R = (up_RC + down_RC).mean(1)
+    away_RC = up_RC + down_RC - mean_R[:, None]
+    up_RC, down_RC = (side_RC - side_RC.mean(1)[:, None] for side_RC in (up_RC, down_RC))
+    of_up_R, of_down_R = (np.square(side_RC).sum(1) / (count - 1) for side_RC in (up_RC, down_RC))
+    return Drawn(
+        mean_R=mean_R * math.sqrt(count),
+        error_R=np.sqrt(np.square(away_RC).sum(1) / (count - 1)),
+        skewness_R=adjusted_skewness(away_RC) / math.sqrt(count),
+        rising_R=of_up_R / (of_up_R + of_down_R),
+        step_R=-adjusted_skewness(down_RC) / math.sqrt(count) * np.sqrt(of_down_R),
+    )
+
+
+def _steps(generator: np.random.Generator, skewness: float, size: tuple[int, int]) -> FloatArray:
+    """Return draws of mean 0 and variance 1 with this skewness, from a gamma distribution."""
+    shape = 4 / max(skewness, _LEAST) ** 2
     if shape > 1 / _LEAST:
-        values_RC = generator.normal(size=(DRAWS, count))
-    else:
-        values_RC = (generator.gamma(shape, size=(DRAWS, count)) - shape) / math.sqrt(shape)
-    values_RC = math.copysign(1.0, skewness) * values_RC
-    mean_R = values_RC.mean(1)
-    away_RC = values_RC - mean_R[:, None]
-    error_R = np.sqrt(np.square(away_RC).sum(1) / (count - 1))
-    return Drawn(mean_R * math.sqrt(count), error_R, adjusted_skewness(away_RC) / math.sqrt(count))
+        return generator.normal(size=size)
+    found: FloatArray = (generator.gamma(shape, size=size) - shape) / math.sqrt(shape)
+    return found
 
 
 def least_found(
@@ -156,14 +260,39 @@ def least_found(
     `quantile` that of Student's distribution for B.
     """
     error_R = math.sqrt(moved) * found.error_R
-    slope_R = np.maximum(-found.skewness_R * error_R, tail.down * share)
-    # v² > t²·A + t²·(B + slope · v), of which v is the root.
-    linear_R = quantile**2 * np.maximum(slope_R, 0.0) * float(tail.has_ends)
     constant_R = own_R + quantile**2 * shared * np.square(found.error_R)
-    least_R: FloatArray = (linear_R + np.sqrt(np.square(linear_R) + 4 * constant_R)) / 2
+    if tail.has_ends:
+        step_R = np.maximum(math.sqrt(moved) * found.step_R, tail.down * share)
+        least_R = _least_at_limit(constant_R, np.maximum(step_R, 0.0), np.square(error_R), found.rising_R, quantile)
+    else:
+        least_R = np.sqrt(constant_R)
     if tail.is_loss:
         least_R = np.maximum(least_R, error_R * hall_inverse(quantile, found.skewness_R))
     return least_R
+
+
+def _least_at_limit(
+    constant_R: FloatArray, step_R: FloatArray, variance_R: FloatArray, rising_R: FloatArray, quantile: float
+) -> FloatArray:
+    """Return [R] the v with v² = constant + t² · (what the variance grows by, with the mean by v to the limit).
+
+    In the likeliest distribution there, steps downwards are more by 1/(1 − λ), and steps upwards fewer by 1/(1 + λ): of
+    steps of one size it is found by a quadratic equation. Without steps upwards the variance grows by v · step.
+    """
+    linear_R = quantile**2 * step_R
+    high_R = (linear_R + np.sqrt(np.square(linear_R) + 4 * constant_R)) / 2
+    low_R, up_R = np.sqrt(constant_R), rising_R * variance_R
+    if not up_R.any():
+        return high_R
+    for _ in range(_HALVINGS):
+        middle_R = (low_R + high_R) / 2
+        moved_R = step_R * middle_R
+        root_R = np.sqrt(np.maximum(np.square(variance_R) + 4 * moved_R * (moved_R + variance_R - 2 * up_R), 0.0))
+        part_R = 2 * moved_R / np.maximum(variance_R + root_R, _TINY)
+        grown_R = np.maximum(moved_R - 2 * up_R * part_R / (1 + part_R), 0.0)
+        is_found_R = np.square(middle_R) > constant_R + quantile**2 * grown_R
+        low_R, high_R = np.where(is_found_R, low_R, middle_R), np.where(is_found_R, middle_R, high_R)
+    return high_R
 
 
 def chance_to_exceed(least_R: FloatArray, ahead: float, found: Drawn, *, moved: float, over_seeds: float) -> float:
