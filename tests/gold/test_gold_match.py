@@ -24,7 +24,7 @@ from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.files import claim, write
 from rewardlab.gold.matching.order import order_of
 from rewardlab.gold.matching.report import json_report, text_report
-from rewardlab.gold.matching.run import match, match_parts
+from rewardlab.gold.matching.run import match, match_parts, require_memory
 from rewardlab.gold.proxies import Proxy
 from rewardlab.gold.scoring import ScoringConfig
 
@@ -307,3 +307,15 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 def test_replies_without_texts_have_all_pairs() -> None:
     own = Replies.of(np.array([0, 0, 0, 1]), ["a", "b"], np.array([1.0, 2.0, 3.0, SPREAD]))
     assert list(zip(own.first_N.tolist(), own.second_N.tolist(), strict=True)) == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_more_pairs_than_memory_holds_are_refused_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = drawn(rows=4, replies=1000)
+    rows = with_gold(rows, gold_of(rows))
+    require_memory(rows)
+    monkeypatch.setattr("rewardlab.gold.matching.run.available", lambda: 600_000_000)
+    with pytest.raises(DataError, match=r"4 rows with up to 1,000 replies have 1,998,000 pairs .*--num-responses"):
+        require_memory(rows)
+    require_memory(rows[:3])
+    monkeypatch.setattr("rewardlab.gold.matching.run.available", lambda: None)
+    require_memory(rows)

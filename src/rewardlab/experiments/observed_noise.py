@@ -116,31 +116,42 @@ def _alike(observed: Sequence[Observed]) -> tuple[float, float]:
 
     Each is a mean product over a mean square. Only pairs of different seeds count, since arms may share some.
     """
-    runs: list[tuple[int, int, Mapping[str, float]]] = []
+    arms, seeds, parts = [], [], []
+    numbers: dict[str, int] = {}
     for number, one in enumerate(observed):
         assert one.influence_SC is not None
-        for seed, moved_C in zip(one.seeds, one.influence_SC.tolist(), strict=True):
-            runs.append((number, seed, dict(zip(one.clusters, moved_C, strict=True))))
-    square = float(np.mean([sum(moved**2 for moved in by_prompt.values()) for _, _, by_prompt in runs]))
-    products: dict[bool, list[float]] = {True: [], False: []}
-    for (arm, seed, first), (other, another, second) in itertools.combinations(runs, 2):
-        if seed != another:
-            product = sum(first[prompt] * second[prompt] for prompt in first.keys() & second.keys())
-            products[arm == other].append(product / square if square else 1.0)
-    of_seeds = min(float(np.mean(products[True])), 1.0)
-    return of_seeds, min(float(np.mean(products[False])), 1.0) if products[False] else of_seeds
+        arms += [number] * len(one.seeds)
+        seeds += one.seeds
+        parts.append((one.influence_SC, [numbers.setdefault(prompt, len(numbers)) for prompt in one.clusters]))
+    # A prompt that an arm was not judged on adds nothing to the products of its runs.
+    moved_RC = np.zeros((len(seeds), len(numbers)))
+    start = 0
+    for influence_SC, places in parts:
+        moved_RC[start : start + len(influence_SC), places] = influence_SC
+        start += len(influence_SC)
+    products_RR = moved_RC @ moved_RC.T
+    square = float(products_RR.trace()) / len(seeds)
+    arm_R, seed_R = np.array(arms), np.array(seeds)
+    counted_RR = np.triu(seed_R[:, None] != seed_R)
+    same_RR = arm_R[:, None] == arm_R
+    if not square:
+        return 1.0, 1.0
+    of_one, of_two = (products_RR[counted_RR & (same_RR == same)] / square for same in (True, False))
+    of_seeds = min(float(np.mean(of_one)), 1.0)
+    return of_seeds, min(float(np.mean(of_two)), 1.0) if of_two.size else of_seeds
 
 
 def _of_outcomes(tables: Tables) -> Assumed:
     """Return the accuracy of the arms, and how often arms, and seeds of one arm, disagree."""
     default = Assumed()
-    right: dict[tuple[str, int], tuple[tuple[object, ...], FloatArray]] = {}
+    right: dict[tuple[str, int], tuple[int, FloatArray]] = {}
+    judged: dict[tuple[object, ...], int] = {}
     within: list[float] = []
     for arm, by_seed in tables.items():
         for seed, table in by_seed.items():
             pairs = table.pairs.decided
             rows = (table.preferences, pairs.preference.tobytes(), pairs.prompt.tobytes())
-            right[arm, seed] = rows, pairs.outcome
+            right[arm, seed] = judged.setdefault(rows, len(judged)), pairs.outcome
             within += _within(pairs.outcome, pairs.prompt)
     apart: dict[bool, list[float]] = {True: [], False: []}
     for (one, other), (first, second) in zip(

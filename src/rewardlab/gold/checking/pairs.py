@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,12 @@ AGREES: Final = 0.95
 """Least share of pairs that must agree with the scores in another place for that place to be named."""
 COMPARED: Final = 0.5
 """Least share of pairs whose two scores must be known for them to be found in order."""
+FEW: Final = 10
+"""Rows with one reply up to which it is quicker to look through them than to keep which have another one too."""
+MOST_PLACES: Final = 1_000_000
+"""Places of pairs among the rows that may propose how far rows were moved."""
+PROPOSED: Final = 20
+"""Proposed distances, the most frequent first, that are looked up for every pair."""
 BELONGING: Final = "pairs and rows"
 BUILD_AGAIN: Final = "Build the pairs again from these rows."
 
@@ -40,12 +46,46 @@ class Found:
 
 @dataclass(kw_only=True)
 class Index:
-    """Rows by prompt and by reply."""
+    """Rows by prompt and by reply. Very many rows may have the same prompt, or the same reply."""
 
     by_prompt: Mapping[str, Sequence[int]]
     """Prompt without its system turn -> rows."""
     by_reply: Mapping[str, Sequence[int]]
     rows: Sequence[GoldRow]
+    keys: Sequence[str]
+    """Prompt of each row without its system turn."""
+    with_both: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """Two replies of more than `FEW` rows each -> rows that have both, kept as they are looked up."""
+
+    def rows_asking(self, pair: Pair) -> Sequence[int]:
+        """Return the rows with the prompt of a pair."""
+        return self.by_prompt.get(bare_key(pair.prompt), ())
+
+    def rows_with(self, pair: Pair) -> Sequence[int]:
+        """Return the rows that have both replies of a pair."""
+        both = pair.chosen, pair.rejected
+        if both in self.with_both:
+            return self.with_both[both]
+        fewest = min((self.by_reply.get(text, ()) for text in both), key=len)
+        found = [row for row in fewest if self.has_both(row, pair)]
+        if len(fewest) > FEW:
+            self.with_both[both] = found
+        return found
+
+    def has_both(self, row: int, pair: Pair) -> bool:
+        """Return whether there is a row of this number, and it has both replies of a pair."""
+        if not 0 <= row < len(self.rows):
+            return False
+        texts = self.rows[row].responses
+        return pair.chosen in texts and pair.rejected in texts
+
+    def is_moved(self, pair: Pair, by: int) -> bool:
+        """Return whether both replies of a pair stand `by` rows below a row with its prompt."""
+        here, there = self.rows_asking(pair), self.rows_with(pair)
+        if len(here) <= len(there):
+            return any(self.has_both(row + by, pair) for row in here)
+        key = bare_key(pair.prompt)
+        return any(0 <= row - by < len(self.keys) and self.keys[row - by] == key for row in there)
 
 
 def pair_findings(stages: Stages) -> Iterator[Finding]:
@@ -62,12 +102,13 @@ def pair_findings(stages: Stages) -> Iterator[Finding]:
 def _index(rows: Sequence[GoldRow]) -> Index:
     by_prompt: dict[str, list[int]] = {}
     by_reply: dict[str, list[int]] = {}
-    for number, row in enumerate(rows):
-        by_prompt.setdefault(bare_key(row.prompt), []).append(number)
+    keys = [bare_key(row.prompt) for row in rows]
+    for number, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        by_prompt.setdefault(key, []).append(number)
         for text in dict.fromkeys(row.responses):
             if text is not None:
                 by_reply.setdefault(text, []).append(number)
-    return Index(by_prompt=by_prompt, by_reply=by_reply, rows=rows)
+    return Index(by_prompt=by_prompt, by_reply=by_reply, rows=rows, keys=keys)
 
 
 def _one_file(built: Built, index: Index, *, are_taken: bool) -> Iterator[Finding]:
@@ -86,15 +127,20 @@ def _one_file(built: Built, index: Index, *, are_taken: bool) -> Iterator[Findin
 
 
 def _find(pair: Pair, index: Index) -> Found | None:
-    for row in index.by_prompt.get(bare_key(pair.prompt), ()):
-        texts = index.rows[row].responses
-        if pair.chosen in texts and pair.rejected in texts:
-            one, other = texts.index(pair.chosen), texts.index(pair.rejected)
-            # A pair of one text twice belongs to two places of the row, if it has the text twice.
-            if one == other and pair.chosen in texts[one + 1 :]:
-                other = texts.index(pair.chosen, one + 1)
-            return Found(pair=pair, row=row, chosen=one, rejected=other)
-    return None
+    # The first row that has the prompt and both replies. What fewer rows have is looked through.
+    asking, key = index.rows_asking(pair), bare_key(pair.prompt)
+    if len(asking) <= len(index.rows_with(pair)):
+        found = (row for row in asking if index.has_both(row, pair))
+    else:
+        found = (row for row in index.rows_with(pair) if index.keys[row] == key)
+    if (row := next(found, None)) is None:
+        return None
+    texts = index.rows[row].responses
+    one, other = texts.index(pair.chosen), texts.index(pair.rejected)
+    # A pair of one text twice belongs to two places of the row, if it has the text twice.
+    if one == other and pair.chosen in texts[one + 1 :]:
+        other = texts.index(pair.chosen, one + 1)
+    return Found(pair=pair, row=row, chosen=one, rejected=other)
 
 
 def _belonging(about: str, built: Built, lost: Sequence[Pair], index: Index) -> Finding:
@@ -107,10 +153,7 @@ def _belonging(about: str, built: Built, lost: Sequence[Pair], index: Index) -> 
         return Finding(name=name, about=about, status="pass", evidence=told)
     told = f"{len(lost):,} of {len(built.pairs):,} pairs belong to no row, the first is row {lost[0].number}."
     no_prompt = sum(bare_key(pair.prompt) not in index.by_prompt for pair in lost)
-    moved: Counter[int] = Counter()
-    for pair in lost:
-        moved.update(_moves(pair, index))
-    by, often = moved.most_common(1)[0] if moved else (0, 0)
+    by, often = _most_often_moved(lost, index)
     if by and often >= AGREES * (len(lost) - no_prompt) > 0:
         return Finding(
             name=name,
@@ -141,7 +184,7 @@ def _replies_alone(about: str, built: Built, index: Index) -> Finding:
     """
     if not built.pairs:
         return _empty(about)
-    lost = [pair for pair in built.pairs if not _rows_with(pair, index)]
+    lost = [pair for pair in built.pairs if not index.rows_with(pair)]
     if lost:
         return Finding(
             name=BELONGING,
@@ -165,15 +208,24 @@ def _empty(about: str) -> Finding:
     return Finding(name=BELONGING, about=about, status="fail", evidence="There are no pairs.", advice=BUILD_AGAIN)
 
 
-def _rows_with(pair: Pair, index: Index) -> set[int]:
-    """Return the rows that have both replies of a pair."""
-    return set(index.by_reply.get(pair.chosen, ())) & set(index.by_reply.get(pair.rejected, ()))
+def _most_often_moved(lost: Sequence[Pair], index: Index) -> tuple[int, int]:
+    """Return by how many rows the replies of most pairs lie from a row with their prompt, and of how many they do.
 
-
-def _moves(pair: Pair, index: Index) -> set[int]:
-    """Return by how many rows the replies of a pair lie from a row with its prompt."""
-    rows = _rows_with(pair, index)
-    return {there - here for here in index.by_prompt.get(bare_key(pair.prompt), ()) for there in rows}
+    A pair whose prompt and replies many rows have lies from them by very many distances. So distances are proposed by
+    the pairs that have the fewest, and the most frequent of these are looked up for all pairs.
+    """
+    proposed: Counter[int] = Counter()
+    left = MOST_PLACES
+    for here, there in sorted(
+        ((index.rows_asking(pair), index.rows_with(pair)) for pair in lost),
+        key=lambda rows: len(rows[0]) * len(rows[1]),
+    ):
+        left -= len(here) * len(there)
+        if left < 0:
+            break
+        proposed.update({row - own for own in here for row in there})
+    often = {by: sum(index.is_moved(pair, by) for pair in lost) for by, _ in proposed.most_common(PROPOSED)}
+    return max(often.items(), key=lambda one: one[1], default=(0, 0))
 
 
 def _system(about: str, known: Sequence[Found], rows: Sequence[GoldRow]) -> Finding | None:

@@ -15,9 +15,10 @@ from rewardlab.analysis.paired import Difference, Verdicts, compare_metric, mcne
 from rewardlab.analysis.power import smallest_difference
 from rewardlab.analysis.signflip import Significance
 from rewardlab.analysis.stats import numbered
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import at_home
 from rewardlab.core.spec import RewardSpec
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import GoldRow
@@ -35,8 +36,11 @@ from rewardlab.gold.matching.verdicts import judge, together
 from rewardlab.gold.proxies import Proxy, pinned, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 from rewardlab.report.charts import Point
+from rewardlab.training.cost.memory import available
 
 PERCENTS: Final = (5, 25, 50, 75, 95)
+PAIR_BYTES: Final = 350
+"""Memory that the comparison of two replies takes at the peak, as measured with one proxy."""
 Scores = Callable[[Sequence[str], Sequence[GoldRow], Path, ScoringConfig, int | None], list[Proxy]]
 
 
@@ -120,6 +124,7 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     own = config.matching
     first = config.rows if config.rows.is_given else config.train
     test_rows = list(first.rows(labelled=True))
+    require_memory(test_rows[: own.num_samples])
     named = pinned(own.proxies)
     proxies = scores(named, test_rows, folder, config.scoring, own.num_samples)
     if len(proxies) != len(named):
@@ -155,6 +160,19 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
         found,
         sources={name: str(what_of(source)) for name, source in sources.items()},
         examples={name: examples_of(test, name, own.num_examples) for name in sources if own.num_examples},
+    )
+
+
+def require_memory(rows: Sequence[GoldRow]) -> None:
+    """Raise DataError if all pairs of replies of rows take more memory than can be had. They grow with the square."""
+    judged = [sum(score is not None for score in row.gold or ()) for row in rows]
+    pairs, has = sum(count * (count - 1) // 2 for count in judged), available()
+    if has is None or pairs * PAIR_BYTES <= has:
+        return
+    raise DataError(
+        f"{number_of(len(rows), 'row')} with up to {number_of(max(judged), 'reply')} have {pairs:,} pairs of replies, "
+        f"which together take about {pairs * PAIR_BYTES / 1e9:,.1f} GB of memory, and {has / 1e9:,.1f} GB can be had. "
+        f"Take fewer replies of each row with --num-responses, or fewer rows with --num-samples."
     )
 
 
@@ -235,6 +253,7 @@ def _train(
     if not (config.train.is_given and config.rows.is_given):
         return [], []
     rows = list(config.train.rows(labelled=True))
+    require_memory(rows[: own.num_samples])
     given = {source.partition("=")[0]: source for source in own.train_proxies}
     for name in given:
         if name not in sources:
