@@ -16,6 +16,7 @@ from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.data.chat import load_tokenizer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.serve.verifying.folder import verify
@@ -43,6 +44,20 @@ def member(folder: Path, number: int, *, beta: float = 1.0, length: int = 256, f
 def members(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     home = tmp_path_factory.mktemp("members")
     return [member(home / name, number) for number, name in enumerate("abc")]
+
+
+def test_a_model_and_one_that_went_on_from_it_are_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The first was trained as a plain transcript with a system prompt, and the second has both from its tokenizer.
+    plain, after = tmp_path / "plain", tmp_path / "after"
+    rendering = RenderingConfig(max_seq_len=256, chat_template="plain", system_prompt="Be brief.")
+    first = build_renderer(make_tokenizer(None), rendering)
+    model = make_model()
+    save_reward_model(plain, model, first, beta=1.0, save_dtype=torch.float32, provenance={})
+    second = build_renderer(load_tokenizer(str(plain)), RenderingConfig(max_seq_len=256, special_tokens_in_text="text"))
+    save_reward_model(after, model, second, beta=1.0, save_dtype=torch.float32, provenance={})
+    assert (first.spec.template_source, second.spec.template_source) == ("plain", "tokenizer")
+    main(["average", str(plain), str(after), "--output-dir", str(tmp_path / "both")])
+    assert "verified" in capsys.readouterr().out
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -10,13 +10,17 @@ import torch
 
 from common import write_base_model
 from resuming import interrupted
+from reward_models import save_tiny
 from rewardlab.artifact.base import settle_rendering
 from rewardlab.artifact.load import load
 from rewardlab.cli import main
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import config_hash
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import write_jsonl
 from rewardlab.core.spec import read_spec
+from rewardlab.curation.mislabels.config import MislabelsConfig
+from rewardlab.curation.mislabels.reading import rules_of, sources_of
 from rewardlab.data.chat import to_messages
 from rewardlab.training.run import train
 from runs import config_for, history_of
@@ -131,3 +135,20 @@ def test_probe_and_data_commands_take_it_too(template, base_model, pairs_file, t
     with pytest.raises(SystemExit):
         main(["data", "show", str(pairs_file), "--model", str(folder), *own[2:]])
     assert "--template-arguments" in capsys.readouterr().err
+
+
+def test_a_reward_model_of_bare_texts_goes_on_with_them(tmp_path):
+    # Its template alone joins the turns of a transcript without their names.
+    folder = save_tiny(tmp_path / "rm", template=None, chat_template="concat", system_prompt="Be brief. ")
+    turns = [f"\n\nHuman: Why {n}?\n\nAssistant:" for n in range(30)]
+    rows = [{"chosen": f"{before} a b", "rejected": f"{before} c d"} for before in turns]
+    write_jsonl(path := tmp_path / "hh.jsonl", rows)
+    result = train(config_for(folder, path, tmp_path / "run", steps=1))
+    renderer = read_spec(result.last).renderer
+    before = read_spec(folder).renderer
+    assert (renderer.joins_texts, renderer.chat_template) == (True, before.chat_template)
+    assert "Hu|man|:" in (tmp_path / "run/samples.txt").read_text(encoding="utf-8")
+    config = config_for(folder, path, tmp_path / "other", chat_template="plain")
+    assert settle_rendering(config.model, config.data.rendering)["chat_template"] == "plain"
+    search = MislabelsConfig.of(model=str(folder), dataset=(str(path),), output_dir=tmp_path / "found")
+    assert all(rules_of(source, search).bare for source in sources_of(search))

@@ -6,6 +6,8 @@ import pytest
 from transformers import AutoConfig
 
 from common import make_groups
+from reward_models import save_tiny
+from rewardlab.artifact.base import open_base
 from rewardlab.core.errors import ModelError
 from rewardlab.data.groups import Datasets
 from rewardlab.distributed.ranks import ALONE, Ranks
@@ -13,7 +15,7 @@ from rewardlab.model import builtin, hub
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.config import looks_local
 from rewardlab.model.load import read_config
-from rewardlab.training.notices import idle_notices, unjudged_notices
+from rewardlab.training.notices import continued_notices, idle_notices, unjudged_notices
 from rewardlab.training.run import train
 from rewardlab.training.settings import presets
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -166,3 +168,24 @@ def test_a_run_says_that_its_rate_is_one_for_smaller_models(base_model, pairs_fi
     train(config)
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("rate: ")]
     assert "adapters with --lr 5e-05, which is a rate for 3 billion" in line
+
+
+def test_a_reward_model_that_goes_on_with_other_settings_than_its_own_is_told(tmp_path):
+    # The template in its tokenizer holds the system prompt, so that alone stays if nothing is said.
+    folder = save_tiny(tmp_path / "rm", system_prompt="Be brief.")
+
+    def told(**changes):
+        usual = {"max_seq_len": 256, "model": str(folder), "dataset": ("d",)}
+        config = RewardTrainerConfig.of(**usual | changes)
+        return continued_notices(config, open_base(config.model, config.data.rendering))
+
+    assert told() == told(system_prompt="Be brief.") == []
+    (line,) = told(beta=2.0, max_seq_len=200, truncation="drop")
+    assert line == (
+        f"{folder} goes on with other settings than it was trained with: --max-seq-len was 256, now 200; --truncation "
+        f"was prompt-left, now drop; --beta was 1, now 2."
+    )
+    others = {"chat_template": "plain"}, {"system_prompt": "Be long."}
+    for other in others:
+        assert "conversations become other tokens (--chat-template, --system-prompt)" in told(**other)[0]
+    assert not told(beta=2.0, new_head=True), "nothing is left that was trained for them"

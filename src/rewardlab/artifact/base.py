@@ -71,14 +71,30 @@ def settle_length(model: BackboneConfig, rendering: RenderingConfig) -> int:
 
 def settle_rendering(model: BackboneConfig, rendering: RenderingConfig) -> dict[str, Any]:
     """Return settings of rendering, by their flat names, that depend on the model or on a file, decided: the number of
-    tokens, and the text of the template.
+    tokens, the text of the template, and whether texts stay as they are, as a reward model had them that goes on.
 
-    Raises ConfigError for a template that cannot be used, and as `settle_length` does.
+    Raises ConfigError for a template that cannot be used, and as `settle_length` does; ArtifactError for a damaged spec
+    of a reward model.
     """
-    return {
+    settled = {
         "max_seq_len": settle_length(model, rendering),
         "chat_template": template_of(rendering.chat_template),
     }
+    if goes_on_joining(model, rendering):
+        system_prompt = rendering.system_prompt
+        if system_prompt is None:
+            system_prompt = read_spec(Path(model.model)).renderer.system_prompt
+        settled |= {"chat_template": "concat", "system_prompt": system_prompt}
+    return settled
+
+
+def goes_on_joining(model: BackboneConfig, rendering: RenderingConfig) -> bool:
+    """Return whether the model is a reward model that was trained on texts as they are, and no other template is asked
+    for. Its template alone would join the turns of a transcript without their names."""
+    folder = Path(model.model)
+    if rendering.chat_template != "auto" or not model.model or not (folder / SPEC_FILE).is_file():
+        return False
+    return read_spec(folder).renderer.joins_texts
 
 
 def _positions(config: Any) -> int | None:

@@ -35,7 +35,7 @@ VERDICT: Final = re.compile(
 )
 """Columns that say in other files which of two replies is preferred."""
 MOST_VERDICTS: Final = 4
-"""More values than the first, the second, a tie and none are no verdict."""
+"""A column with more values than the first, the second, a tie and none says something else."""
 SYSTEM: Final = ("system_prompt", "system_message")
 """Columns that others put before the prompt."""
 ARGUMENTS: Final = "chat_template_kwargs"

@@ -1,13 +1,18 @@
-"""Says which settings of a run do nothing, and what to do about it."""
+"""Says which settings of a run do nothing, or are not those of the reward model that it goes on from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
+from rewardlab.artifact.base import Base
 from rewardlab.core.config import to_mapping
-from rewardlab.core.terminal import short
+from rewardlab.core.errors import RenderError
+from rewardlab.core.spec import SPEC_FILE, TRUNCATION_OF, RewardSpec, read_spec
+from rewardlab.core.terminal import quoted, short
 from rewardlab.core.types import TokenGroup
+from rewardlab.data.chat import Renderer, to_messages
 from rewardlab.data.groups import Datasets
 from rewardlab.training.settings.config import RewardTrainerConfig, RunConfig
 
@@ -57,3 +62,38 @@ def unjudged_notices(config: RewardTrainerConfig, data: Datasets, test: Sequence
     }
     remedy = "Name some with --eval-dataset, --eval-split or --eval-fraction, or leave it out."
     return [f"{said}, and there are none. {remedy}" for said, is_unused in unused.items() if is_unused]
+
+
+def continued_notices(config: RewardTrainerConfig, base: Base) -> list[str]:
+    """Return a line if a reward model that is trained further was trained with another rendering, limit or β.
+
+    Its template is in its tokenizer, with a system prompt that it was trained with. Limit, truncation and β are those
+    of the run, so what is not given again is that of any new model.
+    """
+    if config.model.new_head or not (Path(base.path) / SPEC_FILE).is_file():
+        return []
+    spec = read_spec(Path(base.path))
+    before, now = spec.renderer, base.renderer.spec
+    rules = {rule: name for name, rule in TRUNCATION_OF.items()}
+    compared = {
+        "--max-seq-len": (f"{before.max_length}", f"{now.max_length}"),
+        # An older rule that cuts a token more is `prompt-left` too.
+        "--truncation": (rules.get(before.truncation, "prompt-left"), rules.get(now.truncation, "prompt-left")),
+        "--beta": (f"{spec.beta:g}", f"{config.loss.beta:g}"),
+    }
+    changed = [f"{flag} was {was}, now {is_now}" for flag, (was, is_now) in compared.items() if was != is_now]
+    if not _is_rendered_alike(spec, base.renderer):
+        changed.append("conversations become other tokens (--chat-template, --system-prompt)")
+    if not changed:
+        return []
+    return [f"{quoted(base.path)} goes on with other settings than it was trained with: {'; '.join(changed)}."]
+
+
+def _is_rendered_alike(spec: RewardSpec, renderer: Renderer) -> bool:
+    """Return whether the conversations in a spec become the tokens that they became when it was written."""
+    try:
+        return all(
+            renderer.token_ids(to_messages(canary.messages)).tolist() == canary.token_ids for canary in spec.canaries
+        )
+    except RenderError:
+        return False

@@ -63,7 +63,7 @@ from rewardlab.training.loop.schedule import floor_notice, warmup_notice, warmup
 from rewardlab.training.loop.selection import selection_of
 from rewardlab.training.loop.step_rows import tell_rows_of_prompts
 from rewardlab.training.monitoring.monitor import require_monitoring
-from rewardlab.training.notices import FEATURES, idle_notices, unjudged_notices
+from rewardlab.training.notices import FEATURES, continued_notices, idle_notices, unjudged_notices
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import settle_reading
 
@@ -157,7 +157,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     warmup = warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate)
     for said in filter(None, (warmup, floor_notice(resolved.schedule))):
         logger.warning("schedule: %s", said)
-    for said in [*idle_notices(config), *unjudged_notices(resolved, data, test)]:
+    continued = continued_notices(resolved, base)
+    for said in [*idle_notices(config), *unjudged_notices(resolved, data, test), *continued]:
         logger.warning("%s", said)
     facts = {
         "data": prepared.reports,

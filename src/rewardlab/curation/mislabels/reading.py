@@ -46,6 +46,11 @@ def sources_of(config: MislabelsConfig) -> tuple[Source, ...]:
 def rules_of(source: Source, config: MislabelsConfig) -> Rules:
     """Return the rules by which the rows of a dataset are read."""
     bare = config.rendering.joins_texts
+    if config.model.model and not bare:
+        # Imported here, since a search without heads needs no torch.
+        from rewardlab.artifact.base import goes_on_joining
+
+        bare = goes_on_joining(config.model, config.rendering)
     return Rules(source=source.name, reading=config.rows.reading, seed=config.run.seed, bare=bare)
 
 

@@ -37,6 +37,9 @@ SAME_HEAD: Final = 0.5
 apart are near 0, and their average cancels what each has learned."""
 OF_THE_SAVE: Final = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", KEY)
 """Fields of config.json that say how a folder was saved, and nothing of the model."""
+WRITTEN: Final = ("template_source", "system_prompt")
+"""Fields of a rendering that are written into its template, which a model that is trained further has from its folder
+alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +157,10 @@ def _require_alike(sources: Sequence[Path], specs: Sequence[RewardSpec]) -> None
         differ = [
             item.name
             for item in fields(spec.renderer)
-            if getattr(spec.renderer, item.name) != getattr(other.renderer, item.name)
+            if item.name not in WRITTEN and getattr(spec.renderer, item.name) != getattr(other.renderer, item.name)
         ]
+        if spec.renderer.joins_texts != other.renderer.joins_texts:
+            differ.append("template_source")
         require(
             not differ,
             f"{source} renders conversations otherwise than {first} ({', '.join(differ)}), so their scores are of "
