@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common import write_base_model
+from common import CHATML, write_base_model
 from rewardlab.analysis.json_form import encode
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.spec import SPEC_FILE
@@ -239,6 +240,36 @@ def test_tokens_are_those_that_training_reads(tmp_path: Path) -> None:
     assert found.lengths.unshared == sum(lengths)
     (sample,) = found.samples
     assert all("⟦reply⟧" in text for text in sample.rendered)
+
+
+REFUSING = "{% if 'zz' in messages[-1].content %}{{ raise_exception('no zz') }}{% endif %}" + CHATML
+"""Refuses a conversation that ends in these letters."""
+
+
+def test_a_refused_reply_takes_no_lengths_from_the_others_of_its_row(tmp_path: Path) -> None:
+    base = write_base_model(tmp_path / "base", template=REFUSING)
+    three = {"prompt": "what now?", "responses": ["one", "one two", "zz zz"], "scores": [3, 2, 1]}
+    none_left = [
+        {"prompt": "and now?", "chosen": "zz", "rejected": "a long one"},
+        {"prompt": "again?", "responses": ["zz", "a zz", "some"], "scores": [2, 1, 0]},
+    ]
+    kwise = write_rows(tmp_path / "k.jsonl", three, none_left[1])
+    found = inspected(kwise, model=str(base), max_seq_len=100)
+    lengths = found.lengths
+    assert (lengths.unrendered, lengths.unrendered_replies) == ({"template_refuses": 1}, {"template_refuses": 1})
+    assert (lengths.prompts.count, lengths.replies.count) == (1, 2)
+    alone = write_rows(tmp_path / "two.jsonl", three | {"responses": three["responses"][:2], "scores": [3, 2]})
+    kept = inspected(alone, model=str(base), max_seq_len=100)
+    assert replace(lengths, unrendered={}, unrendered_replies={}) == kept.lengths
+    assert found.labels.difference == kept.labels.difference
+    said = " ".join(inspection_report(found, {}).split())
+    assert "Not rendered: 1 row (template refuses); it has no lengths." in said
+    assert "Not rendered: 1 reply (template refuses) of rows that keep others to compare; it has no lengths" in said
+
+    pair = write_rows(tmp_path / "p.jsonl", none_left[0], *pairs(3))
+    own = inspected(pair, model=str(base), max_seq_len=100).lengths
+    assert (own.unrendered, own.unrendered_replies) == ({"template_refuses": 1}, {})
+    assert (own.prompts.count, own.replies.count) == (3, 6)
 
 
 def test_letters_are_counted_by_script() -> None:

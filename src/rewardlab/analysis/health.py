@@ -14,7 +14,17 @@ from typing import Any, Final
 
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.analysis.precision import PrecisionCard
-from rewardlab.analysis.signs import AT_EVALUATION, MOSTLY, WHILE_TRAINING, History, Look, RunFacts
+from rewardlab.analysis.signs import (
+    AT_EVALUATION,
+    MOSTLY,
+    WHILE_TRAINING,
+    History,
+    Look,
+    RunFacts,
+    reversed_at_the_end,
+    shallow_labels,
+)
+from rewardlab.core.types import Estimate
 
 GONE: Final = 3
 """Consecutive checks without a sign after which it is reported again if it returns."""
@@ -23,11 +33,16 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "overfitting": "best/ keeps the best evaluation. Try fewer --epochs or --steps, a lower --lr, "
         "--early-stopping-patience 3, --score-regularization-lambda 0.1, or more data.",
-        "reversed_labels": "Look whether --eval-dataset and --dataset mean the same reply by `chosen` (samples.txt "
-        "shows training rows); for soft labels and K-wise scores, which end of the scale is good.",
-        "no_skill": "Try a --lr three to ten times higher (lower, if the loss has been far above log 2), and with "
-        "--lora the --lora-target-modules all-linear; look at samples.txt: are the replies cut, and do the labels "
-        "follow from them?",
+        "reversed_labels": "Look whether --dataset, --eval-dataset and --test-dataset mean the same reply by `chosen` "
+        "(samples.txt shows training rows), and each of their sources; for soft labels and K-wise scores, which end of "
+        "the scale is good.",
+        "shallow_labels": "A model may learn this and nothing else, and test data made the same way do not show it. "
+        "Look with `rewardlab data inspect --samples 20` at what marks the preferred replies (length, an opening, a "
+        "format) and whether it should count; `rewardlab diagnose` and the report's part on length show what a model "
+        "knows beyond.",
+        "no_skill": "Try a --lr three to ten times higher (lower, if the loss has been far above log 2 or the gradient "
+        "norm has fallen to next to nothing), and with --lora the --lora-target-modules all-linear; look at "
+        "samples.txt: are the replies cut, and do the labels follow from them?",
         "exploding": "Try a --lr three to ten times lower, a longer --warmup-ratio, a lower --max-grad-norm, or "
         "--precision fp32.",
         "oscillating": "Try a lower --lr, a schedule that falls (--lr-scheduler cosine), or a larger --batch-size.",
@@ -93,6 +108,17 @@ class Health:
                 shares = "; ".join(f"{part} of {of} replies of the {name} data" for name, (part, of) in cut.items())
                 signs.append(self._sign("truncated", f"{what} to fit the limit of tokens: {shares}."))
         return signs
+
+    def judge_baselines(self, baselines: Mapping[str, Mapping[str, Estimate]]) -> list[WarningSign]:
+        """Return a sign if a baseline leaves next to nothing to learn; see `shallow_labels`."""
+        return self._seen("shallow_labels", shallow_labels(baselines))
+
+    def judge_chosen(self, accuracies: Mapping[str, Estimate]) -> list[WarningSign]:
+        """Return a sign if the chosen model is clearly worse than a coin on some data; see `reversed_at_the_end`."""
+        return self._seen("reversed_labels", reversed_at_the_end(accuracies))
+
+    def _seen(self, name: str, text: str | None) -> list[WarningSign]:
+        return [] if text is None or name in self.history.facts.intended else [self._sign(name, text)]
 
     def judge_precisions(self, card: PrecisionCard) -> list[WarningSign]:
         """Return a sign if half precision changes the margins of the saved model beyond the interval of their mean."""

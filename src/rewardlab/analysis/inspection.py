@@ -63,7 +63,9 @@ class Lengths:
     overlong_rows: int
     """Rows with such a conversation."""
     unrendered: Mapping[str, int]
-    """Cause -> rows that the model's template refuses."""
+    """Cause -> rows that cannot be rendered: no two replies that are compared are left."""
+    unrendered_replies: Mapping[str, int]
+    """Cause -> replies of other rows that cannot be rendered; training leaves them out alone."""
     computed: int
     """Units of all conversations where what replies share is computed once."""
     unshared: int

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from rewardlab.analysis.stats import wilson
+from rewardlab.core.types import Estimate
 
 LOG_2: Final = math.log(2)
 """Loss of a model that always predicts one half."""
@@ -47,6 +48,9 @@ LOSS_TIMES: Final = 3.0
 """Multiple of its running median, and of log 2, above which a loss counts as exploding."""
 GRADIENT_TIMES: Final = 10.0
 """The same for a gradient norm, which moves by factors of two or three in healthy runs."""
+COLLAPSED: Final = 30.0
+"""Factor by which a gradient norm has fallen where a model has lost what it could tell apart. Of labels that follow
+from nothing, and with a rate that is too low, the norm stays of one size."""
 MEDIAN_ROWS: Final = 50
 """Rows over which a running median is taken."""
 FEWEST_ROWS: Final = 5
@@ -75,6 +79,13 @@ ROUNDING: Final = 1e-6
 """Relative difference of two gradient norms up to which they count as equal in float32."""
 MOSTLY: Final = 0.5
 """Share of truncated replies from which the data differ too much from what was collected."""
+SHALLOW: Final[Mapping[str, float]] = MappingProxyType({"length only": 0.7, "bag of words": 0.95})
+"""Name of a baseline -> accuracy from which on, lower limit and all, it shows that next to nothing has to be learned.
+
+Of human preferences and of models' judgements words alone reach 0.9 at most; above 0.95 something marks the preferred
+replies. Length reaches 0.75 where labels like long replies."""
+REVERSED: Final = (("eval_accuracy", 0.5), ("eval_margin", 0.0))
+"""Values, and the borders below which they show labels the other way round."""
 
 
 Values = dict[str, float]
@@ -144,7 +155,7 @@ Look = Callable[[History], str | None]
 def _overfitting(history: History) -> str | None:
     """Report that the last two evaluations are both worse than an earlier one, and the training data fitted better."""
     before, now = [{}, {}, *history.evaluated[-2:]][-2:]
-    if all(_below(row, "eval_accuracy", 0.5) for row in (before, now)):
+    if any(all(_below(row, *limit) for row in (before, now)) for limit in REVERSED):
         # The model learns the opposite of the labels, for which there is another sign.
         return None
     for name, what, went, sign in (
@@ -194,10 +205,10 @@ def _reversed_labels(history: History) -> str | None:
         row["step"] <= facts.warmup_steps or row["step"] < EARLY_SHARE * facts.num_steps for row in last
     ):
         return None
-    for name, what, border in (("eval_accuracy", "accuracy", 0.5), ("eval_margin", "margin", 0.0)):
+    for name, border in REVERSED:
         if all(_below(row, name, border) for row in last) and not _above(last[-1], first, name, SURE):
             return (
-                f"the evaluation {what} is {_shown(last[-1], name)}, below {border:g} by more than its interval, after "
+                f"the evaluation {name.removeprefix('eval_')} is {_shown(last[-1], name)}, below {border:g} by more than its interval, after "
                 f"{history.step} steps."
             )
     return None
@@ -227,7 +238,22 @@ def _no_skill(history: History) -> str | None:
         evaluated = f", and the evaluation accuracy {_shown(now, 'eval_accuracy')}" if "eval_accuracy" in now else ""
     return (
         f"the training loss over the last {pairs:.0f} pairs is {loss:.3f}, a coin toss has {LOG_2:.3f}; their accuracy "
-        f"is {accuracy:.3f}{evaluated}."
+        f"is {accuracy:.3f}{evaluated}.{_far_too_high(history.trained, rows, loss)}"
+    )
+
+
+def _far_too_high(trained: Sequence[Values], rows: Sequence[Values], loss: float) -> str:
+    """Return a sentence if these rows, with a mean loss, show steps that are far too large: a loss far above that of a
+    coin, or gradients that are next to nothing beside the first ones."""
+    if loss > LOSS_TIMES * LOG_2:
+        return " So large a loss shows steps that are far too large: --lr is too high, not too low."
+    first = [row["grad_norm"] for row in trained[:FEWEST_ROWS] if "grad_norm" in row]
+    now = [row["grad_norm"] for row in rows if "grad_norm" in row]
+    if not first or not now or (norm := statistics.median(now)) * COLLAPSED >= max(first):
+        return ""
+    return (
+        f" The gradient norm fell from {max(first):.3g} to {norm:.3g}, as where steps that are far too large have made "
+        f"all scores alike: --lr is too high, not too low."
     )
 
 
@@ -367,6 +393,30 @@ AT_EVALUATION: Final[Mapping[str, Look]] = MappingProxyType(
 )
 
 
+def shallow_labels(baselines: Mapping[str, Mapping[str, Estimate]]) -> str | None:
+    """Report baselines that are so good that a model of these data needs to learn no more.
+
+    `baselines` maps the name of one to the data on which it was judged, and its accuracy there.
+    """
+    found = [
+        f"{name} alone reaches an accuracy of {_told(accuracy)} on {data} data"
+        for name, judged in baselines.items()
+        for data, accuracy in judged.items()
+        if accuracy.low > SHALLOW.get(name, 1.0)
+    ]
+    return f"{'; '.join(found)}." if found else None
+
+
+def reversed_at_the_end(accuracies: Mapping[str, Estimate]) -> str | None:
+    """Report data on which the chosen model is clearly worse than a coin. `accuracies` maps them to its accuracy."""
+    found = [
+        f"{_told(one)} on {data}" for data, one in accuracies.items() if one.value + SURE * (one.high - one.value) < 0.5
+    ]
+    if not found:
+        return None
+    return f"the accuracy of the chosen model is {' and '.join(found)}, below 0.5 by more than its interval."
+
+
 # --- numbers ---------------------------------------------------------------------------------------------------
 
 
@@ -413,6 +463,11 @@ def _above(one: Values, other: Values, name: str, width: float) -> bool:
 def _worse(row: Values, best: Values, name: str, sign: int, width: float = SURE) -> bool:
     """Return whether `row` is clearly worse than `best` where more (sign 1) or less (−1) is better."""
     return _above(best, row, name, width) if sign > 0 else _above(row, best, name, width)
+
+
+def _told(estimate: Estimate) -> str:
+    """Return an estimate with its interval, as `_shown` does."""
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def _shown(row: Values, name: str) -> str:

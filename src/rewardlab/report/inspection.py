@@ -175,6 +175,12 @@ def length_notes(found: Inspection) -> Iterator[str]:
             f"Not rendered: {number_of(count, 'row')} ({cause.replace('_', ' ')}); "
             f"{plural(count, 'it has', 'they have')} no lengths."
         )
+    for cause, count in lengths.unrendered_replies.items():
+        yield (
+            f"Not rendered: {number_of(count, 'reply')} ({cause.replace('_', ' ')}) of rows that keep others "
+            f"to compare; {plural(count, 'it has', 'they have')} no lengths, and training leaves "
+            f"{plural(count, 'it', 'them')} out."
+        )
     if lengths.unshared:
         saved = 1 - lengths.computed / lengths.unshared
         what = "the prompt" if lengths.unit == "words" else "what replies share"

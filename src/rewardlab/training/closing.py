@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,8 @@ import torch
 from rewardlab.analysis.precision import CANONICAL, CARD_WORTH, PrecisionCard
 from rewardlab.artifact.load import Where, assemble
 from rewardlab.core.spec import read_spec
+from rewardlab.core.terminal import visible
+from rewardlab.core.types import Estimate
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_scores, write_evaluation
@@ -79,6 +82,19 @@ def judge_chosen(
         groups, known = ready.test or trainer.judge.data.eval, test or selected
         card = card_of_chosen(config, scorer, groups, known, saved_as, ranks, is_sharded=parts is not None)
     return Judged(selected=selected, test=test, live=live, card=card)
+
+
+def accuracies_of(judged: Judged) -> dict[str, Estimate]:
+    """Return the accuracies of the chosen model by the words for the data: of the test data, and of each source where
+    there are several. The evaluation data as a whole were watched on the way."""
+    found: dict[str, Estimate] = {}
+    if judged.test is not None:
+        found["the test data"] = judged.test.overall.estimates["eval_accuracy"]
+    for name, result in (("evaluation", judged.selected), ("test", judged.test)):
+        if result is not None and len(result.by_source) > 1:
+            for part, one in result.by_source.items():
+                found[f"the {name} data of {visible(part)}"] = one.estimates["eval_accuracy"]
+    return found
 
 
 def wants_card(config: RewardTrainerConfig, steps: int) -> bool:

@@ -33,7 +33,7 @@ from rewardlab.model.trainable import parameter_counts
 from rewardlab.training.budget import choose_budget
 from rewardlab.training.checkpoints.model_folders import Saver
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
-from rewardlab.training.closing import computed_in, judge_chosen
+from rewardlab.training.closing import accuracies_of, computed_in, judge_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_flops_of
 from rewardlab.training.default_budget import budget_by_size
@@ -234,7 +234,7 @@ def _train(
 
     parallel = share(model, parts, ranks, defer_sync=config.run.defer_gradient_sync)
     assert config.run.steps is not None
-    watch = watch_run(config, ready.device, ready.tokens, resumed_at=ready.resumed_at) if ranks.is_first else Watch()
+    watch = _watch(ready) if ranks.is_first else Watch()
     trainer = reward_trainer(
         config,
         model,
@@ -286,6 +286,16 @@ def _load(ready: Ready, division: Parts | None) -> RewardModel:
     # step.
     require_range(model, ready.base.renderer)
     return model
+
+
+def _watch(ready: Ready) -> Watch:
+    """Start watching the run."""
+    data = {"selection": "evaluation"}
+    baselines = {
+        name: {data.get(on, on): result.overall.estimates["eval_accuracy"] for on, result in judged.items()}
+        for name, judged in ready.baselines.items()
+    }
+    return watch_run(ready.config, ready.device, ready.tokens, baselines, resumed_at=ready.resumed_at)
 
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:
@@ -369,6 +379,7 @@ def _finish(
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
     judged = judge_chosen(config, trainer, ready, chosen, ranks, parts, looked_up)
+    watch.judge_chosen(accuracies_of(judged))
     if judged.live is not None:
         watch.judge_live(judged.live)
     if judged.card is not None:

@@ -81,7 +81,7 @@ def many(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_healthy_run_is_silent(base_model, many, tmp_path, log):
-    result = train(config_for(base_model, many, tmp_path / "run", profile_memory=True))
+    result = train(config_for(base_model, many, tmp_path / "run", profile_memory=True, baselines=False))
     assert names_of(result) == []
     assert "WARNING" not in log.text
     assert (tmp_path / "run/warnings.jsonl").read_text() == "", "watched, and nothing seen"
@@ -94,6 +94,20 @@ def test_a_healthy_run_is_silent(base_model, many, tmp_path, log):
 def test_a_control_without_replies_tells_no_sign_of_what_it_is_for(base_model, many, tmp_path):
     result = train(config_for(base_model, many, tmp_path / "run", diagnostic_mode="prompt_only"))
     assert names_of(result) == []
+
+
+@pytest.mark.slow
+def test_a_mark_of_the_preferred_reply_and_test_data_the_other_way_round_are_named(base_model, many, tmp_path, log):
+    test = rewritten(tmp_path / "test.jsonl", write_pairs(tmp_path / "t", 60, offset=900), lambda r, _: swapped(r))
+    same = write_pairs(tmp_path / "same.jsonl", 100, offset=400)
+    data = {"eval_dataset": (str(same),), "test_dataset": (str(test),)}
+    result = train(config_for(base_model, many, tmp_path / "run", **data))
+    assert names_of(result) == ["shallow_labels", "reversed_labels"]
+    first, last = result.warnings
+    assert (first.step, last.step) == (0, 40)
+    assert "bag of words alone reaches an accuracy of 1.000" in first.text
+    assert last.text.endswith("on the test data, below 0.5 by more than its interval.")
+    assert last.line() in log.text
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from rewardlab.core.types import Comparison, Conversation, Preference
 from rewardlab.curation.inspecting.scripts import count_scripts
 from rewardlab.curation.rows import ReadRow
 from rewardlab.data.bulk import render_replies
-from rewardlab.data.chat import Renderer
+from rewardlab.data.chat import EndsInPadding, Renderer
 from rewardlab.data.layout import Rendered, common_prefix_length
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.data.splits import Texts, first_turn_key, reply_key
@@ -29,12 +29,15 @@ Column = npt.NDArray[Any]
 SYSTEM: Final = ("none", "with text", "empty")
 KINDS: Final[Mapping[str, str]] = {
     "number_P": "i8", "prompt_P": "u8", "first_turn_P": "u8", "replies_P": "i4", "turns_P": "i4", "system_P": "i1",
-    "prompt_length_P": "i8", "computed_P": "i8", "unshared_P": "i8", "rendered_P": "?",
-    "reply_R": "u8", "long_R": "?", "length_R": "i8", "whole_R": "i8",
+    "prompt_length_P": "i8", "computed_P": "i8", "unshared_P": "i8",
+    "reply_R": "u8", "long_R": "?", "length_R": "i8", "whole_R": "i8", "refused_R": "i1",
     "owner_C": "i8", "first_C": "i4", "second_C": "i4", "label_C": "f8", "strength_C": "f8", "weight_C": "f8",
     "annotator_C": "u8", "earlier_C": "i1",
 }  # fmt: skip
-"""Column -> its type. `owner_C` counts from the first preference of a chunk until chunks are joined."""
+"""Column -> its type. `owner_C` counts from the first preference of a chunk until chunks are joined; `refused_R` is 0
+for a reply that has lengths, and otherwise 1 + the index in `REFUSALS` of the cause for which it has none."""
+REFUSALS: Final = ("template_refuses", "ends_in_padding")
+"""Why a conversation cannot be rendered."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,8 +46,6 @@ class Columns:
 
     tally: Tally = field(default_factory=Tally)
     scripts: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    """Cause -> rows that cannot be rendered."""
     values: dict[str, Column] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Column:
@@ -78,7 +79,7 @@ class Columns:
         }
         values = {name: column[kept[name[-1]]] for name, column in self.values.items()}
         values["owner_C"] = number_P[values["owner_C"]]
-        return Columns(tally=self.tally, scripts=self.scripts, refused=self.refused, values=values)
+        return Columns(tally=self.tally, scripts=self.scripts, values=values)
 
 
 def join(chunks: Iterable[Columns]) -> Columns:
@@ -89,7 +90,6 @@ def join(chunks: Iterable[Columns]) -> Columns:
     for chunk in chunks:
         whole.tally.add(chunk.tally)
         whole.scripts.update(chunk.scripts)
-        whole.refused.update(chunk.refused)
         chunk.values["owner_C"] = chunk.values["owner_C"] + number
         number += len(chunk["replies_P"])
         for name, column in chunk.values.items():
@@ -111,7 +111,7 @@ def summarise(rows: Sequence[ReadRow], *, renderer: Renderer | None) -> Columns:
         found.tally.keep(row.parsed)
         _add(lists, len(kept), row, row.preference, row.parsed.order)
         kept.append(row.preference)
-    _add_lengths(lists, found.refused, kept, renderer)
+    _add_lengths(lists, kept, renderer)
     found.scripts = count_scripts(text for preference in kept for text in _all_texts(preference))
     found.values = {name: np.array(lists[name], dtype=kind) for name, kind in KINDS.items()}
     return found
@@ -162,48 +162,39 @@ def annotator_key(name: str | None) -> int:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:8], "big") or 1
 
 
-def _add_lengths(
-    lists: dict[str, list[Any]], refused: Counter[str], kept: Sequence[Preference], renderer: Renderer | None
-) -> None:
+def _add_lengths(lists: dict[str, list[Any]], kept: Sequence[Preference], renderer: Renderer | None) -> None:
     """Add lengths, in tokens or in words, and how many tokens replies share."""
     if renderer is None:
         for preference in kept:
             prompt = num_words(preference.prompt)
             replies = [num_words(reply) for reply in preference.replies]
-            _add_measured(lists, prompt, replies, [prompt + own for own in replies], shared=prompt)
+            whole = [prompt + own for own in replies]
+            lists["length_R"] += replies
+            lists["whole_R"] += whole
+            lists["refused_R"] += [0] * len(replies)
+            _add_shared(lists, prompt, whole, prompt)
         return
     for results in render_replies(kept, renderer):
-        rendered = [result for result in results if isinstance(result, Rendered)]
-        if len(rendered) < len(results):
-            refused.update({_cause(next(result for result in results if not isinstance(result, Rendered))): 1})
-            _add_measured(lists, 0, [0] * len(results), [0] * len(results), shared=0, is_rendered=False)
-            continue
-        whole = [len(one.token_ids) for one in rendered]
-        own = [len(one.token_ids) - one.prompt_tokens for one in rendered]
+        for one in results:
+            is_rendered = isinstance(one, Rendered)
+            lists["length_R"].append(len(one.token_ids) - one.prompt_tokens if is_rendered else 0)
+            lists["whole_R"].append(len(one.token_ids) if is_rendered else 0)
+            lists["refused_R"].append(0 if is_rendered else 1 + REFUSALS.index(_cause(one)))
+        rendered = [one.token_ids for one in results if isinstance(one, Rendered)]
+        whole = [len(token_ids) for token_ids in rendered]
         # Each reply keeps at least one token of its own, at which its score is read, as the trainer lays replies out.
-        shared = min(common_prefix_length([one.token_ids for one in rendered]), min(whole) - 1)
-        _add_measured(lists, rendered[0].prompt_tokens, own, whole, shared=shared)
+        shared = min(common_prefix_length(rendered), min(whole) - 1) if rendered else 0
+        _add_shared(lists, next((one.prompt_tokens for one in results if isinstance(one, Rendered)), 0), whole, shared)
 
 
-def _add_measured(
-    lists: dict[str, list[Any]],
-    prompt: int,
-    replies: Sequence[int],
-    whole: Sequence[int],
-    *,
-    shared: int,
-    is_rendered: bool = True,
-) -> None:
+def _add_shared(lists: dict[str, list[Any]], prompt: int, whole: Sequence[int], shared: int) -> None:
     lists["prompt_length_P"].append(prompt)
-    lists["length_R"] += replies
-    lists["whole_R"] += whole
     lists["unshared_P"].append(sum(whole))
-    lists["computed_P"].append(sum(whole) - shared * (len(whole) - 1))
-    lists["rendered_P"].append(is_rendered)
+    lists["computed_P"].append(sum(whole) - shared * max(len(whole) - 1, 0))
 
 
-def _cause(error: Rendered | RenderError) -> str:
-    return "ends_in_padding" if type(error).__name__ == "EndsInPadding" else "template_refuses"
+def _cause(error: RenderError) -> str:
+    return "ends_in_padding" if isinstance(error, EndsInPadding) else "template_refuses"
 
 
 def num_words(turns: Conversation) -> int:

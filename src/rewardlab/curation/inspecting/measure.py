@@ -19,7 +19,7 @@ from rewardlab.analysis.inspection import Judges, LabelBalance, Lengths, spread
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.stats import by_conversation
 from rewardlab.core.types import Estimate
-from rewardlab.curation.inspecting.columns import SYSTEM, Column, Columns
+from rewardlab.curation.inspecting.columns import REFUSALS, SYSTEM, Column, Columns
 
 NUM_BINS: Final = 5
 """Number of bins of length differences, with about equal counts."""
@@ -47,25 +47,43 @@ def system_of(columns: Columns) -> dict[str, int]:
 
 
 def lengths_of(columns: Columns, *, unit: str, counted_by: str, limit: int | None) -> Lengths:
-    """Return the lengths of the conversations that could be rendered."""
-    rendered_P = columns["rendered_P"]
-    rendered_R = np.repeat(rendered_P, columns["replies_P"])
-    whole_R = columns["whole_R"][rendered_R]
+    """Return the lengths of the conversations that training would have: without the replies that cannot be rendered,
+    and without the rows of which these leave nothing to compare."""
+    usable_P = np.zeros(len(columns["replies_P"]), dtype=bool)
+    usable_P[columns["owner_C"][_rendered(columns)]] = True
+    owner_R = np.repeat(np.arange(len(usable_P)), columns["replies_P"])
+    refused_R, usable_R = columns["refused_R"], usable_P[owner_R]
+    there_R = usable_R & (refused_R == 0)
+    whole_R = columns["whole_R"][there_R]
     over_R = whole_R > limit if limit is not None else np.zeros(len(whole_R), dtype=bool)
-    owner_R = np.repeat(np.arange(len(rendered_P)), columns["replies_P"])[rendered_R]
+    _, first = np.unique(owner_R[(refused_R > 0) & ~usable_R], return_index=True)
     return Lengths(
         unit=unit,
         counted_by=counted_by,
-        prompts=spread(columns["prompt_length_P"][rendered_P].astype(np.float64)),
-        replies=spread(columns["length_R"][rendered_R].astype(np.float64)),
+        prompts=spread(columns["prompt_length_P"][usable_P].astype(np.float64)),
+        replies=spread(columns["length_R"][there_R].astype(np.float64)),
         conversations=spread(whole_R.astype(np.float64)),
         limit=limit,
         overlong=int(over_R.sum()),
-        overlong_rows=len(np.unique(owner_R[over_R])),
-        unrendered=dict(columns.refused.most_common()),
-        computed=int(columns["computed_P"].sum()),
-        unshared=int(columns["unshared_P"].sum()),
+        overlong_rows=len(np.unique(owner_R[there_R][over_R])),
+        unrendered=_causes(refused_R[(refused_R > 0) & ~usable_R][first]),
+        unrendered_replies=_causes(refused_R[(refused_R > 0) & usable_R]),
+        computed=int(columns["computed_P"][usable_P].sum()),
+        unshared=int(columns["unshared_P"][usable_P].sum()),
     )
+
+
+def _rendered(columns: Columns) -> Column:
+    """Return [C] whether both replies of a comparison could be rendered."""
+    starts_C = columns.starts_P[columns["owner_C"]]
+    rendered_R = columns["refused_R"] == 0
+    both: Column = rendered_R[starts_C + columns["first_C"]] & rendered_R[starts_C + columns["second_C"]]
+    return both
+
+
+def _causes(refused: Column) -> dict[str, int]:
+    """Return cause -> how many, the most frequent first."""
+    return dict(Counter(REFUSALS[number - 1] for number in refused.tolist()).most_common())
 
 
 def preferred_lengths(columns: Columns) -> tuple[FloatArray, FloatArray, Column]:
@@ -75,7 +93,7 @@ def preferred_lengths(columns: Columns) -> tuple[FloatArray, FloatArray, Column]
     """
     starts_C = columns.starts_P[columns["owner_C"]]
     label_C = columns["label_C"]
-    decided = np.flatnonzero((label_C != 0.5) & columns["rendered_P"][columns["owner_C"]])
+    decided = np.flatnonzero((label_C != 0.5) & _rendered(columns))
     first, second = (columns["length_R"][starts_C + columns[name]][decided] for name in ("first_C", "second_C"))
     wins = label_C[decided] > 0.5
     better, other = np.where(wins, first, second), np.where(wins, second, first)

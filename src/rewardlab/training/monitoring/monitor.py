@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import RunFacts
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import append_text, to_json, write_text
+from rewardlab.core.types import Estimate
 from rewardlab.data.config import DiagnosticConfig
 from rewardlab.data.token_report import TokenReport
 from rewardlab.training.monitoring.gpu import require_nvml, watch_gpu
@@ -57,6 +59,14 @@ class HealthWatch:
         """Check the values of a row for warning signs."""
         self._tell(self.health.offer({**values, "step": step}))
 
+    def judge_baselines(self, baselines: Mapping[str, Mapping[str, Estimate]]) -> None:
+        """Check how much the baselines leave to learn: name -> data -> accuracy."""
+        self._tell(self.health.judge_baselines(baselines))
+
+    def judge_chosen(self, accuracies: Mapping[str, Estimate]) -> None:
+        """Check the accuracies of the chosen model on the data that judge it, and on their sources."""
+        self._tell(self.health.judge_chosen(accuracies))
+
     def judge_live(self, card: PrecisionCard) -> None:
         """Check the chosen model as it was evaluated during training."""
         self._tell(self.health.judge_live(card))
@@ -89,6 +99,11 @@ class Watch:
     def signs(self) -> Sequence[WarningSign]:
         """The warning signs so far."""
         return self.health.signs if self.health is not None else ()
+
+    def judge_chosen(self, accuracies: Mapping[str, Estimate]) -> None:
+        """Check the accuracies of the chosen model on the data that judge it, and on their sources."""
+        if self.health is not None:
+            self.health.judge_chosen(accuracies)
 
     def judge_live(self, card: PrecisionCard) -> None:
         """Check the chosen model as it was evaluated during training."""
@@ -124,10 +139,12 @@ def watch_run(
     config: RewardTrainerConfig,
     device: torch.device,
     tokens: Mapping[str, TokenReport],
+    baselines: Mapping[str, Mapping[str, Estimate]] = MappingProxyType({}),
     *,
     resumed_at: int | None = None,
 ) -> Watch:
-    """Start watching a run, by its resolved configuration; `tokens` reports what tokenising did to each kind of data.
+    """Start watching a run, by its resolved configuration; `tokens` reports what tokenising did to each kind of data,
+    and `baselines` maps the name of each to the data on which it was judged, and its accuracy there.
 
     `resumed_at` is the step after which a resumed run goes on. With several ranks only the first one calls this. Raises
     ConfigError for a viewer or a GPU that is not available.
@@ -161,6 +178,7 @@ def watch_run(
         {name: (report.truncated_replies, report.replies) for name, report in tokens.items()},
         {name: (report.shortened_replies, report.replies) for name, report in tokens.items()},
     )
+    health.judge_baselines(baselines)
     return Watch(
         observers=Observers([*observers, Observer(name="the watch for warning signs", row=health.row)]), health=health
     )

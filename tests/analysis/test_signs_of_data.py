@@ -1,0 +1,90 @@
+"""Warning signs of the data and of a learning rate far off: each is told where its numbers are clear, and not before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rewardlab.analysis.health import ADVICE, Health, judge
+from rewardlab.analysis.signs import RunFacts
+from rewardlab.core.types import Estimate
+
+FACTS = RunFacts(num_steps=120, warmup_steps=12)
+
+
+def accuracy(value: float, low: float, high: float) -> Estimate:
+    return Estimate(value=value, low=low, high=high, level=0.95, n=200, method="Wilson")
+
+
+def row(step: int, **values: float) -> dict[str, Any]:
+    """Values, each name with an interval of 0.05 at both sides."""
+    intervals = {
+        f"{name}_{end}": value + side
+        for name, value in values.items()
+        if name.startswith("eval_")
+        for end, side in (("low", -0.05), ("high", 0.05))
+    }
+    return {"step": step, **values, **intervals}
+
+
+def test_baselines_that_leave_next_to_nothing_to_learn_are_told():
+    length, words = accuracy(0.927, 0.886, 0.954), accuracy(1.0, 0.981, 1.0)
+    (sign,) = Health(FACTS).judge_baselines({"length only": {"test": length}, "bag of words": {"test": words}})
+    assert (sign.name, sign.step, sign.advice) == ("shallow_labels", 0, ADVICE["shallow_labels"])
+    assert sign.text == (
+        "length only alone reaches an accuracy of 0.927 [0.886, 0.954] on test data; bag of words alone reaches an "
+        "accuracy of 1.000 [0.981, 1.000] on test data."
+    )
+    honest = {"length only": {"test": accuracy(0.74, 0.65, 0.82)}, "bag of words": {"test": accuracy(0.95, 0.9, 0.98)}}
+    assert Health(FACTS).judge_baselines(honest) == []
+    few = {"bag of words": {"evaluation": accuracy(1.0, float("nan"), float("nan"))}}
+    assert Health(FACTS).judge_baselines(few) == [], "of too few for an interval"
+
+
+def test_a_model_that_is_worse_than_a_coin_on_test_data_or_a_source_is_told():
+    found = {
+        "the evaluation data": accuracy(0.7, 0.6, 0.8),
+        "the test data": accuracy(0.47, 0.42, 0.53),
+        "the test data of hh": accuracy(0.2, 0.15, 0.26),
+    }
+    health = Health(FACTS)
+    (sign,) = health.judge_chosen(found)
+    assert sign.name == "reversed_labels"
+    assert sign.text == (
+        "the accuracy of the chosen model is 0.200 [0.150, 0.260] on the test data of hh, below 0.5 by more than its "
+        "interval."
+    )
+    assert health.judge_chosen({"the test data": accuracy(0.45, 0.41, 0.49)}) == [], "by a single interval only"
+    assert Health(replace(FACTS, intended=frozenset({"reversed_labels"}))).judge_chosen(found) == []
+
+
+@pytest.mark.parametrize("acc", [0.2, 0.44])
+def test_margins_below_zero_are_not_called_overfitting_either(acc):
+    rows = [
+        row(12 * n, eval_accuracy=acc, eval_margin=-0.1 * n, eval_loss=0.7 + 0.1 * n)
+        | {"train_nll": 0.7 - 0.03 * n, "train_loss": 0.7 - 0.03 * n, "train_pairs": 160, "train_accuracy": 0.6}
+        for n in range(11)
+    ]
+    assert [sign.name for sign in judge(rows, FACTS)] == ["reversed_labels"]
+
+
+@pytest.mark.parametrize(
+    ("norms", "losses", "said"),
+    [
+        ([34.8, 10.6, 0.14, 0.05, 0.03], [0.694], "The gradient norm fell from 34.8 to 0.05, as where steps"),
+        ([4.0, 3.0, 3.5, 4.0, 2.0], [0.694, 41.3], "So large a loss shows steps that are far too large"),
+        ([4.0, 3.0, 3.5, 4.0, 2.0], [0.694], ""),
+    ],
+)
+def test_no_skill_says_where_the_rate_is_too_high_and_not_too_low(norms, losses, said):
+    rows = [
+        {"step": 10 * n, "train_nll": losses[n % len(losses)], "train_accuracy": 0.5, "train_pairs": 160}
+        | {"grad_norm": norms[min(n, 5) - 1]}
+        for n in range(1, 13)
+    ]
+    (sign,) = judge(rows, FACTS)
+    assert sign.name == "no_skill"
+    assert said in sign.text
+    assert ("--lr is too high" in sign.text) is bool(said)
