@@ -1,4 +1,4 @@
-"""Warning signs of the data and of a learning rate far off: each is told where its numbers are clear, and not before."""
+"""Warning signs of the data and of a learning rate far off are told where their numbers are clear."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_baselines_that_leave_next_to_nothing_to_learn_are_told():
     (sign,) = Health(FACTS).judge_baselines({"length only": {"test": length}, "bag of words": {"test": words}})
     assert (sign.name, sign.step, sign.advice) == ("shallow_labels", 0, ADVICE["shallow_labels"])
     assert sign.text == (
-        "length only alone reaches an accuracy of 0.927 [0.886, 0.954] on test data; bag of words alone reaches an "
+        "length alone reaches an accuracy of 0.927 [0.886, 0.954] on test data; a bag of words reaches an "
         "accuracy of 1.000 [0.981, 1.000] on test data."
     )
     honest = {"length only": {"test": accuracy(0.74, 0.65, 0.82)}, "bag of words": {"test": accuracy(0.95, 0.9, 0.98)}}
@@ -88,3 +88,9 @@ def test_no_skill_says_where_the_rate_is_too_high_and_not_too_low(norms, losses,
     assert sign.name == "no_skill"
     assert said in sign.text
     assert ("--lr is too high" in sign.text) is bool(said)
+
+
+def test_preferences_that_are_all_ties_are_said_to_be():
+    rows = [{"step": 10 * n, "train_nll": 0.693, "train_pairs": 160, "grad_norm": 0.1} for n in range(1, 13)]
+    (sign,) = judge(rows, FACTS)
+    assert sign.text.endswith("a coin toss has 0.693; all of them are ties.")

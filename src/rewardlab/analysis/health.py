@@ -14,16 +14,8 @@ from typing import Any, Final
 
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.analysis.precision import PrecisionCard
-from rewardlab.analysis.signs import (
-    AT_EVALUATION,
-    MOSTLY,
-    WHILE_TRAINING,
-    History,
-    Look,
-    RunFacts,
-    reversed_at_the_end,
-    shallow_labels,
-)
+from rewardlab.analysis.signs import AT_EVALUATION, MOSTLY, WHILE_TRAINING, History, Look, RunFacts
+from rewardlab.analysis.signs_at_ends import reversed_at_the_end, shallow_labels
 from rewardlab.core.types import Estimate
 
 GONE: Final = 3

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Final
 
 from rewardlab.analysis.stats import wilson
-from rewardlab.core.types import Estimate
 
 LOG_2: Final = math.log(2)
 """Loss of a model that always predicts one half."""
@@ -79,11 +78,6 @@ ROUNDING: Final = 1e-6
 """Relative difference of two gradient norms up to which they count as equal in float32."""
 MOSTLY: Final = 0.5
 """Share of truncated replies from which the data differ too much from what was collected."""
-SHALLOW: Final[Mapping[str, float]] = MappingProxyType({"length only": 0.7, "bag of words": 0.95})
-"""Name of a baseline -> accuracy from which on, lower limit and all, it shows that next to nothing has to be learned.
-
-Of human preferences and of models' judgements words alone reach 0.9 at most; above 0.95 something marks the preferred
-replies. Length reaches 0.75 where labels like long replies."""
 REVERSED: Final = (("eval_accuracy", 0.5), ("eval_margin", 0.0))
 """Values, and the borders below which they show labels the other way round."""
 
@@ -208,8 +202,8 @@ def _reversed_labels(history: History) -> str | None:
     for name, border in REVERSED:
         if all(_below(row, name, border) for row in last) and not _above(last[-1], first, name, SURE):
             return (
-                f"the evaluation {name.removeprefix('eval_')} is {_shown(last[-1], name)}, below {border:g} by more than its interval, after "
-                f"{history.step} steps."
+                f"the evaluation {name.removeprefix('eval_')} is {_shown(last[-1], name)}, below {border:g} by more "
+                f"than its interval, after {history.step} steps."
             )
     return None
 
@@ -236,9 +230,10 @@ def _no_skill(history: History) -> str | None:
         if now.get("eval_accuracy_low", 0.0) > 0.5 or now.get("eval_loss_high", math.inf) < LOG_2:
             return None
         evaluated = f", and the evaluation accuracy {_shown(now, 'eval_accuracy')}" if "eval_accuracy" in now else ""
+    right = f"their accuracy is {accuracy:.3f}" if math.isfinite(accuracy) else "all of them are ties"
     return (
-        f"the training loss over the last {pairs:.0f} pairs is {loss:.3f}, a coin toss has {LOG_2:.3f}; their accuracy "
-        f"is {accuracy:.3f}{evaluated}.{_far_too_high(history.trained, rows, loss)}"
+        f"the training loss over the last {pairs:.0f} pairs is {loss:.3f}, a coin toss has {LOG_2:.3f}; "
+        f"{right}{evaluated}.{_far_too_high(history.trained, rows, loss)}"
     )
 
 
@@ -393,30 +388,6 @@ AT_EVALUATION: Final[Mapping[str, Look]] = MappingProxyType(
 )
 
 
-def shallow_labels(baselines: Mapping[str, Mapping[str, Estimate]]) -> str | None:
-    """Report baselines that are so good that a model of these data needs to learn no more.
-
-    `baselines` maps the name of one to the data on which it was judged, and its accuracy there.
-    """
-    found = [
-        f"{name} alone reaches an accuracy of {_told(accuracy)} on {data} data"
-        for name, judged in baselines.items()
-        for data, accuracy in judged.items()
-        if accuracy.low > SHALLOW.get(name, 1.0)
-    ]
-    return f"{'; '.join(found)}." if found else None
-
-
-def reversed_at_the_end(accuracies: Mapping[str, Estimate]) -> str | None:
-    """Report data on which the chosen model is clearly worse than a coin. `accuracies` maps them to its accuracy."""
-    found = [
-        f"{_told(one)} on {data}" for data, one in accuracies.items() if one.value + SURE * (one.high - one.value) < 0.5
-    ]
-    if not found:
-        return None
-    return f"the accuracy of the chosen model is {' and '.join(found)}, below 0.5 by more than its interval."
-
-
 # --- numbers ---------------------------------------------------------------------------------------------------
 
 
@@ -463,11 +434,6 @@ def _above(one: Values, other: Values, name: str, width: float) -> bool:
 def _worse(row: Values, best: Values, name: str, sign: int, width: float = SURE) -> bool:
     """Return whether `row` is clearly worse than `best` where more (sign 1) or less (−1) is better."""
     return _above(best, row, name, width) if sign > 0 else _above(row, best, name, width)
-
-
-def _told(estimate: Estimate) -> str:
-    """Return an estimate with its interval, as `_shown` does."""
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def _shown(row: Values, name: str) -> str:

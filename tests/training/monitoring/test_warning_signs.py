@@ -81,7 +81,7 @@ def many(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_healthy_run_is_silent(base_model, many, tmp_path, log):
-    result = train(config_for(base_model, many, tmp_path / "run", profile_memory=True, baselines=False))
+    result = train(config_for(base_model, many, tmp_path / "run", profile_memory=True))
     assert names_of(result) == []
     assert "WARNING" not in log.text
     assert (tmp_path / "run/warnings.jsonl").read_text() == "", "watched, and nothing seen"
@@ -101,11 +101,11 @@ def test_a_mark_of_the_preferred_reply_and_test_data_the_other_way_round_are_nam
     test = rewritten(tmp_path / "test.jsonl", write_pairs(tmp_path / "t", 60, offset=900), lambda r, _: swapped(r))
     same = write_pairs(tmp_path / "same.jsonl", 100, offset=400)
     data = {"eval_dataset": (str(same),), "test_dataset": (str(test),)}
-    result = train(config_for(base_model, many, tmp_path / "run", **data))
+    result = train(config_for(base_model, many, tmp_path / "run", baselines=True, **data))
     assert names_of(result) == ["shallow_labels", "reversed_labels"]
     first, last = result.warnings
     assert (first.step, last.step) == (0, 40)
-    assert "bag of words alone reaches an accuracy of 1.000" in first.text
+    assert "a bag of words reaches an accuracy of 1.000" in first.text
     assert last.text.endswith("on the test data, below 0.5 by more than its interval.")
     assert last.line() in log.text
 
