@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
-from rewardlab.report.tables import format_count, format_estimate, interval_note, missing_intervals, text_table
+from rewardlab.report.tables import (
+    digits_of,
+    format_count,
+    format_estimate,
+    interval_note,
+    missing_intervals,
+    text_table,
+)
 
 not_numbers = st.text(st.characters(exclude_categories=("Cs", "Nd"), exclude_characters="-—"), max_size=30)
 
@@ -46,6 +53,25 @@ def width(line: str) -> int:
 )
 def test_a_number_is_shown_with_its_interval(given_estimate: Estimate, settings: dict, text: str) -> None:
     assert format_estimate(given_estimate, **settings) == text
+
+
+@pytest.mark.parametrize(
+    ("column", "digits"),
+    [
+        ([estimate(0.69, 0.66, 0.72), estimate(0.02, 0.01, 0.05)], 2),
+        ([estimate(0.0031, 0.0012, 0.0049)], 3),
+        ([estimate(1.25, 1.1, 1.4), estimate(-0.0003, -0.0011, 0.0005)], 4),
+        ([estimate(0.2, 0.004, 0.4)], 2),
+        ([estimate(0.02, 0.004, 0.036)], 3),
+        ([estimate(0.0, 0.0, 0.0)], 2),
+        ([estimate(1e-30, 0.0, 1e-30)], 2),
+        ([estimate(math.nan)], 2),
+        ([estimate(0.041, 0.0409, 0.071)], 2),
+        ([], 2),
+    ],
+)
+def test_a_column_has_the_decimals_that_tell_its_numbers_apart(column: list[Estimate], digits: int) -> None:
+    assert digits_of(column, least=2) == digits
 
 
 def test_a_missing_interval_has_its_reason_and_equal_ones_stand_together() -> None:

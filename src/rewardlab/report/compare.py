@@ -15,7 +15,14 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.terminal import number_of, plural, visible
 from rewardlab.core.types import ScoreRow
 from rewardlab.report.ceiling import ceiling_note
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+from rewardlab.report.tables import (
+    column_notes,
+    digits_of,
+    format_count,
+    format_estimate,
+    report_width,
+    text_table,
+)
 
 TITLES: Final[Mapping[Metric, str]] = {"accuracy": "accuracy", "nll": "NLL", "margin": "margin, sd"}
 DIGITS: Final[Mapping[Metric, int]] = {"accuracy": 3, "nll": 3, "margin": 3}
@@ -64,7 +71,8 @@ def paired_table(compared: Sequence[PairComparison], *, metrics: Sequence[Metric
             if (found := paired.metrics.get(metric)) is None:
                 continue
             what = TITLES[metric] if len(compared) == 1 else f"{TITLES[metric]}, {minus(paired)}"
-            rows.append([what, format_estimate(found.difference, digits=DIGITS[metric]), format_p(found.test.p)])
+            digits = digits_of([found.difference], least=DIGITS[metric])
+            rows.append([what, format_estimate(found.difference, digits=digits), format_p(found.test.p)])
             notes[what] = [found.difference]
     methods = dict.fromkeys(
         paired.metrics[metric].test.method for paired in compared for metric in metrics if metric in paired.metrics
@@ -184,13 +192,14 @@ def _alone(result: ComparisonOfModels) -> str:
     shown = [metric for metric in METRICS if all(metric in other.paired.metrics for other in result.others)]
     cells = {result.names[0]: [result.others[0].paired.metrics[metric].first for metric in shown]}
     cells |= {other.paired.second: [other.paired.metrics[metric].second for metric in shown] for other in result.others}
+    digits = [
+        digits_of((own[number] for own in cells.values()), least=DIGITS[metric] if metric == "accuracy" else 2)
+        for number, metric in enumerate(shown)
+    ]
     rows = [
         [
             name,
-            *(
-                format_estimate(estimate, digits=DIGITS[metric] if metric == "accuracy" else 2)
-                for metric, estimate in zip(shown, own, strict=True)
-            ),
+            *(format_estimate(estimate, digits=column) for column, estimate in zip(digits, own, strict=True)),
         ]
         for name, own in cells.items()
     ]

@@ -28,7 +28,7 @@ from rewardlab.report.document import (
     with_intervals,
 )
 from rewardlab.report.folder import Record
-from rewardlab.report.tables import column_notes, format_count, missing_intervals
+from rewardlab.report.tables import MOST_DECIMALS, column_notes, digits_of, format_count, missing_intervals
 
 RATES: Final = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
 """Rate at a threshold -> its column."""
@@ -43,7 +43,6 @@ RANKS: Final = {
 }
 """Number about rankings -> what a reader is told that it is."""
 DECIMALS: Final = 3
-MOST_DECIMALS: Final = 9
 IN_SCORES: Final = {
     *("eval_margin", "eval_margin_std", "eval_score_mean", "eval_score_std", "eval_chosen_mean", "eval_rejected_mean")
 }
@@ -249,7 +248,11 @@ def _numbers(judgement: Judgement, names: Mapping[str, str], *, caption: str, di
         caption=caption,
         header=("number", "value", "observations"),
         rows=tuple(
-            (name, shown(estimate, digits=digits if names[name] in IN_SCORES else DECIMALS), format_count(estimate.n))
+            (
+                name,
+                shown(estimate, digits=digits_of([estimate], least=digits if names[name] in IN_SCORES else DECIMALS)),
+                format_count(estimate.n),
+            )
             for name, estimate in there.items()
         ),
         notes=tuple(notes),

@@ -19,12 +19,20 @@ from rewardlab.report.ceiling import ceiling_lines
 from rewardlab.report.compare import paired_lines
 from rewardlab.report.overlap import overlap_of
 from rewardlab.report.precision import card_block, live_block
-from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table, wrapped
+from rewardlab.report.tables import (
+    column_notes,
+    digits_of,
+    format_count,
+    format_estimate,
+    report_width,
+    text_table,
+    wrapped,
+)
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
 """Column of every table of evaluations, in the terminal and on pages -> its metric."""
 DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
-"""Metric -> its digits in the terminal."""
+"""Metric -> its digits in the terminal, unless smaller numbers need more."""
 BEFORE_AFTER = ("accuracy", "NLL", "margin")
 """Columns of tables whose first column also holds the name of a source, which leaves room for fewer."""
 
@@ -41,13 +49,14 @@ def comparison_table(
     evaluations: Mapping[str, Evaluation], *, first: str, columns: Sequence[str] = tuple(COLUMNS)
 ) -> str:
     """Return a table of named evaluations, with notes on the methods of the intervals and on what was left out."""
+    digits = {
+        metric: digits_of((own.estimates[metric] for own in evaluations.values()), least=DIGITS[metric])
+        for metric in map(COLUMNS.__getitem__, columns)
+    }
     rows = [
         [
             name,
-            *(
-                format_estimate(evaluation.estimates[metric], digits=DIGITS[metric])
-                for metric in map(COLUMNS.__getitem__, columns)
-            ),
+            *(format_estimate(evaluation.estimates[metric], digits=own) for metric, own in digits.items()),
             format_count(evaluation.sums.comparisons),
         ]
         for name, evaluation in evaluations.items()

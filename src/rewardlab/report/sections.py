@@ -20,7 +20,7 @@ from rewardlab.report.evaluations import Judged
 from rewardlab.report.folder import Record
 from rewardlab.report.overlap import overlap_of
 from rewardlab.report.run import COLUMNS
-from rewardlab.report.tables import column_notes, format_count
+from rewardlab.report.tables import column_notes, digits_of, format_count
 
 WHAT: Final = {
     "eval": "the data of this evaluation",
@@ -169,7 +169,10 @@ def estimates_table(
 ) -> Table:
     """Return a table of named (estimates, counts): accuracy, also drawn, NLL, margin, ECE and comparisons."""
     columns = [name for name, metric in COLUMNS.items() if any(metric in own for own, _ in parts.values())]
-    digits = {column: 2 if column == "margin" else 3 for column in columns}
+    digits = {
+        column: digits_of((own.get(COLUMNS[column]) for own, _ in parts.values()), least=2 if column == "margin" else 3)
+        for column in columns
+    }
     notes = column_notes(
         {name: [own[COLUMNS[name]] for own, _ in parts.values() if COLUMNS[name] in own] for name in columns}
     )

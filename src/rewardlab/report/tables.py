@@ -27,6 +27,10 @@ _NARROWEST, _WIDEST = 40, 100
 _LARGE, _HUGE = 1e3, 1e9
 """Numbers from which on digits are left out, and powers of ten are written."""
 _MOST_DIGITS = 5
+MOST_DECIMALS = 9
+"""Most decimals of a column of small numbers."""
+_SAME = 1e-12
+"""Numbers that are nearer than this are not told apart."""
 _NUMBER = re.compile(r"—|<?[-−+]?(\d[\d,]*(\.\d+)?(e[+-]\d+)?|inf)( ?%)?( \[.*\])?")
 _PIECES = re.compile(r"[^-_/.,:]*[-_/.,:]?")
 """Parts of a long word, after which it may be broken."""
@@ -57,6 +61,31 @@ def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 
     if math.isnan(estimate.low) or math.isnan(estimate.high):
         return f"{number(estimate.value)}{unit} [—]"
     return f"{number(estimate.value)}{unit} [{number(estimate.low)}, {number(estimate.high)}]"
+
+
+def digits_of(estimates: Iterable[Estimate | None], *, least: int) -> int:
+    """Return the decimals of a column: `least`, or as many more as tell its numbers apart.
+
+    A value is to be told from 0 and from both ends of its interval, and an end from 0 where it is at least a tenth of
+    the width away, so that it is seen on which side of 0 all of it lies.
+    """
+    known = [one for one in estimates if one is not None]
+    for digits in range(least, MOST_DECIMALS):
+        if not any(_runs_together(one, digits) for one in known):
+            return digits
+    return max(least, MOST_DECIMALS)
+
+
+def _runs_together(estimate: Estimate, digits: int) -> bool:
+    ends = [end for end in (estimate.low, estimate.high) if not math.isnan(end)]
+    value, width = estimate.value, max(ends, default=0.0) - min(ends, default=0.0)
+    if not math.isfinite(value) or not math.isfinite(width):
+        return False
+    apart = [(value, 0.0, 0.0), *((value, end, width / 20) for end in ends), *((end, 0.0, width / 10) for end in ends)]
+    return any(
+        abs(one - other) > max(least, _SAME) and float(f"{one:.{digits}f}") == float(f"{other:.{digits}f}")
+        for one, other, least in apart
+    )
 
 
 def format_points(estimate: Estimate) -> str:

@@ -20,9 +20,11 @@ from rich.text import Text
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.screen import Screen
 from rewardlab.core.terminal import plural, visible
+from rewardlab.core.types import Estimate
 from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.rereading import Known
 from rewardlab.report.sections import duration, status
+from rewardlab.report.tables import digits_of, format_estimate
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 WIDE: Final = 98
@@ -163,8 +165,9 @@ def _evaluations(record: Record, width: int) -> list[RenderableType]:
     shown = rows[-MOST_EVALUATIONS:]
     best = max(row["eval_accuracy"] for row in rows)
     lacking = False
+    digits = [digits_of((_estimate(row, column) for row in shown), least=least) for _, column, least in judged]
     for row in shown:
-        cells = [_interval(row, column, digits) for _, column, digits in judged]
+        cells = [_interval(row, column, own) for (_, column, _), own in zip(judged, digits, strict=True)]
         lacking = lacking or any(cell.endswith(NO_LIMITS) for cell in cells)
         count = [f"{row['eval_pairs']:,.0f}" if "eval_pairs" in row else ""] if width >= WIDE else []
         table.add_row(f"{row['step']:,.0f}", *cells, *count, style="bold" if row["eval_accuracy"] == best else "")
@@ -176,12 +179,17 @@ def _evaluations(record: Record, width: int) -> list[RenderableType]:
     ]
 
 
-def _interval(row: Mapping[str, float], column: str, digits: int) -> str:
+def _estimate(row: Mapping[str, float], column: str) -> Estimate | None:
+    """Return a value of metrics.csv with its interval; None if it is not there."""
     if column not in row:
-        return ""
+        return None
     low, high = row.get(f"{column}_low", math.nan), row.get(f"{column}_high", math.nan)
-    limits = f" [{low:.{digits}f}, {high:.{digits}f}]" if low == low and high == high else f" {NO_LIMITS}"
-    return f"{row[column]:.{digits}f}{limits}"
+    return Estimate(value=row[column], low=low, high=high, n=0, method="")
+
+
+def _interval(row: Mapping[str, float], column: str, digits: int) -> str:
+    estimate = _estimate(row, column)
+    return "" if estimate is None else format_estimate(estimate, digits=digits)
 
 
 def _signs(record: Record) -> list[RenderableType]:
