@@ -292,14 +292,17 @@ def test_a_transcript_in_a_prompt_is_scored_as_its_turns(saved, tmp_path):
 @pytest.mark.parametrize(
     ("command", "module"),
     [("eval", "judging"), ("calibrate", "judging"), ("probe", "training"), ("diagnose", "diagnosing")]
-    + [(name, "folders") for name in ("import", "export", "average")],
+    + [(name, "folders") for name in ("import", "export", "average", "verify", "card", "push")]
+    + [(name, "judging") for name in ("compare", "report")]
+    + [(f"plan {name}", "plan") for name in ("check", "gate", "archive", "report")]
+    + [("gold build", "gold"), ("gold check", "gold"), ("rl audit", "rl")],
 )
 def test_a_signal_ends_a_command_with_a_word(command, module, monkeypatch, capsys):
     monkeypatch.setattr(
         f"rewardlab.commands.{module}.parse_command", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
     )
     with pytest.raises(SystemExit) as ended:
-        main([command])
+        main(command.split())
     assert ended.value.code == 75
     assert capsys.readouterr().err.startswith("stopped by SIGTERM. The same command ")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

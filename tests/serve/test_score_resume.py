@@ -300,8 +300,9 @@ def test_a_disk_that_is_full_when_the_output_is_written_keeps_the_scores(source,
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
     monkeypatch.setattr(journal_module, "append_text", _append)
     monkeypatch.setattr(journal_module, "write_summed_json", lambda path, values: path.write_text(_summed(values)))
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as full:
         score_with(Stub(), source, target)
+    assert full.value.filename == str(target)
     assert not target.exists()
     assert names_in(partial_of(target)) == [".lock", "scores.jsonl", "state.json"]
     monkeypatch.undo()

@@ -23,6 +23,7 @@ from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.core.terminal import quoted
 
 
+@ended_by_signals(BEGINS_ANEW)
 def verify(arguments: Sequence[str]) -> None:
     settings = parse_command(VerifyArguments, arguments, "verify")
     if settings.is_live:
@@ -152,6 +153,7 @@ def average(arguments: Sequence[str]) -> None:
     say(*made.lines(settings.output_dir))
 
 
+@ended_by_signals(BEGINS_ANEW)
 def card(arguments: Sequence[str]) -> None:
     settings = parse_command(CardArguments, arguments, "card")
     from rewardlab.evaluation.texts import find_texts
@@ -161,6 +163,7 @@ def card(arguments: Sequence[str]) -> None:
     say(*(f"wrote {path}" for path in written))
 
 
+@ended_by_signals(BEGINS_ANEW)
 def push(arguments: Sequence[str]) -> None:
     settings = parse_command(PushArguments, arguments, "push")
     from rewardlab.serve.folders.push import push, push_report

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import is_first_process, print_report, say
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.signals import GOES_ON, ended_by_signals
+from rewardlab.core.signals import BEGINS_ANEW, GOES_ON, ended_by_signals
 from rewardlab.gold.rmood_flags import theirs, translated
 
 
@@ -44,6 +44,7 @@ def label(arguments: Sequence[str]) -> None:
         print_report(text_report(label(config), config.judge))
 
 
+@ended_by_signals(BEGINS_ANEW)
 def build(arguments: Sequence[str]) -> None:
     from rewardlab.gold.building.config import BuildConfig
 
@@ -97,6 +98,7 @@ def curve(arguments: Sequence[str]) -> None:
         _tell(text_report(found), write(found, config), 0)
 
 
+@ended_by_signals(BEGINS_ANEW)
 def check(arguments: Sequence[str]) -> None:
     """Check the files of all stages. Exit status: 0, or 1 if a fault is found, 2 for an error."""
     from rewardlab.gold.checking.config import CheckConfig

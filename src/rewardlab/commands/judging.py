@@ -135,6 +135,7 @@ def calibrate(arguments: Sequence[str]) -> None:
     say(f"{how} {config.run.model}; scores and calibration: {result.output_dir}")
 
 
+@ended_by_signals(BEGINS_ANEW)
 def compare(arguments: Sequence[str]) -> None:
     settings = parse_command(CompareArguments, arguments, "compare")
     config = settings.comparison
@@ -156,6 +157,7 @@ def compare(arguments: Sequence[str]) -> None:
         say(f"comparison: {config.output_dir}")
 
 
+@ended_by_signals(BEGINS_ANEW)
 def report(arguments: Sequence[str]) -> None:
     settings = parse_command(ReportArguments, arguments, "report")
     from rewardlab.evaluation.texts import find_texts

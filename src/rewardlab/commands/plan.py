@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.signals import BEGINS_ANEW, GOES_ON, ended_by_signals
 from rewardlab.core.terminal import quoted
 
 if TYPE_CHECKING:
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
     from rewardlab.experiments.plan import Run
     from rewardlab.experiments.study import Study
 
-GOES_ON: Final = "The same command goes on from what is finished."
 
-
+@ended_by_signals(BEGINS_ANEW)
 def check(arguments: Sequence[str]) -> None:
     """Check a plan and print the report. Exit status: 0, or 1 if the plan cannot be frozen as it is."""
     from rewardlab.experiments.config import ReadConfig
@@ -146,6 +146,7 @@ def _redo(study: Study, run: Run) -> None:
     redo(study, run)
 
 
+@ended_by_signals(BEGINS_ANEW)
 def gate(arguments: Sequence[str]) -> None:
     """Judge a gate. Exit status: 0 if the gate is open, 1 if it is closed, 2 if it is undecided."""
     from rewardlab.experiments.config import GateConfig
@@ -192,6 +193,7 @@ def status(arguments: Sequence[str]) -> None:
     _exit(found.exit_status)
 
 
+@ended_by_signals(BEGINS_ANEW)
 def archive(arguments: Sequence[str]) -> None:
     """Write the archive of a study."""
     from rewardlab.experiments.config import ArchiveConfig
@@ -206,6 +208,7 @@ def archive(arguments: Sequence[str]) -> None:
         say(f"without models ({', '.join(made.left_out)}); --weights keeps them")
 
 
+@ended_by_signals(BEGINS_ANEW)
 def report(arguments: Sequence[str]) -> None:
     """Write the report of a study. Exit status: 0 if all runs support every hypothesis, 1 if any is refuted, else 2."""
     from rewardlab.experiments.config import ReportConfig

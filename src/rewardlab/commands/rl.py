@@ -8,9 +8,11 @@ from typing import Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
+from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.rl.audit.config import AuditConfig
 
 
+@ended_by_signals(BEGINS_ANEW)
 def audit(arguments: Sequence[str]) -> None:
     """Audit a run. Exit status: 0 if the reward was not exploited, 1 if it was or the evidence did not follow, 2 for an
     error."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from rewardlab.analysis.ensembles import Combination
-from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.errors import ConfigError, DataError, naming
 from rewardlab.core.files import sha256_file
 from rewardlab.core.folders import remove
 from rewardlab.core.lock import only_process
@@ -117,7 +117,8 @@ class Work:
         counts = FileScores()
         path = self.folder / OUTPUT
         try:
-            self.output.write(path, self.survey, self.columns, _counted(results, counts))
+            with naming(self.target, temporary=path):
+                self.output.write(path, self.survey, self.columns, _counted(results, counts))
             if sha256_file(self.source) != self.input_sha256:
                 raise DataError(f"{self.source}: it was changed while it was scored. Score it again with --restart.")
             # Check again: scoring may take hours, in which somebody may have written the file.
