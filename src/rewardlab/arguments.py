@@ -308,7 +308,8 @@ class ReportArguments:
     """Folder of `rewardlab diagnose` with the controls of this model and data; by default what lies in the run's
     folder, itself or in `diagnose/`."""
     overwrite: bool = False
-    """Replace a report.html or report.md that no report wrote, and a README.md that is not an unchanged card."""
+    """Replace a report.html or report.md that no report wrote, or that is about a run in `--output-dir` that is not
+    among these, and a README.md that is not an unchanged card."""
 
     def __post_init__(self) -> None:
         require(len(self.runs) > 0, "RUNS is missing: name the folder of a run, or several.")

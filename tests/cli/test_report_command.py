@@ -106,6 +106,18 @@ def test_the_report_of_several_needs_a_place_of_its_own(run, tmp_path, capsys):
     assert not (other / "report.html").exists()
 
 
+def test_the_report_of_another_run_is_replaced_only_when_asked(run, tmp_path, capsys):
+    other = write_run(tmp_path / "other", reached=20)
+    main(["report", str(other)])
+    own = (other / "report.md").read_text()
+    told = refusal(capsys, "report", str(run), "--output-dir", str(other))
+    assert told.startswith(f"{other} holds another run, and report.html and report.md about it.")
+    assert (other / "report.md").read_text() == own
+    main(["report", str(run), str(other), "--output-dir", str(other), "--mistakes", "0"])
+    main(["report", str(run), "--output-dir", str(other), "--overwrite", "--mistakes", "0"])
+    assert (other / "report.md").read_text() != own
+
+
 @pytest.mark.slow
 def test_the_folder_of_several_models_is_reported_as_they_are(tmp_path, capsys, log):
     manifest = json.dumps({"config": {"model": "m"}, "data": [], "tokens": {}, "provenance": {}})

@@ -16,7 +16,7 @@ from rewardlab.analysis.slices import TURNS
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import UTF8, write_text
 from rewardlab.core.folders import require_writable_folder
-from rewardlab.core.run_folder import MISTAKES, holds_run, judged_together
+from rewardlab.core.run_folder import EVALUATED, MISTAKES, holds_run, judged_together, manifest_keys
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.terminal import quoted
 from rewardlab.core.types import Estimate, ScoreRow
@@ -229,11 +229,11 @@ def write_report(
     diagnose`, in place of what lies in the folders.
 
     Raises ConfigError for a folder that holds no run, or no controls; for files of these names that a report did not
-    write, unless `overwrite`; and as `write_card` does.
+    write, or one on another run that lies there, unless `overwrite`; and as `write_card` does.
     """
     records = [read_folder(place) for folder in folders for place in judged_together(folder) or [folder]]
     require_writable_folder(output_dir, "--output-dir")
-    claim_report(output_dir, overwrite=overwrite)
+    claim_report(output_dir, folders, overwrite=overwrite)
     if controls is not None:
         found = read_controls(controls)
         records = [replace(record, controls=found) for record in records]
@@ -286,13 +286,24 @@ def write_card_of(folder: Path, *, find_texts: FindTexts | None = None, overwrit
     return [_write_card(one, overwrite=overwrite) for one in told]
 
 
-def claim_report(folder: Path, *, overwrite: bool) -> None:
-    """Raise ConfigError if a folder holds files of these names that a report did not write, unless `overwrite`."""
-    foreign = [name for name in MARKS if (folder / name).exists() and not is_own_report(folder / name)]
-    if foreign and not overwrite:
+def claim_report(folder: Path, about: Sequence[Path], *, overwrite: bool) -> None:
+    """Raise ConfigError if a folder holds files of these names that a report did not write, or the report on a run of
+    its own that this one is not `about`, unless `overwrite`."""
+    there = [name for name in MARKS if (folder / name).exists()]
+    if overwrite or not there:
+        return
+    if foreign := [name for name in there if not is_own_report(folder / name)]:
         raise ConfigError(
             f"{folder} holds {' and '.join(foreign)}, which `rewardlab report` did not write. Choose another "
             f"--output-dir, or replace what is there with --overwrite."
+        )
+    together = judged_together(folder)
+    own = {place.resolve() for place in (folder, *together)}
+    is_one = bool(together) or holds_run(folder) or manifest_keys(folder) >= EVALUATED
+    if is_one and own.isdisjoint(place.resolve() for place in about):
+        raise ConfigError(
+            f"{folder} holds another run, and {' and '.join(there)} about it. Choose another --output-dir, or replace "
+            f"them with --overwrite."
         )
 
 
