@@ -16,6 +16,7 @@ from common import set_layout
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.model.layers import decoder_layers
+from rewardlab.model.rotary import _rotating
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,32 @@ def test_a_copy_of_a_scorer_has_a_lock_of_its_own(saved):
     thread.join(60)
     assert not thread.is_alive()
     assert pickle.loads(pickle.dumps(scorer._turn))._lock is not scorer._turn._lock
+
+
+def test_a_copy_scores_by_itself_while_the_original_is_in_the_middle_of_a_batch(saved):
+    scorer = load(saved)
+    alone = scorer.score_replies("How are you today?", ["well", "not so well"])
+    copied = copy.deepcopy(scorer)
+    attention = decoder_layers(scorer.model.backbone)[-1].self_attn
+    attention.register_forward_hook(
+        lambda *_: copied.score_replies("How?", ["yes, and this is a longer one", "no"]) and None
+    )
+    assert scorer.score_replies("How are you today?", ["well", "not so well"]) == pytest.approx(alone, abs=2e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
+@pytest.mark.quick_cases(1)
+def test_a_scorer_that_is_sent_to_another_process_gives_its_scores_there(tmp_path, family):
+    save(tmp_path / "rm", family)
+    scorer = load(tmp_path / "rm")
+    sent = pickle.dumps(scorer)
+    _rotating.cache_clear()  # another process has no such classes yet
+    arrived = pickle.loads(sent)
+    asked = "How are you today?", ["well", "not so well"]
+    assert arrived.score_replies(*asked) == pytest.approx(scorer.score_replies(*asked), abs=2e-5)
+    kinds = [[type(part).__name__ for part in one.model.modules()] for one in (scorer, arrived)]
+    assert kinds[0] == kinds[1]
+    assert any(kind.startswith("Rotating") for kind in kinds[0])
 
 
 def test_layouts_agree_after_loading(saved):

@@ -102,7 +102,7 @@ def test_an_unlisted_file_that_engines_read_is_refused_by_name(copy, name):
             check(copy)
 
 
-@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "old.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "a.safetensors", "model.safetensors.index.json"])
 def test_weights_left_by_another_model_are_refused_since_engines_would_load_them(copy, name):
     if name.endswith(".json"):
         (copy / name).write_text(json.dumps({"weight_map": {"score.weight": "model-00001-of-00002.safetensors"}}))

@@ -170,30 +170,43 @@ def read_last_layer_only_where_scored(model: RewardModel) -> None:
     attention = getattr(last, "self_attn", getattr(last, "attention", None))
     if not isinstance(mlp, nn.Module) or not isinstance(attention, nn.Module) or not _is_plain(mlp):
         return
-    reading: list[Tensor | None] = [None]
-    num_tokens = [0]
-
-    def enter(_attention: nn.Module, _inputs: Any, keywords: dict[str, Any]) -> None:
-        layout: PromptLayout | None = keywords.get(LAYOUT_ARGUMENT)
-        reading[0] = layout.read_at_R if layout is not None else None
-
-    def select(_mlp: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        (hidden,) = inputs
-        num_tokens[0] = hidden.shape[1]
-        return inputs if reading[0] is None else (hidden[:, reading[0]],)
-
-    def spread(_mlp: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-        if reading[0] is None:
-            return output
-        return output.new_zeros(1, num_tokens[0], output.shape[-1]).index_copy(1, reading[0], output)
-
+    part = _WhereScored()
     # The layout arrives as an argument of the attention. The hook is not on the layer, although it gets the layout too,
     # because the hooks of a checkpointed layer do not run when the layer is recomputed.
-    attention.register_forward_pre_hook(enter, with_kwargs=True)
-    mlp.register_forward_pre_hook(select)
-    mlp.register_forward_hook(spread)
+    attention.register_forward_pre_hook(part.enter, with_kwargs=True)
+    mlp.register_forward_pre_hook(part.select)
+    mlp.register_forward_hook(part.spread)
     # Set without nn.Module's __setattr__, which would register the module as a child and list its parameters twice.
     object.__setattr__(model, "read_only_where_scored", mlp)
+
+
+class _WhereScored:
+    """What the hooks of a last layer tell each other while it runs.
+
+    They are methods, so that a copy of the model has hooks with an object of its own: functions would be shared, and
+    two threads with a copy each would read at each other's places.
+    """
+
+    def __init__(self) -> None:
+        self._reading: list[Tensor | None] = [None]
+        self._num_tokens = [0]
+
+    def enter(self, _attention: nn.Module, _inputs: Any, keywords: dict[str, Any]) -> None:
+        """Note where scores are read; nowhere without a layout."""
+        layout: PromptLayout | None = keywords.get(LAYOUT_ARGUMENT)
+        self._reading[0] = layout.read_at_R if layout is not None else None
+
+    def select(self, _mlp: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        """Return the states at these tokens alone."""
+        (hidden,) = inputs
+        self._num_tokens[0] = hidden.shape[1]
+        return inputs if self._reading[0] is None else (hidden[:, self._reading[0]],)
+
+    def spread(self, _mlp: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        """Return the output at its tokens, and zeros at all others."""
+        if self._reading[0] is None:
+            return output
+        return output.new_zeros(1, self._num_tokens[0], output.shape[-1]).index_copy(1, self._reading[0], output)
 
 
 def _is_plain(mlp: nn.Module) -> bool:

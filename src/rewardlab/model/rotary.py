@@ -137,7 +137,19 @@ def _rotating(kind: type[nn.Module], *, by_kernels: bool = False) -> type[nn.Mod
         forward.__closure__,
     )
     changed.__kwdefaults__ = forward.__kwdefaults__
-    return type(f"Rotating{kind.__name__}", (kind,), {"forward": changed})
+
+    def reduced(layer: nn.Module, _protocol: Any) -> tuple[Any, ...]:
+        # The class has no name by which pickle would find it, in this process or another one; it is made again there.
+        return _remade, (kind, by_kernels), layer.__dict__.copy()
+
+    return type(f"Rotating{kind.__name__}", (kind,), {"forward": changed, "__reduce_ex__": reduced})
+
+
+def _remade(kind: Any, by_kernels: bool) -> nn.Module:
+    """Return an empty layer of this kind that rotates here; where the numbers would be others, one that does not."""
+    made: Any = _rotating(kind, by_kernels=by_kernels) or kind
+    empty: nn.Module = made.__new__(made)
+    return empty
 
 
 def _is_wrapped(forward: Any) -> bool:

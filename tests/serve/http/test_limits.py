@@ -166,7 +166,9 @@ def test_other_media_types_are_refused(client, headers):
     assert (error.code, error.type) == (415, "unsupported_media_type")
 
 
-@pytest.mark.parametrize("more", ["", "; charset=utf-8", '; charset="UTF-8"; v=1', "; v=1; charset=utf8", ";CHARSET=Utf-8"])
+@pytest.mark.parametrize(
+    "more", ["", "; charset=utf-8", '; charset="UTF-8"; v=1', "; v=1; charset=utf8", ";CHARSET=Utf-8"]
+)
 def test_json_with_parameters_of_its_media_type_is_taken(client, more):
     headers = {"content-type": f"application/json{more}"}
     assert client.post("/v1/score", content=json.dumps(GOOD), headers=headers).status_code == 200
