@@ -248,6 +248,8 @@ def test_commands_choose_the_allocator_and_write_it_down_and_the_library_leaves_
     [
         ({"response": "So."}, r"rows\.jsonl:2: cannot be scored .*Wanted `messages`, or `prompt` and `response`"),
         ({"prompt": "How?"}, r"rows\.jsonl:2: cannot be scored"),
+        ({"prompt": "How?", "chosen": "a", "rejected": "b"}, "are for `rewardlab eval`, which writes a score for each"),
+        ({"prompt": "How?", "replies": ["a", "b"]}, "Name `replies` `responses` to score them"),
         ({"prompt": "How?", "response": 3}, r"rows\.jsonl:2: cannot be scored \(a response is 3, not text\)"),
         ({"prompt": "How?", "responses": []}, r"rows\.jsonl:2: cannot be scored"),
         ('{"prompt": ', r"rows\.jsonl:2: not valid JSON"),

@@ -337,6 +337,19 @@ def test_a_list_beside_replies_that_are_named_says_nothing_of_their_place(tmp_pa
     assert placed(write_rows(tmp_path / "plain.jsonl", *plain)) is None
 
 
+def test_the_place_is_told_where_labels_say_which_of_two_replies_is_better(tmp_path: Path) -> None:
+    # As people write what two judges saw side by side: the first won three times out of four.
+    shown = [{"q": f"q {n}", "a": f"a {n}", "b": f"b {n}", "won": "B" if n % 4 == 0 else "A"} for n in range(40)]
+    shown += [{"q": f"q {n}", "a": f"a {n}", "b": f"b {n}", "won": "tie"} for n in range(40, 50)]
+    named = {"prompt_column": "q", "chosen_column": "a", "rejected_column": "b", "label_column": "won"}
+    path = write_rows(tmp_path / "shown.jsonl", *shown)
+    assert placed(path, map_label=("A=1", "B=0", "tie=0.5"), **named) == 0.75
+    voted = [{**row, "labels": {"ann": min(n % 4, 1), "bob": 1}} for n, row in enumerate(pairs(40))]
+    assert placed(write_rows(tmp_path / "voted.jsonl", *voted)) == pytest.approx(0.875)
+    sure = [{**row, "label": 1 if n % 2 else 0.5} for n, row in enumerate(pairs(40))]
+    assert placed(write_rows(tmp_path / "sure.jsonl", *sure)) is None
+
+
 def test_samples_count_replies_from_0_as_rows_do_and_a_column_says_what_it_counts(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", *({**row, "label": 0} for row in pairs(30)))
     said = inspection_report(inspected(path), CAUSES)

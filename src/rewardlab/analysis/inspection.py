@@ -87,7 +87,7 @@ class LabelBalance:
     """Labels below ½, by which the reply that is named second is preferred."""
     first_is_better: Estimate | None
     """Share of decided comparisons whose better reply stands before the other in the row; None where the format names
-    the better reply, so that its place says nothing."""
+    the better reply, so that its place says nothing; labels below ½ show that `chosen` is only the first of two."""
     longer_is_better: Estimate
     """Share of decided comparisons whose better reply is the longer one; equal lengths count one half."""
     by_difference: Sequence[tuple[str, Estimate]]

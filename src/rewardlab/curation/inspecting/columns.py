@@ -20,6 +20,7 @@ from rewardlab.curation.inspecting.scripts import count_scripts
 from rewardlab.curation.rows import ReadRow
 from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import EndsInPadding, Renderer
+from rewardlab.data.judgements import ParsedRow
 from rewardlab.data.layout import Rendered, common_prefix_length
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.data.splits import Texts, first_turn_key, reply_key
@@ -32,10 +33,11 @@ KINDS: Final[Mapping[str, str]] = {
     "prompt_length_P": "i8", "computed_P": "i8", "unshared_P": "i8",
     "reply_R": "u8", "long_R": "?", "length_R": "i8", "whole_R": "i8", "refused_R": "i1",
     "owner_C": "i8", "first_C": "i4", "second_C": "i4", "label_C": "f8", "strength_C": "f8", "weight_C": "f8",
-    "annotator_C": "u8", "earlier_C": "i1",
+    "annotator_C": "u8", "earlier_C": "i1", "named_C": "?",
 }  # fmt: skip
 """Column -> its type. `owner_C` counts from the first preference of a chunk until chunks are joined; `refused_R` is 0
-for a reply that has lengths, and otherwise 1 + the index in `REFUSALS` of the cause for which it has none."""
+for a reply that has lengths, and otherwise 1 + the index in `REFUSALS` of the cause for which it has none. `named_C`
+says whether the format has a name for the better reply, which a label may overrule."""
 REFUSALS: Final = ("template_refuses", "ends_in_padding")
 """Why a conversation cannot be rendered."""
 
@@ -109,7 +111,7 @@ def summarise(rows: Sequence[ReadRow], *, renderer: Renderer | None) -> Columns:
             found.tally.drop(row.place, UnusableRowError(row.cause, row.detail or ""))
             continue
         found.tally.keep(row.parsed)
-        _add(lists, len(kept), row, row.preference, row.parsed.order)
+        _add(lists, len(kept), row, row.preference, row.parsed)
         kept.append(row.preference)
     _add_lengths(lists, kept, renderer)
     found.scripts = count_scripts(text for preference in kept for text in _all_texts(preference))
@@ -117,13 +119,9 @@ def summarise(rows: Sequence[ReadRow], *, renderer: Renderer | None) -> Columns:
     return found
 
 
-def _add(
-    lists: dict[str, list[Any]], owner: int, row: ReadRow, preference: Preference, order: Sequence[int] | None
-) -> None:
-    """Add everything about a row but its lengths.
-
-    `order` is the place of each reply in the row; None if the places say nothing about how the row was judged.
-    """
+def _add(lists: dict[str, list[Any]], owner: int, row: ReadRow, preference: Preference, parsed: ParsedRow) -> None:
+    """Add everything about a row but its lengths."""
+    order, label = parsed.order, parsed.label
     prompt = preference.prompt
     system = [turn.content.strip() for turn in prompt if turn.role == "system"]
     lists["number_P"].append(row.number)
@@ -144,7 +142,9 @@ def _add(
         lists["strength_C"].append(np.nan if one.strength is None else one.strength)
         lists["weight_C"].append(one.weight)
         lists["annotator_C"].append(annotator_key(one.annotator))
-        lists["earlier_C"].append(_earlier(one, order))
+        is_named = order is None and (label is not None or one.annotator is not None)
+        lists["earlier_C"].append(_earlier(one, (0, 1) if is_named else order))
+        lists["named_C"].append(is_named)
 
 
 def _earlier(one: Comparison, order: Sequence[int] | None) -> int:

@@ -106,6 +106,9 @@ def labels_of(columns: Columns, roots_P: npt.NDArray[np.int64], *, unit: str) ->
     decided_C = label_C != 0.5
     roots_C = roots_P[columns["owner_C"]]
     placed_C = decided_C & (earlier_C >= 0)
+    if not (earlier_C[columns["named_C"]] == 0).any():
+        # The reply that is called chosen is the better one in every row, which its label says once more.
+        placed_C &= ~columns["named_C"]
     first = None
     if placed_C.any():
         first = by_conversation(stats.proportion(earlier_C[placed_C].astype(np.float64), names_of(roots_C[placed_C])))

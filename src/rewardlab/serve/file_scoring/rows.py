@@ -98,6 +98,15 @@ def asks_for_several(row: Mapping[str, Any]) -> bool:
     return present(row, "responses") and not present(row, "messages")
 
 
+def _other_use(row: Mapping[str, Any]) -> str:
+    """Return what to do about a row of preferences, which is judged, in words; nothing for any other row."""
+    if {"chosen", "rejected"} <= row.keys():
+        return " Rows of preferences are for `rewardlab eval`, which writes a score for each reply."
+    if "replies" in row:
+        return " Name `replies` `responses` to score them; rows with `comparisons` are for `rewardlab eval`."
+    return ""
+
+
 def ask(row: Mapping[str, Any], where: str, *, bare: bool | None, strict: bool = False) -> Asked:
     """Return what a row asks to be scored: the first of `messages`, `responses` and `response` that it has.
 
@@ -109,7 +118,7 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None, strict: bool =
     """
     given = [name for name in ("messages", "responses", "response") if present(row, name)]
     if not given or (given[0] != "messages" and not present(row, "prompt")):
-        raise DataError(f"{where}: cannot be scored (its columns are {_columns(row)}). {WANTED}")
+        raise DataError(f"{where}: cannot be scored (its columns are {_columns(row)}). {WANTED}{_other_use(row)}")
     _require_text_alone(row, where)
     try:
         if given[0] == "messages":
