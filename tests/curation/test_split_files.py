@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from loading import load, pair, write
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Preference
+from rewardlab.curation.files import splitting
 from rewardlab.curation.files.config import SplitConfig
 from rewardlab.curation.files.splitting import Divided, split
+from rewardlab.curation.files.writing import only_writer
 from rewardlab.data.splits import Texts, count_shared
 from written import configured, rows_in
 
@@ -225,3 +228,23 @@ class TestOutputs:
     def test_fractions_that_cannot_be_are_an_error(self, tmp_path: Path, fractions: list[str], said: str) -> None:
         with pytest.raises(ConfigError, match=said):
             run(tmp_path, tmp_path / "in.jsonl", fractions=fractions)
+
+
+def test_of_two_splits_into_one_folder_at_once_the_second_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(SplitConfig, write(tmp_path / "a.jsonl", rows(60)), output_dir=tmp_path / "splits")
+    real = splitting.assign
+
+    def after_another(*given: Any) -> Any:
+        monkeypatch.setattr(splitting, "assign", real)
+        split(replace(config, seed=7))
+        return real(*given)
+
+    monkeypatch.setattr(splitting, "assign", after_another)
+    with pytest.raises(ConfigError, match=r"--output-dir .*splits: holds splits. .* --overwrite"):
+        split(config)
+    assert json.loads((tmp_path / "splits/manifest.json").read_text())["settings"]["seed"] == 7
+    with only_writer(tmp_path / "splits"), pytest.raises(ConfigError, match="is being written by process"):
+        split(replace(config, overwrite=True))
+    assert [path.name for path in tmp_path.glob(".splits*")] == []

@@ -35,8 +35,8 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "no_skill": "Try a --lr three to ten times higher (lower, if the loss has been far above log 2 or the gradient "
         "norm has fallen to next to nothing), and with --lora the --lora-target-modules all-linear; look at "
         "samples.txt: are the replies cut, and do the labels follow from them?",
-        "exploding": "Try a --lr three to ten times lower, a longer --warmup-ratio, a lower --max-grad-norm, or "
-        "--precision fp32.",
+        "exploding": "Try a --lr three to ten times lower, a longer --warmup-ratio, a lower --max-grad-norm or "
+        "--weight-decay, or --precision fp32.",
         "oscillating": "Try a lower --lr, a schedule that falls (--lr-scheduler cosine), or a larger --batch-size.",
         "narrow_scores": "Try a higher --lr or more --epochs, and less of --label-smoothing, "
         "--score-regularization-lambda, --regularization-lambda and --center-lambda.",

@@ -59,7 +59,7 @@ from rewardlab.training.checkpoints.resume import (
 from rewardlab.training.cost.throughput import PeakFlops
 from rewardlab.training.default_budget import decided_early
 from rewardlab.training.loop.optimizer import require_optimizer
-from rewardlab.training.loop.schedule import floor_notice, warmup_notice, warmup_steps
+from rewardlab.training.loop.schedule import batch_notice, decay_notice, floor_notice, warmup_notice, warmup_steps
 from rewardlab.training.loop.selection import selection_of
 from rewardlab.training.loop.step_rows import tell_rows_of_prompts
 from rewardlab.training.monitoring.monitor import require_monitoring
@@ -155,7 +155,9 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     if ranks.is_first:
         tell_rows_of_prompts(resolved, data.train, layout=layout, num_ranks=ranks.size)
     warmup = warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate)
-    for said in filter(None, (warmup, floor_notice(resolved.schedule))):
+    decay = decay_notice(resolved.optimizer.weight_decay, resolved.run.steps, resolved.learning_rate)
+    batch = batch_notice(resolved.run.batch_size, len(data.train))
+    for said in filter(None, (warmup, floor_notice(resolved.schedule), decay, batch)):
         logger.warning("schedule: %s", said)
     continued = continued_notices(resolved, base)
     for said in [*idle_notices(config), *unjudged_notices(resolved, data, test), *continued]:

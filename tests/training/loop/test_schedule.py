@@ -9,7 +9,14 @@ import torch
 import transformers
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.training.loop.schedule import build_schedule, floor_notice, warmup_notice, warmup_steps
+from rewardlab.training.loop.schedule import (
+    batch_notice,
+    build_schedule,
+    decay_notice,
+    floor_notice,
+    warmup_notice,
+    warmup_steps,
+)
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 from runs import config_for, rows_of
@@ -132,3 +139,18 @@ def test_a_run_takes_the_rate_of_each_step_and_records_it(base_model, pairs_file
     assert found == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3, 2e-3 / 3, 1e-3 / 3])
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (saved["warmup_steps"], saved["warmup_ratio"]) == (3, None)
+
+
+def test_a_weight_decay_that_leaves_nothing_of_the_weights_is_told():
+    assert decay_notice(0.05, 20_000, 1e-3) == decay_notice(0.1, 100_000, 2e-5) == decay_notice(1.0, None, 1.0) == ""
+    said = decay_notice(1000, 120, 3e-3)
+    assert said.startswith(
+        "a step takes up to 3 of each weight away (--lr 0.003 times --weight-decay 1000), 3.6e+02 in"
+    )
+    assert ", or the weights explode. Lower --weight-decay" in said
+    assert "explode" not in decay_notice(100, 120, 3e-4)
+
+
+def test_batches_larger_than_the_data_are_told():
+    assert batch_notice(16, 16) == ""
+    assert batch_notice(1000, 200).startswith("--batch-size 1000 is more than the 200 training preferences, so every")

@@ -30,6 +30,7 @@ from rewardlab.curation.files.reading import (
 from rewardlab.curation.files.writing import (
     MANIFEST,
     facts_of,
+    only_writer,
     own_columns,
     require_output,
     require_output_folder,
@@ -58,12 +59,14 @@ class Divided:
 def split(config: SplitConfig) -> Divided:
     """Divide the rows of the datasets into splits, a file each, with a manifest beside them.
 
-    Raises ConfigError for an output folder that may not be written, DataError for datasets that cannot be read, for a
+    Raises ConfigError for an output folder that may not be written, or that another process writes or has written
+    meanwhile, DataError for datasets that cannot be read, for a
     group that fits into no split, and for a split that would be empty.
     """
     config.require_named("split")
     readings = open_all(config, config.dataset, config.seed)
-    _require_folder(config, [path for one in readings for path in one.files])
+    inputs = [path for one in readings for path in one.files]
+    _require_folder(config, inputs)
     with crew_of(config) as crew:
         seen = []
         for reading in readings:
@@ -72,7 +75,8 @@ def split(config: SplitConfig) -> Divided:
         wanted = [as_mask(reading.chosen(), reading.tally.kept) for reading in readings]
         found = find_groups([taken(one, mask) for one, mask in zip(seen, wanted, strict=True)], config.near)
         splits_P = assign(found, config.shares, config.seed)
-        with replacing_folder(config.output_dir) as folder:
+        with only_writer(config.output_dir), replacing_folder(config.output_dir) as folder:
+            _require_folder(config, inputs)  # another process may have written it meanwhile
             files = _write(folder, config, readings, wanted, splits_P, crew)
             told = _report(found, splits_P, config.shares)
             used = [int(mask.sum()) for mask in wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +12,8 @@ from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, replacing, sha256_file
+from rewardlab.core.folders import remove
+from rewardlab.core.lock import only_process
 from rewardlab.core.optional import import_optional
 from rewardlab.core.terminal import visible
 from rewardlab.curation.rewriting import ENDINGS as LINES
@@ -113,6 +116,24 @@ def require_output_folder(folder: Path, inputs: Iterable[Path], *, tool: str, wh
         raise ConfigError(
             f"--output-dir {folder}: holds {what}. Name another folder, or replace them with --overwrite."
         )
+
+
+@contextmanager
+def only_writer(target: Path) -> Iterator[None]:
+    """Keep other processes from a folder that is to be written, and remove what a killed one left behind.
+
+    Raises ConfigError if another one is at work.
+    """
+    # The folder itself is replaced as a whole, so the lock lies beside it.
+    work = target.with_name(f".{target.name}.partial")
+    work.mkdir(parents=True, exist_ok=True)
+    with only_process(work, "--output-dir"):
+        for left_over in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
+            remove(left_over)
+        try:
+            yield
+        finally:
+            remove(work)
 
 
 def require_place(path: Path, flag: str) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,10 +13,9 @@ from rewardlab.core.bars import bar
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import provenance, sha256_file, write_json
-from rewardlab.core.folders import remove, replacing_folder
-from rewardlab.core.lock import only_process
+from rewardlab.core.folders import replacing_folder
 from rewardlab.core.terminal import plural
-from rewardlab.curation.files.writing import MANIFEST, require_output_folder
+from rewardlab.curation.files.writing import MANIFEST, only_writer, require_output_folder
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.facts import Facts, Watcher
 from rewardlab.gold.building.files import SideFiles
@@ -55,26 +53,8 @@ def build(config: BuildConfig) -> Built:
     require(config.inputs.is_given, "--input is missing: name a file that `rewardlab gold label` wrote.")
     inputs = config.inputs.files()
     require_output_folder(config.output_dir, inputs, tool=TOOL, what="preferences", overwrite=config.overwrite)
-    with _alone(config.output_dir):
+    with only_writer(config.output_dir):
         return _build(config, inputs)
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Keep other processes from a folder that is to be written, and remove what a killed one left behind.
-
-    Raises ConfigError if another one is at work.
-    """
-    # The folder itself is replaced as a whole, so the lock lies beside it.
-    work = target.with_name(f".{target.name}.partial")
-    work.mkdir(parents=True, exist_ok=True)
-    with only_process(work, "--output-dir"):
-        for left_over in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
-            remove(left_over)
-        try:
-            yield
-        finally:
-            remove(work)
 
 
 def _build(config: BuildConfig, inputs: list[Path]) -> Built:

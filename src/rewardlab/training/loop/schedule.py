@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
+from rewardlab.core.terminal import number_of
 from rewardlab.training.settings.config import WARMUP_RATIO, ScheduleConfig
+
+MOST_DECAY: Final = 3.0
+"""Shares of a weight that all steps may take away together, at the full rate. After these, a schedule that falls to 0
+leaves a fifth."""
 
 
 def warmup_steps(config: ScheduleConfig, num_steps: int) -> int:
@@ -44,6 +49,28 @@ def floor_notice(config: ScheduleConfig) -> str:
     return (
         f"--min-lr-ratio {config.min_lr_ratio:g} does nothing with --lr-scheduler {config.lr_scheduler}; it is where "
         f"cosine_with_min_lr ends."
+    )
+
+
+def batch_notice(batch_size: int, num_preferences: int) -> str:
+    """Return a line for batches larger than the data; an empty one for any other."""
+    if batch_size <= num_preferences:
+        return ""
+    return (
+        f"--batch-size {batch_size} is more than the {number_of(num_preferences, 'training preference')}, so every "
+        f"step takes all of them, and an epoch is one step."
+    )
+
+
+def decay_notice(weight_decay: float, num_steps: int | None, lr: float) -> str:
+    """Return a line for a weight decay that leaves next to nothing of a weight; an empty one for any other."""
+    a_step = lr * weight_decay
+    if num_steps is None or a_step * num_steps < MOST_DECAY:
+        return ""
+    return (
+        f"a step takes up to {a_step:.2g} of each weight away (--lr {lr:g} times --weight-decay {weight_decay:g}), "
+        f"{a_step * num_steps:.2g} in {number_of(num_steps, 'step')}: next to nothing is left of what the model knew"
+        f"{', or the weights explode' if a_step > 1 else ''}. Lower --weight-decay; 0.01 is usual."
     )
 
 
