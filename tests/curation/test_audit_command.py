@@ -72,10 +72,14 @@ def test_replies_that_are_left_out_beside_others_are_counted(
     row = {"prompt": "p", "responses": ["one", None, "two", " "], "scores": [1, 2, 3, 4]}
     write_jsonl(tmp_path / "a.jsonl", [row, {**row, "prompt": "q", "responses": ["three", None, "four", "five"]}])
     run(tmp_path / "a.jsonl", "--json", tmp_path / "a.json")
-    said = "\n  3 replies are left out, and the others of their rows kept (reply_not_text 2, empty_reply 1)\n"
-    assert f"a.jsonl: 2 rows read = 2 kept + 0 dropped{said}" in capsys.readouterr().out
+    said = (
+        "\n  3 replies are left out, and the others of their rows kept (reply_not_text 2, empty_reply 1), for example"
+    )
+    place = "a.jsonl:1: reply 1 of all, counted from 0: got null, wanted text or a list of messages"
+    assert f"a.jsonl: 2 rows read = 2 kept + 0 dropped{said}\n    {place}\n" in capsys.readouterr().out
     (source,) = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["sources"]
     assert source["left_out_replies"] == {"reply_not_text": 2, "empty_reply": 1}
+    assert source["left_out_example"] == place
 
 
 def test_the_text_names_rows_causes_and_what_was_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

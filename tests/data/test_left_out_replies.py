@@ -156,6 +156,8 @@ def test_left_out_replies_are_counted_and_told(tmp_path: Path, caplog: pytest.Lo
     report = tally.report(source, used=3, sha256=None)
     assert (report.kept, dict(report.dropped)) == (3, {})
     assert report.as_dict()["left_out_replies"] == {"reply_not_text": 1, "empty_reply": 1}
+    example = "k.jsonl:1: reply 3 of all, counted from 0: got null, wanted text or a list of messages"
+    assert report.as_dict()["left_out_example"] == example
     with caplog.at_level(logging.WARNING):
         tell_oddities(report)
     (told,) = caplog.messages

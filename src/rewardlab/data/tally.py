@@ -79,6 +79,7 @@ class SourceReport:
             "skipped_identical": self.skipped_identical,
             "skipped": dict(self.skipped),
             "left_out_replies": dict(self.left_out),
+            **({"left_out_example": self.left_out_example} if self.left_out else {}),
             "labelled": self.labelled,
             "swapped": self.swapped,
             "second_preferred": self.second_preferred,

@@ -75,6 +75,8 @@ class Facts:
     """Why rows were dropped -> rows."""
     unused: Mapping[str, int]
     """Why replies of kept rows were left out -> replies."""
+    example: str
+    """The place of the first of these replies, and what was found there; empty if there is none."""
     details: Mapping[str, Mapping[int, str]]
     """Check -> row -> what was found in it, for the first rows."""
 
@@ -149,7 +151,15 @@ def joined(parts: Sequence[Facts]) -> Facts:
         owners_R=_concatenated([part.texts.owners_R + shift for part, shift in zip(parts, shifts, strict=False)]),
     )
     rows_by_cause, replies_by_cause = (dict(counts.most_common()) for counts in (causes, unused))
-    return replace(parts[0], texts=texts, causes=rows_by_cause, unused=replies_by_cause, details=details, **arrays)
+    return replace(
+        parts[0],
+        texts=texts,
+        causes=rows_by_cause,
+        unused=replies_by_cause,
+        example=next((part.example for part in parts if part.example), ""),
+        details=details,
+        **arrays,
+    )
 
 
 def _concatenated(arrays: Sequence[npt.NDArray]) -> npt.NDArray:

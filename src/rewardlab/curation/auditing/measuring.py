@@ -321,6 +321,9 @@ def _facts(
         has_annotator_J=np.array([one.annotator is not None for _, one in judged], dtype=bool),
         causes=Counter(row.cause for row in rows if row.cause is not None),
         unused=Counter(cause for row in rows if row.parsed is not None for cause, _ in row.parsed.left_out),
+        example=next(
+            (f"{row.place}: {row.parsed.left_out[0][1]}" for row in rows if row.parsed and row.parsed.left_out), ""
+        ),
         details=found.details,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rewardlab.core.terminal import number_of, plural, short
+from rewardlab.core.terminal import number_of, plural, short, visible
 from rewardlab.curation.auditing.result import Audit, Finding
 from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
 
@@ -35,7 +35,8 @@ def _sources(audit: Audit) -> str:
         if source.left_out:
             count, causes = sum(source.left_out.values()), _counted(source.left_out)
             left_out = plural(count, "reply is", "replies are")
-            lines.append(f"  {count:,} {left_out} left out, and the others of their rows kept ({causes})")
+            lines.append(f"  {count:,} {left_out} left out, and the others of their rows kept ({causes}), for example")
+            lines.append(f"    {visible(source.left_out_example)}")
     return "\n".join(lines)
 
 

@@ -29,6 +29,8 @@ class ReadSource:
     """Cause -> rows, most frequent first."""
     left_out: Mapping[str, int]
     """Cause -> replies of kept rows that are left out beside others, most frequent first."""
+    left_out_example: str
+    """The place and the detail of the first of them; empty if there is none."""
 
     def __post_init__(self) -> None:
         assert self.kept + sum(self.dropped.values()) == self.read, self
@@ -107,6 +109,7 @@ class Audit:
                     "kept": source.kept,
                     "dropped": dict(source.dropped),
                     "left_out_replies": dict(source.left_out),
+                    **({"left_out_example": source.left_out_example} if source.left_out else {}),
                 }
                 for source in self.sources
             ],

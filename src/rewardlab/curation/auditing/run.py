@@ -88,6 +88,7 @@ def audit_rows(config: AuditConfig) -> Audited:
                     kept=kept,
                     dropped=own.causes,
                     left_out=own.unused,
+                    left_out_example=own.example,
                 )
             )
             facts.append(own.only(_used(own, rule, config.limit)) if config.limit is not None else own)
