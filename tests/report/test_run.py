@@ -7,8 +7,12 @@ import sys
 import numpy as np
 import pytest
 
+from rewardlab.analysis.judgement import judge_rows
 from rewardlab.analysis.metrics import evaluate
-from rewardlab.report.run import command, evaluation_report
+from rewardlab.core.types import Comparison
+from rewardlab.report.judged import slice_table
+from rewardlab.report.run import command, comparison_table, evaluation_report
+from score_rows import pair_rows, score_row
 from scored import rows_of
 
 
@@ -38,3 +42,14 @@ def test_scores_that_differ_by_thousandths_have_margins_that_are_told_from_0():
     margin = found.estimates["eval_margin"]
     assert f"{margin.value:.4f} [{margin.low:.4f}, {margin.high:.4f}]" in line
     assert "0.00 [" not in line
+
+
+def test_comparisons_of_rankings_are_not_called_pairs():
+    pairs = pair_rows([(1.0, 0.0, 1.0)] * 12)
+    judged = tuple(Comparison(first=0, second=other) for other in (1, 2))
+    ranked = [score_row(n, k, 2.0 - k, judged if k == 0 else ()) for n in range(12) for k in range(3)]
+    for rows, unit in ((pairs, "pairs"), (ranked, "comparisons")):
+        head = comparison_table({"before": evaluate(rows, beta=1.0)}, first="model").splitlines()[0]
+        assert head.split()[-1] == unit
+        sliced = slice_table({"before": judge_rows(rows, beta=1.0)}, "source").splitlines()[0]
+        assert sliced.split()[-1] == unit

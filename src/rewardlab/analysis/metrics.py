@@ -161,6 +161,8 @@ class Evaluation:
     agreement: Estimate | None = None
     """Agreement of this model with single judges, as `eval_agreement`, where the ceiling bounds it; None elsewhere. If
     the ceiling is from strengths, these take the place of the labels."""
+    unit: str = "pairs"
+    """What the comparisons are called: `comparisons` where a preference has more than two replies."""
 
 
 def sums(rows: Sequence[ScoreRow], *, beta: float) -> Sums:
@@ -203,6 +205,7 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
         estimates=estimates,
         ceiling=ceiling,
         agreement=agreement,
+        unit="comparisons" if any(row.reply > 1 for row in rows) else "pairs",
     )
 
 

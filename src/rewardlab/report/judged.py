@@ -98,7 +98,9 @@ def slice_table(judgements: Mapping[str, Judgement], column: str) -> str:
                 for metric_name, metric in metrics.items():
                     estimates[metric_name].append(one.estimates[metric])
     notes = [*column_notes(estimates), "Slices are not corrected for their number: of twenty, one differs by chance."]
-    return "\n".join([text_table([column, *metrics, "pairs"], rows), *map(wrapped, notes)])
+    kwise = any(own.counts.groups or own.counts.unusable_groups for own in judgements.values())
+    unit = "comparisons" if kwise else "pairs"
+    return "\n".join([text_table([column, *metrics, unit], rows), *map(wrapped, notes)])
 
 
 def threshold_table(judgements: Mapping[str, Judgement], thresholds: Sequence[float]) -> str:

@@ -73,7 +73,8 @@ def comparison_table(
         notes += [f"{visible(name)}: {count} {plural(count, noun)} {what}" for count, noun, what in counts if count]
     notes += map(visible, ceiling_lines(evaluations))
     foot = [line for note in notes for line in textwrap.wrap(note, width=report_width())]
-    return "\n".join([text_table([first, *columns, "pairs"], rows), *foot])
+    unit = "comparisons" if any(one.unit == "comparisons" for one in evaluations.values()) else "pairs"
+    return "\n".join([text_table([first, *columns, unit], rows), *foot])
 
 
 @runtime_checkable
