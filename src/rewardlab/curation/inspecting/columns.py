@@ -176,10 +176,14 @@ def _add_lengths(lists: dict[str, list[Any]], kept: Sequence[Preference], render
         return
     for results in render_replies(kept, renderer):
         for one in results:
-            is_rendered = isinstance(one, Rendered)
-            lists["length_R"].append(len(one.token_ids) - one.prompt_tokens if is_rendered else 0)
-            lists["whole_R"].append(len(one.token_ids) if is_rendered else 0)
-            lists["refused_R"].append(0 if is_rendered else 1 + REFUSALS.index(_cause(one)))
+            length, before, refused = (
+                (len(one.token_ids), one.prompt_tokens, 0)
+                if isinstance(one, Rendered)
+                else (0, 0, 1 + REFUSALS.index(_cause(one)))
+            )
+            lists["length_R"].append(length - before)
+            lists["whole_R"].append(length)
+            lists["refused_R"].append(refused)
         rendered = [one.token_ids for one in results if isinstance(one, Rendered)]
         whole = [len(token_ids) for token_ids in rendered]
         # Each reply keeps at least one token of its own, at which its score is read, as the trainer lays replies out.
