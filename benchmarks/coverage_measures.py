@@ -142,7 +142,7 @@ def quick(pairs: Pairs) -> Found:
 
 def slow(pairs: Pairs) -> Found:
     """Parts of the Brier score, with many draws for each interval."""
-    found = reliability(pairs.probability(beta=1.0), pairs.label, pairs.prompt, draws=200)
+    found = reliability(pairs.logit(beta=1.0), pairs.label, pairs.prompt, draws=200)
     return {
         "Brier, miscalibration": found.miscalibration,
         "Brier, discrimination": found.discrimination,

@@ -118,7 +118,7 @@ def test_parts_of_the_brier_score_of_a_model_that_is_too_sure() -> None:
     generator, design = np.random.default_rng(2), NAMED["plain, too sure"]
 
     def parts(pairs: Pairs) -> Reliability:
-        return reliability(pairs.probability(beta=1.0), pairs.label, pairs.prompt, draws=20)
+        return reliability(pairs.logit(beta=1.0), pairs.label, pairs.prompt, draws=20)
 
     truth = parts(draw_pairs(design, 20_000, generator))
     found = [parts(draw_pairs(design, 100, generator)) for _ in range(DRAWS // 2)]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
+from scipy.special import logit as logit_of
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
@@ -53,7 +54,7 @@ def test_the_parts_are_those_of_isotonic_regression_of_pairs_in_both_orders(judg
     p, y = (np.array(column) for column in zip(*judged, strict=True))
     # A probability a hair from ½ is one with its mirror image only here, so no such hair.
     p = p.round(6)
-    found = reliability(p, y, np.arange(p.size), draws=2)
+    found = reliability(logit_of(p), y, np.arange(p.size), draws=2)
     twice, labels = both_orders(p, y)
     fitted = IsotonicRegression().fit(twice, labels).predict(twice)
     best, model, half = (np.square(g - labels).mean() for g in (fitted, twice, 0.5))
@@ -68,23 +69,23 @@ def test_the_parts_are_those_of_isotonic_regression_of_pairs_in_both_orders(judg
 
 def test_the_parts_sum_to_the_brier_score_and_the_curve_is_that_of_scikit_learn() -> None:
     p, y = made(400, 2.0)
-    found = reliability(p, y, np.arange(400), draws=20)
+    found = reliability(logit_of(p), y, np.arange(400), draws=20)
     parts = found.miscalibration.value - found.discrimination.value + found.uncertainty.value
     assert parts == pytest.approx(brier_score_loss(y, p))
     twice, labels = both_orders(p, y)
-    fitted = IsotonicRegression().fit(twice, labels)
+    # To the last digit, a probability is not the one that its log odds give.
+    fitted = IsotonicRegression(out_of_bounds="clip").fit(twice, labels)
     assert fitted.predict(found.probability) == pytest.approx(np.array(found.recalibrated), abs=1e-9)
 
 
 def test_equal_margins_are_one_point_of_the_curve_whichever_reply_stands_first() -> None:
-    """1 − p and p of the same margin differ by rounding, as margins of a model in bf16 are often equal."""
     generator = np.random.default_rng(1)
     logit = np.round(1.5 * generator.normal(size=300), 1)
     label = (generator.random(300) < expit(0.6 * logit)).astype(np.float64)
     turned = generator.random(300) < 0.5
-    one = reliability(expit(logit), label, np.arange(300) // 2, draws=20)
+    one = reliability(logit, label, np.arange(300) // 2, draws=20)
     other = reliability(
-        expit(np.where(turned, -logit, logit)), np.where(turned, 1 - label, label), np.arange(300) // 2, draws=20
+        np.where(turned, -logit, logit), np.where(turned, 1 - label, label), np.arange(300) // 2, draws=20
     )
     assert one.weight == other.weight
     assert one.miscalibration.value == pytest.approx(other.miscalibration.value, abs=1e-12)
@@ -96,10 +97,31 @@ def test_equal_margins_are_one_point_of_the_curve_whichever_reply_stands_first()
     )
 
 
+def test_margins_that_differ_by_rounding_alone_are_one_point_of_the_curve() -> None:
+    margins = np.array([0.3 - 0.1, 0.5 - 0.3, -(0.9 - 0.7), 0.2, 1.0])
+    assert len(set(np.abs(margins))) > 2
+    found = reliability(margins, np.array([1.0, 0.0, 1.0, 0.0, 1.0]), np.arange(5), draws=2)
+    assert found.weight == (4, 1)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-9, 1.0])
+def test_the_curve_tells_margins_apart_however_small_they_are(scale: float) -> None:
+    margins = scale * np.arange(1.0, 201.0)
+    label = (np.arange(200) >= 100).astype(np.float64)
+    found = reliability(margins, label, np.arange(200), draws=2)
+    assert found.discrimination.value == pytest.approx(0.125, abs=1e-12)
+
+
+def test_the_curve_tells_probabilities_apart_that_are_all_nearly_1() -> None:
+    margins = np.arange(36.0, 236.0)
+    found = reliability(margins, (np.arange(200) >= 100).astype(np.float64), np.arange(200), draws=2)
+    assert found.discrimination.value == pytest.approx(0.125, abs=1e-12)
+
+
 def test_a_calibrated_model_lies_in_its_bands_and_one_that_is_too_sure_does_not() -> None:
     for sharpness, calibrated in ((1.0, True), (2.5, False)):
         p, y = made(2000, sharpness)
-        found = reliability(p, y, np.arange(2000), draws=200)
+        found = reliability(logit_of(p), y, np.arange(2000), draws=200)
         low, high = found.null_miscalibration
         assert (low <= found.miscalibration.value <= high) == calibrated
         assert (found.miscalibration.low == 0) == calibrated
@@ -110,8 +132,10 @@ def test_a_calibrated_model_lies_in_its_bands_and_one_that_is_too_sure_does_not(
 
 def test_pairs_of_a_prompt_that_are_alike_widen_the_parts() -> None:
     p, y = made(100, 2.0)
-    alone = reliability(p, y, np.arange(100), draws=20).discrimination
-    five = reliability(*(np.repeat(v, 5) for v in (p, y)), np.repeat(np.arange(100), 5), draws=20).discrimination
+    alone = reliability(logit_of(p), y, np.arange(100), draws=20).discrimination
+    five = reliability(
+        *(np.repeat(v, 5) for v in (logit_of(p), y)), np.repeat(np.arange(100), 5), draws=20
+    ).discrimination
     assert five.n == alone.n == 100
     assert "by prompt" in five.method
     assert five.high - five.low > 0.7 * (alone.high - alone.low)
@@ -124,7 +148,9 @@ def test_the_null_of_a_calibrated_model_knows_how_alike_the_labels_of_a_prompt_a
     for seed in range(60):
         p = expit(1.2 * generator.normal(size=60)).repeat(each)
         uniform = generator.random(60 * each // copies).repeat(copies)
-        found = reliability(p, (uniform < p).astype(np.float64), np.arange(60).repeat(each), seed=seed, draws=60)
+        found = reliability(
+            logit_of(p), (uniform < p).astype(np.float64), np.arange(60).repeat(each), seed=seed, draws=60
+        )
         above.append(found.miscalibration.value > found.null_miscalibration[1])
     assert np.mean(above) <= 0.15
 
@@ -132,9 +158,9 @@ def test_the_null_of_a_calibrated_model_knows_how_alike_the_labels_of_a_prompt_a
 def test_copies_of_a_pair_leave_the_null_as_wide_as_it_is_for_one() -> None:
     p, y = made(80)
     prompt = np.arange(80)
-    one = reliability(p, y, prompt, draws=300)
-    five = reliability(p.repeat(5), y.repeat(5), prompt.repeat(5), draws=300)
-    apart = reliability(p.repeat(5), y.repeat(5), np.arange(400), draws=300)
+    one = reliability(logit_of(p), y, prompt, draws=300)
+    five = reliability(logit_of(p.repeat(5)), y.repeat(5), prompt.repeat(5), draws=300)
+    apart = reliability(logit_of(p.repeat(5)), y.repeat(5), np.arange(400), draws=300)
     assert five.null_miscalibration[1] == pytest.approx(one.null_miscalibration[1], rel=0.2)
     assert apart.null_miscalibration[1] < 0.6 * five.null_miscalibration[1]
     widths = [np.mean(np.subtract(found.band_high, found.band_low)) for found in (one, five, apart)]
@@ -229,7 +255,7 @@ def test_a_model_that_is_sure_of_everything_is_judged_or_refused_but_never_fails
     slope, intercept = (f(logit, y, np.arange(200)) for f in (calibration_slope, calibration_intercept))
     assert slope.value * scale == pytest.approx(calibration_slope(logit / scale, y, np.arange(200)).value)
     assert intercept.value < 0.3 or intercept.method == "no finite value fits best"
-    found = reliability(expit(logit), y, np.arange(200), draws=5)
+    found = reliability(logit, y, np.arange(200), draws=5)
     assert found.discrimination.value <= 0.25
 
 

@@ -173,7 +173,7 @@ def judge_rows(
     finite, decided = table.pairs.finite, table.pairs.decided
     groups = kwise(table, gold=gold)
     probability = finite.probability(beta=beta)
-    curve = reliability(probability, finite.label, finite.prompt, seed=seed, draws=draws)
+    curve = reliability(finite.logit(beta=beta), finite.label, finite.prompt, seed=seed, draws=draws)
     distributions = _distributions(table, decided)
     estimates = {
         **_accuracies(table, finite, decided),

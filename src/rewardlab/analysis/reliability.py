@@ -1,6 +1,6 @@
 """Calibration of preference probabilities: slope, intercept, reliability curve, and the parts of the Brier score.
 
-Legend: N comparisons, V distinct probabilities, R resamples, G points of a band.
+Legend: N comparisons, V distinct sizes of log odds, R resamples, G points of a band.
 
 As in calibration.py each comparison counts in both orders with half weight, which is computed on the half where the
 model prefers the first reply: q = max(p, 1 − p) with the label turned with it. The isotonic regression of all 2N points
@@ -34,8 +34,8 @@ _STEPS = 60
 _LARGEST_LOGIT = 500.0
 # A column below this does not vary, since its coefficient and influences might be larger than float64 holds.
 _SMALLEST_SCALE = 1e-290
-# Probabilities that are nearer than this are one.
-_ROUNDING = 1e-15
+# Log odds that are nearer than this, in parts of the largest, are one.
+_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +69,13 @@ class Reliability:
 
 
 def reliability(
-    p: FloatArray, y: FloatArray, clusters: IntArray, *, seed: int = 0, draws: int = NUM_DRAWS, level: float = 0.95
+    logit: FloatArray, y: FloatArray, clusters: IntArray, *, seed: int = 0, draws: int = NUM_DRAWS, level: float = 0.95
 ) -> Reliability:
-    """Return the reliability curve of probabilities `p` [N] with labels `y` [N], by prompt where `clusters` repeat.
+    """Return the reliability curve of log odds [N] with labels `y` [N], by prompt where `clusters` repeat.
 
     `draws` is the number of resamples behind the band and the intervals.
     """
-    folded = _Folded.of(p, y)
+    folded = _Folded.of(logit, y)
     if not folded.size:
         empty = without_interval(math.nan, 0, level=level)
         return Reliability(
@@ -154,26 +154,25 @@ class _Folded:
     order: IntArray
     """[N] where each entry was."""
     starts: IntArray
-    """[V] first entry of each distinct probability."""
+    """[V] first entry of each distinct size of log odds."""
     weight: FloatArray
-    """[V] entries of each distinct probability."""
+    """[V] entries of each distinct size."""
 
     @classmethod
-    def of(cls, p: FloatArray, y: FloatArray) -> _Folded:
-        swapped = p < 0.5
-        probability, label = _level(np.where(swapped, 1 - p, p)), np.where(swapped, 1 - y, y)
-        square = np.where(probability == 0.5, (np.square(label) + np.square(1 - label)) / 2, np.square(label))
-        label = np.where(probability == 0.5, 0.5, label)
-        order = np.lexsort((label, probability))
-        probability = probability[order]
-        starts = np.flatnonzero(np.diff(probability, prepend=-1.0))
+    def of(cls, logit: FloatArray, y: FloatArray) -> _Folded:
+        swapped, size = logit < 0, _level(np.abs(logit))
+        label = np.where(swapped, 1 - y, y)
+        square = np.where(size == 0, (np.square(label) + np.square(1 - label)) / 2, np.square(label))
+        label = np.where(size == 0, 0.5, label)
+        order = np.lexsort((label, size))
+        starts = np.unique(size[order], return_index=True)[1]
         return cls(
-            probability=probability,
+            probability=expit(size[order]),
             label=label[order],
             square=square[order],
             order=order,
             starts=starts,
-            weight=np.diff(np.append(starts, p.size)).astype(np.float64),
+            weight=np.diff(np.append(starts, size.size)).astype(np.float64),
         )
 
     @property
@@ -261,14 +260,14 @@ class _Redraws:
         return (uniform < self.probability).astype(np.float64)
 
 
-def _level(probability: FloatArray) -> FloatArray:
-    """Return probabilities [N] of which those that differ by rounding alone are equal.
+def _level(size: FloatArray) -> FloatArray:
+    """Return sizes of log odds [N] of which those that differ by rounding alone are equal.
 
-    A probability and one less its complement differ so, and must be one point of the curve: else the curve would depend
-    on which reply of a pair stands first.
+    Differences of scores that are decimal numbers differ so (0.3 − 0.1 and 0.5 − 0.3), and are one point of the curve.
     """
-    values_V, of_N = np.unique(probability, return_inverse=True)
-    begins_V = np.diff(values_V, prepend=-1.0) > _ROUNDING
+    values_V, of_N = np.unique(size, return_inverse=True)
+    largest = values_V[np.isfinite(values_V)].max(initial=0.0)
+    begins_V = np.diff(values_V, prepend=-np.inf) > _ROUNDING * largest
     levelled: FloatArray = values_V[begins_V][np.cumsum(begins_V) - 1][of_N]
     return levelled
 
