@@ -10,9 +10,11 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from artifacts import save
 from common import set_layout
+from rewardlab.artifact import load as load_module
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.model.layers import decoder_layers
@@ -162,6 +164,29 @@ def test_a_copy_scores_by_itself_while_the_original_is_in_the_middle_of_a_batch(
         lambda *_: copied.score_replies("How?", ["yes, and this is a longer one", "no"]) and None
     )
     assert scorer.score_replies("How are you today?", ["well", "not so well"]) == pytest.approx(alone, abs=2e-5)
+
+
+def test_models_are_made_one_after_the_other_since_transformers_changes_the_default_dtype(tmp_path, monkeypatch):
+    save(tmp_path / "half", dtype=torch.bfloat16)
+    found, make = [], load_module.read_classifier
+
+    def watched(*arguments, **named):
+        other = threading.Thread(target=lambda: found.append(load_module._MAKING.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return make(*arguments, **named)
+
+    monkeypatch.setattr(load_module, "read_classifier", watched)
+    load(tmp_path / "half")
+    assert found == [False]
+    scorers = []
+    threads = [threading.Thread(target=lambda: scorers.append(load(tmp_path / "half"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(scorers) == 3
+    assert torch.get_default_dtype() is torch.float32
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 import torch
 from safetensors import safe_open
@@ -54,6 +56,12 @@ READ_BY_ENGINES: Final = (
 pooling, quantisation or weights from them whenever they are there. By the files of sentence-transformers vLLM takes the
 mean of all positions, or writes texts in small letters. It loads every safetensors file, or those that an index names,
 where transformers takes `model.safetensors` alone."""
+
+
+Given = ParamSpec("Given")
+_MAKING: Final = threading.RLock()
+"""Of the process, as the default dtype of torch is, which transformers changes while it makes a model: of two threads
+one would find that of the other's model, and put it back when it should be gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +140,18 @@ def _device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
+def _in_turn(make: Callable[Given, Scorer]) -> Callable[Given, Scorer]:
+    """Let one thread at a time run this function."""
+
+    @wraps(make)
+    def waiting(*arguments: Given.args, **named: Given.kwargs) -> Scorer:
+        with _MAKING:
+            return make(*arguments, **named)
+
+    return waiting
+
+
+@_in_turn
 def assemble(
     path: Path,
     spec: RewardSpec,
