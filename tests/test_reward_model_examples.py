@@ -140,6 +140,7 @@ def test_the_table_has_the_best_evaluation_with_its_interval_the_gap_and_the_fin
     assert "2 runs, 2 left out; written to" in shown.out
     with output.open(encoding="utf-8") as file:
         assert [row["run"] for row in csv.DictReader(file)] == ["A1_none", "A2_scheduler"]
+    assert "nan" not in output.read_text(encoding="utf-8")
 
 
 def test_of_equal_accuracies_the_lower_loss_is_the_best_as_in_the_run_itself(tmp_path) -> None:

@@ -144,11 +144,12 @@ def gathered(folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write the table as CSV."""
+    """Write the table as CSV. Numbers that a run did not measure are empty cells, as in metrics.csv."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=[field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        for row in rows:
+            writer.writerow({name: "" if value != value else value for name, value in asdict(row).items()})
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Row]:
