@@ -10,7 +10,9 @@ import pytest
 
 from loading import pair, write
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.curation.files.config import MixConfig
+from rewardlab.curation.files import converting, mixing
+from rewardlab.curation.files.config import ConvertConfig, MixConfig
+from rewardlab.curation.files.converting import convert
 from rewardlab.curation.files.mixing import Mixed, mix
 from rewardlab.data import pipeline
 from written import configured, preferences_in, rows_in, told_by
@@ -86,3 +88,23 @@ def test_nothing_is_left_where_weights_do_not_fit(tmp_path: Path, two: tuple[Pat
     with pytest.raises(DataError, match="would be not one row"):
         run(tmp_path, f"{two[0]}:1", f"{two[1]}:1000")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl.zst"]
+
+
+@pytest.mark.parametrize("tool", ["mix", "convert"])
+def test_a_file_that_another_process_has_made_meanwhile_stays(
+    tmp_path: Path, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    output = tmp_path / "out.jsonl"
+    where, name = (mixing, "_write_shuffled") if tool == "mix" else (converting, "_write_each")
+    real = getattr(where, name)
+
+    def beside_another(*given: Any) -> Any:
+        output.write_text("of another\n")
+        return real(*given)
+
+    monkeypatch.setattr(where, name, beside_another)
+    command, kind = (mix, MixConfig) if tool == "mix" else (convert, ConvertConfig)
+    with pytest.raises(ConfigError, match=r"--output .*out.jsonl: exists. Name another file"):
+        command(configured(kind, *two, output=output))
+    assert output.read_text() == "of another\n"
+    assert command(configured(kind, *two, output=output, overwrite=True)).rows == 90

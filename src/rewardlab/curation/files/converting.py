@@ -69,7 +69,8 @@ def convert(config: ConvertConfig) -> Converted:
     """
     config.require_named("convert")
     readings = open_all(config, config.dataset, config.seed)
-    require_output(config.output, [path for one in readings for path in one.files], overwrite=config.overwrite)
+    inputs = [path for one in readings for path in one.files]
+    require_output(config.output, inputs, overwrite=config.overwrite)
     require_place(config.output, "--output")
     pairs = _pairs_of(config)
     counts = PairCounts()
@@ -87,6 +88,7 @@ def convert(config: ConvertConfig) -> Converted:
             reading.require_unchanged()
         if pairs is not None:
             _require_expressed(counts, pairs, config.output)
+        require_output(config.output, inputs, overwrite=config.overwrite)  # another process may have made it meanwhile
         num_rows = file.num_rows
     entries: dict[str, object] = {} if pairs is None else {"judgements": counts.as_dict()}
     entries |= {} if config.join == "none" else {"joined": joined.as_dict()}

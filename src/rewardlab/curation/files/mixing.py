@@ -52,7 +52,8 @@ def mix(config: MixConfig) -> Mixed:
     config.require_named("mix")
     weighted = split_weights(config.dataset, "DATASET")
     readings = open_all(config, config.dataset if weighted is None else weighted.names, config.seed)
-    require_output(config.output, [path for one in readings for path in one.files], overwrite=config.overwrite)
+    inputs = [path for one in readings for path in one.files]
+    require_output(config.output, inputs, overwrite=config.overwrite)
     require_place(config.output, "--output")
     with crew_of(config) as crew:
         for reading in readings:
@@ -60,6 +61,7 @@ def mix(config: MixConfig) -> Mixed:
         chosen, told = _choose(readings, weighted, config)
         with writing(config.output, own_columns) as file:
             _write_shuffled(file, readings, chosen, config.seed, crew, config.output.parent)
+            require_output(config.output, inputs, overwrite=config.overwrite)  # another may have made it meanwhile
     used = [len(some) for some in chosen]
     entries: dict[str, object] = {} if told is None else {"weights": told}
     outputs = [facts_of(config.output, sum(used))]
