@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -273,6 +274,15 @@ def test_a_transcript_kept_as_one_text_begins_with_its_first_human_turn() -> Non
     ]
     assert roots_of(*(row(n, text) for n, text in enumerate(texts))) == 1
     assert roots_of(row(0, "Human: a word"), row(1, "Human: a word of two")) == 2
+
+
+def test_one_prompt_that_is_read_as_a_transcript_in_one_of_its_spellings_joins_by_both() -> None:
+    text = "\n\nHuman: What is basil?\n\nAssistant:"
+    shouted = text.upper()
+    rows = [row(0, text), row(1, shouted), row(2, "What is basil?"), row(3, shouted, "Yes?", "And mint?")]
+    assert rows[0].key == rows[1].key
+    for order in permutations(rows):
+        assert roots_of(*order) == 1
 
 
 def test_a_prompt_without_a_user_turn_stands_for_itself() -> None:

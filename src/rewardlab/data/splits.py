@@ -227,27 +227,34 @@ def _roots(texts: Texts, numbers_P: Numbers, rule: str) -> Numbers:
     if rule == "reply":
         of_P = _joined(texts, of_P, len(turns))[of_P]
     of_N = np.empty(num_prompts, dtype=np.int64)
-    # All rows of a prompt have the same first turn, so it does not matter which of them is written last.
     of_N[numbers_P] = of_P
+    if (of_N[numbers_P] != of_P).any():
+        # Rows of a prompt that differ in case or white space, of which only one is read as a transcript.
+        of_N = _components(numbers_P, of_P, num_prompts, len(turns))
     _, firsts, of_N = np.unique(of_N, return_index=True, return_inverse=True)
     return firsts[of_N]
 
 
 def _joined(texts: Texts, turns_P: Numbers, num_turns: int) -> Numbers:
     """Return [first turns] the number of a component: the same for first turns that a chain of replies connects."""
-    # Imported here because it is slow, and commands that only read or tokenise data do not split them.
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     # A graph with a node for each first turn and each distinctive reply, and an edge where the reply was given after
     # it.
     replies = _joining(texts)
     edges = np.flatnonzero(_among(texts.replies_R, replies))
     ends = np.searchsorted(replies, texts.replies_R[edges])
-    size = num_turns + len(replies)
-    graph = coo_array((np.ones(len(edges), bool), (turns_P[texts.owners_R[edges]], num_turns + ends)), (size, size))
+    return _components(turns_P[texts.owners_R[edges]], ends, num_turns, len(replies))
+
+
+def _components(one_E: Numbers, other_E: Numbers, num_one: int, num_other: int) -> Numbers:
+    """Return [num_one] the number of the component of each node of one kind, in a graph of edges to another kind."""
+    # Imported here because it is slow, and commands that only read or tokenise data do not split them.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    size = num_one + num_other
+    graph = coo_array((np.ones(len(one_E), bool), (one_E, num_one + other_E)), (size, size))
     _, numbers = connected_components(graph, directed=False)
-    return np.asarray(numbers[:num_turns], dtype=np.int64)
+    return np.asarray(numbers[:num_one], dtype=np.int64)
 
 
 def _among(keys: Keys, others: Keys) -> Mask:
