@@ -12,7 +12,7 @@ import pytest
 
 from rewardlab.analysis.crossed import Observed, combined, pooled_over, with_pooled
 from rewardlab.core.errors import ConfigError
-from rewardlab.experiments.assumed import Assumed
+from rewardlab.experiments.assumed import Assumed, assumed_noise
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.design import Design, claim_power
@@ -20,7 +20,7 @@ from rewardlab.experiments.expressions import Claim, Term
 from rewardlab.experiments.observed_noise import _within, noise_seen
 from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan_file import read_plan
-from rewardlab.experiments.power import chance, noise_of
+from rewardlab.experiments.power import Noise, chance, noise_of
 from rewardlab.experiments.quantities import range_of
 from rewardlab.experiments.verdicts import contrast_of, judge, pool_of
 from rewardlab.experiments.words import check_report
@@ -90,7 +90,7 @@ def test_noise_of_earlier_runs_comes_before_assumptions() -> None:
 @pytest.mark.slow
 def test_an_earlier_study_shows_the_noise_of_the_next(tmp_path: Path) -> None:
     study = finished_study(tmp_path, noise=0.4)
-    assumed, said = noise_seen(study.folder, ["margin", "gap", "stopped_at", "accuracy"])
+    assumed, said = noise_seen(study.folder, ["margin", "gap", "stopped_at", "accuracy", "roc_auc"])
     assert said == f"as in {study.folder} (9 runs of 3 arms)"
     claims = {name: parse(f"{name}(harsh) > {name}(plain)") for name in ("accuracy", "margin", "gap")}
     terms = [term for claim in claims.values() for term in claim.terms]
@@ -107,6 +107,12 @@ def test_an_earlier_study_shows_the_noise_of_the_next(tmp_path: Path) -> None:
     losses, _ = Outcomes(study, may_read="test").observe(Term("loss", arm) for arm in ("plain", "smooth", "harsh"))
     moved = np.concatenate([one.influence_SC for one in losses.values() if one.influence_SC is not None])
     assert assumed.skewness["loss"] == pytest.approx((moved**3).mean() / np.square(moved).mean() ** 1.5)
+    assert "margin" not in assumed.skewness, "a margin has no end"
+    area = parse("roc_auc(plain) > 0.7").parts[0]
+    noise = assumed_noise(area, assumed, num_prompts=200, num_comparisons=200, values={})
+    assert isinstance(noise, Noise)
+    assert noise.tail is not None
+    assert noise.tail.down > 0, "what is lost by a wrong pair is more than what is gained by a right one"
 
 
 @pytest.mark.slow

@@ -71,7 +71,11 @@ def noise_seen(folder: Path, quantities: Iterable[str]) -> tuple[Assumed, str]:
             default,
             over_seeds=over_seeds,
             over_prompts=over_prompts,
-            skewness={name: _skewness(name, cubes, over_prompts, default) for name in default.skewness},
+            skewness={
+                name: _skewness(name, cubes, over_prompts, default)
+                for name in dict.fromkeys([*default.skewness, *cubes])
+                if quantity_named(name).has_ends
+            },
             over_rows=over_rows,
             alike=alike,
         ),
