@@ -25,6 +25,7 @@ import torch
 
 import held_in_parts
 from common import make_groups, make_model
+from in_half import make_gpt2
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import RewardlabError, RunInterrupted
 from rewardlab.core.pending import Pending
@@ -70,7 +71,8 @@ class Experts(torch.nn.Module):
 
 
 def model_for(how: Mapping[str, Any], dtype: torch.dtype) -> RewardModel:
-    model = make_model(layout=how.get("layout", "shared"), dtype=dtype)
+    family, layout = how.get("family", "llama"), how.get("layout", "shared")
+    model = make_gpt2() if family == "gpt2" else make_model(family, layout=layout, dtype=dtype)
     if how.get("experts"):
         model.backbone.layers[0].mlp = Experts(model.backbone.layers[0].mlp, how["experts"])
     return model
@@ -82,7 +84,8 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
     model = model_for(how, dtype)
     if how.get("lora"):
         torch.manual_seed(3)
-        settings = ModelConfig(lora=True, lora_rank=2, lora_dropout=how.get("dropout", 0.0))
+        dropout, dora = how.get("dropout", 0.0), how.get("dora", False)
+        settings = ModelConfig(lora=True, lora_rank=2, lora_dropout=dropout, dora=dora)
         model.draws = lora.add_adapters(model.backbone, settings)
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(dtype)
