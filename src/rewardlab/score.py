@@ -34,6 +34,7 @@ from rewardlab.data.pack import Piece, halves_of, part_of, plan_replies
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.prompts import prompt_turns as prompt_turns
 from rewardlab.model.config import DEFAULT_BUDGET, ComputeConfig
+from rewardlab.model.forked import computing
 from rewardlab.model.out_of_memory import release_cached, unless_out_of_memory
 from rewardlab.model.reward import RewardModel
 
@@ -125,6 +126,7 @@ def compute_groups(
     The other arguments are as in `score_groups`: a group may reach `forward` in pieces, which have no judgements.
     With `merge=False` groups stay apart, and `indices` of a batch are the numbers of its groups in `groups`.
     """
+    computing.begin()
     budget = budget_of(model.device) if budget is None else budget
     # The forward pass of a sharded model is a collective operation, which a rank cannot repeat alone.
     halves = halves and not any(isinstance(parameter, DTensor) for parameter in model.parameters())

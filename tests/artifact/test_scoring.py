@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import shutil
 import subprocess
@@ -202,6 +203,33 @@ def test_a_scorer_that_is_sent_to_another_process_gives_its_scores_there(tmp_pat
     kinds = [[type(part).__name__ for part in one.model.modules()] for one in (scorer, arrived)]
     assert kinds[0] == kinds[1]
     assert any(kind.startswith("Rotating") for kind in kinds[0])
+
+
+FORKED = """
+import multiprocessing, sys, torch, rewardlab
+
+def ask(number):
+    return scorer.score_replies("How?", [f"So {number}."])
+
+torch.set_num_threads(2)
+scorer = rewardlab.load(sys.argv[1])
+alone = [ask(number) for number in range(3)]
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    there = pool.map(ask, range(3))
+    assert pool.apply(torch.get_num_threads) == 1
+assert torch.get_num_threads() == 2
+print(max(abs(a - b) for one, other in zip(alone, there) for a, b in zip(one, other)) < 2e-5)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_forked_after_many_threads_have_computed_scores_with_one(saved):
+    # Threads that wait without turning in a circle leave a busy machine its cores.
+    settings = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-c", FORKED, str(saved)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=240)
+    assert done.stdout.strip() == "True", done.stderr
+    assert "this process was forked" in done.stderr
 
 
 def test_layouts_agree_after_loading(saved):

@@ -32,6 +32,7 @@ from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
 from rewardlab.model.files import INDEX, ONE_FILE, read_headers, require_same_sizes, told, weight_files
+from rewardlab.model.forked import computing
 from rewardlab.model.half import hold_half, line_about_others
 from rewardlab.model.load import (
     PRECISION,
@@ -169,6 +170,7 @@ def assemble(
     is "shared" and that is not exact for this model; ConfigError for kernels that cannot be used here.
     """
     device, division = where.device, where.division
+    computing.begin()
     require_sizes(path)
     pad = require_config(path, spec)
     with _of_this_folder(path):
