@@ -111,6 +111,17 @@ def test_a_mark_of_the_preferred_reply_and_test_data_the_other_way_round_are_nam
 
 
 @pytest.mark.slow
+def test_one_of_several_datasets_the_other_way_round_is_named_by_its_name(base_model, many, tmp_path):
+    same = write_pairs(tmp_path / "same.jsonl", 60, offset=400)
+    turned = rewritten(tmp_path / "turned.jsonl", write_pairs(tmp_path / "t", 60, offset=900), lambda r, _: swapped(r))
+    data = {"test_dataset": (str(same), str(turned))}
+    (sign,) = train(config_for(base_model, many, tmp_path / "run", **data)).warnings
+    assert (sign.name, sign.step) == ("reversed_labels", 40)
+    assert "on the test data of turned, below 0.5" in sign.text
+    assert "same" not in sign.text
+
+
+@pytest.mark.slow
 def test_reversed_labels_are_named_in_log_record_and_report_and_by_the_rows_alone(base_model, many, tmp_path, log):
     evaluation = rewritten(
         tmp_path / "eval.jsonl", write_pairs(tmp_path / "e", 60, offset=900), lambda r, _: swapped(r)
