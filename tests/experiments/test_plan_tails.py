@@ -168,3 +168,13 @@ def test_what_an_undecided_loss_needs_counts_its_skewness() -> None:
     assert with_tail is not None
     assert without is not None
     assert with_tail > without
+
+
+def test_shares_vary_no_more_than_at_one_half_and_not_at_all_at_the_ends() -> None:
+    share = noise("accuracy(a) > 0.6", 20, assumed=Assumed(over_seeds={"accuracy": 0.0}))
+    assert share.tail is not None
+    assert share.tail.most == pytest.approx(0.25 / 20)
+    uncapped = replace(share, tail=replace(share.tail, most=math.inf))
+    assert chance(0.3, uncapped, seeds=1, prompts=20) < chance(0.3, share, seeds=1, prompts=20)
+    assert share.at_the_ends().tail is None
+    assert noise("loss(a) < 1").at_the_ends().tail is not None

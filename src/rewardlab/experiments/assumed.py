@@ -150,14 +150,18 @@ def _assumed_tail(shares: Mapping[Term, float], assumed: Assumed, *, each: float
     skewness = {kind: assumed.skewness_of(kind) for kind in by_kind}
     if all(one is None for one in skewness.values()) or not all(quantity_named(kind).has_ends for kind in by_kind):
         return None
-    sums = [
-        Tail.of_terms(
+    sums = []
+    for kind, own in by_kind.items():
+        tail = Tail.of_terms(
             own,
             skewness[kind] or 0.0,
             assumed.correlations(kind),
             furthest=1.0 if quantity_named(kind).is_share else FURTHEST,
         )
-        for kind, own in by_kind.items()
-    ]
+        spread = assumed.of_comparisons(kind)
+        if quantity_named(kind).is_share and spread:
+            # Outcomes vary by ½ at most, and what several terms make of them by the sum of that.
+            tail = replace(tail, most=(sum(map(abs, own)) / spread / 2) ** 2)
+        sums.append(tail)
     whole = Tail.sum_of(sums, is_loss="loss" in by_kind)
     return whole.over_prompts(max(num_prompts, 1), each=each, correlation=assumed.within_prompt)

@@ -167,8 +167,8 @@ def _part(
         ),
         error=noise.error(design.seeds, design.prompts),
         margin=margin,
-        best_supported=_found(high, noise, design),
-        best_refuted=_found(-low, noise.turned(), design),
+        best_supported=_found(high, noise.at_the_ends(), design),
+        best_refuted=_found(-low, noise.turned().at_the_ends(), design),
         supported_if_equal=None if margin is None else _found(margin, noise, design),
         source=source,
     )

@@ -58,6 +58,10 @@ class Noise:
         """Return the noise of the negative value, by which a claim is refuted."""
         return self if self.tail is None else replace(self, tail=self.tail.turned())
 
+    def at_the_ends(self) -> Noise:
+        """Return the noise for values at the ends of their ranges, where shares have no tail: nothing varies there."""
+        return replace(self, tail=None) if self.tail is not None and self.tail.most < math.inf else self
+
     def error(self, seeds: int, prompts: int) -> float:
         """Return the standard error of the value with so many seeds and prompts."""
         own, shared = self._variances(seeds, prompts)

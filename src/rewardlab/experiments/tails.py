@@ -80,6 +80,8 @@ class Tail:
     """The same with the mean towards those above it."""
     is_loss: bool
     """Whether the test allows for skewness, as that of losses does."""
+    most: float = math.inf
+    """The largest variance over prompts that is possible, as that of shares at one half."""
     has_ends: bool = True
     """Whether the variance at the limit is still to be found from the one on the spot."""
 
@@ -134,8 +136,14 @@ class Tail:
         rising, falling = Side(), Side()
         for part in parts:
             rising, falling = rising.plus(part.rising), falling.plus(part.falling)
-        down, up = (sum(getattr(part, name) for part in parts) for name in ("down", "up"))
-        return cls(rising=rising, falling=falling, down=down, up=up, is_loss=is_loss)
+        return cls(
+            rising=rising,
+            falling=falling,
+            down=sum(part.down for part in parts),
+            up=sum(part.up for part in parts),
+            is_loss=is_loss,
+            most=sum(math.sqrt(part.most) for part in parts) ** 2,
+        )
 
     def over_prompts(self, count: int, *, each: float, correlation: float) -> Tail:
         """Return the tail of the mean over so many prompts, from that of one comparison."""
@@ -147,6 +155,7 @@ class Tail:
             falling=self.falling.scaled(variance / count, third / count**2),
             down=self.down * growth,
             up=self.up * growth,
+            most=self.most * variance / count,
         )
 
     def turned(self) -> Tail:
@@ -264,6 +273,8 @@ def least_found(
     if tail.has_ends:
         step_R = np.maximum(math.sqrt(moved) * found.step_R, tail.down * share)
         least_R = _least_at_limit(constant_R, np.maximum(step_R, 0.0), np.square(error_R), found.rising_R, quantile)
+        spare_R = np.maximum(tail.most * share - np.square(error_R), 0.0)
+        least_R = np.minimum(least_R, np.sqrt(constant_R + quantile**2 * spare_R))
     else:
         least_R = np.sqrt(constant_R)
     if tail.is_loss:
