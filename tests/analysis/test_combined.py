@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -127,3 +128,15 @@ def test_reaches_of_independent_shares_add_up_by_their_squares() -> None:
 def test_what_has_no_interval_is_not_given_one() -> None:
     few = share_by_influence(0.5, np.zeros(9), np.arange(9))
     assert widened_to_parts(few, np.ones(9), np.arange(9), [(1.0, np.ones(9, dtype=bool))]) is few
+
+
+def test_many_sources_take_memory_by_their_comparisons() -> None:
+    peaks = []
+    for sources in (400, 800):
+        decided = sources_of(*[12] * sources)
+        outcome = (np.arange(12 * sources) % 3 > 0).astype(np.float64)
+        tracemalloc.start()
+        macro_accuracy(outcome, decided)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2.5 * peaks[0]

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rewardlab.analysis.influence import BoolArray, cluster_sums, sums_by
+from rewardlab.analysis.influence import BoolArray, cluster_sums, places
 from rewardlab.analysis.intervals import FloatArray, share_limits
 from rewardlab.analysis.score_table import IntArray
 from rewardlab.core.types import Estimate
@@ -28,13 +28,14 @@ def widened_to_parts(
     estimate: Estimate,
     outcome: FloatArray,
     clusters: IntArray,
-    parts: Sequence[tuple[float, BoolArray]],
+    parts: Sequence[tuple[float, BoolArray | IntArray]],
     *,
     independent: bool = False,
 ) -> Estimate:
     """Return an estimate of a weighted sum of shares, no narrower than the score intervals of the shares combined.
 
-    `parts` are each the weight of a share and which outcomes [N] it is of; the weights add up to 1. Parts of the same
+    `parts` are each the weight of a share and which outcomes [N], or the numbers of those, it is of; the weights add up
+    to 1. Parts of the same
     clusters are combined by `alike`, unless they are to be taken as `independent`. An estimate without an interval
     stays without one.
     """
@@ -72,8 +73,9 @@ def combined_reach(reaches_U2: FloatArray, alike_UU: FloatArray | None = None) -
     """Return the reach of a sum of shares from their own, each times its weight; without `alike_UU`, of independent
     ones.
     """
-    alike_UU = np.eye(len(reaches_U2)) if alike_UU is None else alike_UU
-    below, above = (math.sqrt(reach_U @ alike_UU @ reach_U) for reach_U in reaches_U2.T)
+    below, above = (
+        math.sqrt(reach_U @ reach_U if alike_UU is None else reach_U @ alike_UU @ reach_U) for reach_U in reaches_U2.T
+    )
     return below, above
 
 
@@ -95,8 +97,11 @@ def alike(sums_CU: FloatArray, counts_CU: FloatArray) -> FloatArray:
     return alike_UU
 
 
-def _alike_parts(outcome: FloatArray, clusters: IntArray, parts: Sequence[BoolArray]) -> FloatArray:
+def _alike_parts(outcome: FloatArray, clusters: IntArray, parts: Sequence[BoolArray | IntArray]) -> FloatArray:
     """Return the correlations of `alike` for shares of the outcomes [N] of each part."""
-    columns = [sums_by(clusters, np.where(own, outcome, 0.0), own.astype(np.float64)) for own in parts]
-    sums_UC, counts_UC = zip(*columns, strict=True)
-    return alike(np.stack(sums_UC, axis=1), np.stack(counts_UC, axis=1))
+    cluster_N, count = places(clusters)
+    sums_CU, counts_CU = np.zeros((2, count, len(parts)))
+    for number, own in enumerate(parts):
+        sums_CU[:, number] = np.bincount(cluster_N[own], outcome[own], minlength=count)
+        counts_CU[:, number] = np.bincount(cluster_N[own], minlength=count)
+    return alike(sums_CU, counts_CU)

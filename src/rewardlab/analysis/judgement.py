@@ -256,7 +256,9 @@ def macro_accuracy(outcome: FloatArray, decided: Pairs) -> Estimate:
         return without_interval(math.nan, 0)
     names, source, count = np.unique(decided.source, return_inverse=True, return_counts=True)
     means = np.bincount(source, outcome) / count
-    num_prompts = np.array([np.unique(decided.prompt[source == number]).size for number in range(names.size)])
+    # The comparisons of each source by their numbers: a mask for each would be a table of sources and comparisons.
+    of_source = np.split(np.argsort(source, kind="stable"), np.cumsum(count)[:-1])
+    num_prompts = np.array([np.unique(decided.prompt[own]).size for own in of_source])
     value = float(means.mean())
     if num_prompts.min() < FEWEST_A_SOURCE:
         few = f"too few prompts in a source ({num_prompts.min()})"
@@ -264,7 +266,7 @@ def macro_accuracy(outcome: FloatArray, decided: Pairs) -> Estimate:
     # The mean of each source is fitted to its few prompts, so their deviations are too small by this factor.
     weight = outcome.size / (names.size * count) * np.sqrt(num_prompts / (num_prompts - 1))
     found = share_by_influence(value, weight[source] * (outcome - means[source]), decided.prompt)
-    parts = [(1 / names.size, source == number) for number in range(names.size)]
+    parts = [(1 / names.size, own) for own in of_source]
     return widened_to_parts(found, outcome, decided.prompt, parts)
 
 
