@@ -91,3 +91,13 @@ def test_who_held_the_lock_before_is_written_over(tmp_path):
     (tmp_path / ".lock").write_text("process 123456789 on a-machine-with-a-very-long-name.of-a-cluster.example\n")
     with only_process(tmp_path, "--here"):
         assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {platform.node()}\n"
+
+
+def test_a_full_disk_names_the_lock(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lock.os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left") as error, only_process(tmp_path, "--output"):
+        raise AssertionError
+    assert error.value.filename == str(tmp_path / lock.LOCK)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, naming
 
 logger = logging.getLogger("rewardlab")
 
@@ -63,7 +63,8 @@ def only_process(folder: Path, flag: str, *, wait_s: float = 0.0) -> Iterator[No
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not re.match(HELD_BY, os.pread(descriptor, SHOWN, 0)):
             raise _no_lock(path, flag)
-        _acquire(descriptor, folder, flag, wait_s)
+        with naming(path):
+            _acquire(descriptor, folder, flag, wait_s)
         yield
     finally:
         os.close(descriptor)
