@@ -120,7 +120,9 @@ def _alike(observed: Sequence[Observed]) -> tuple[float, float]:
 
     Each is a mean product over a mean square. Only pairs of different seeds count, since arms may share some.
     """
-    arms, seeds, parts = [], [], []
+    arms: list[int] = []
+    seeds: list[int] = []
+    parts: list[tuple[FloatArray, list[int]]] = []
     numbers: dict[str, int] = {}
     for number, one in enumerate(observed):
         assert one.influence_SC is not None

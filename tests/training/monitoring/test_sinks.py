@@ -4,11 +4,13 @@ stops it before anything is read.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import inspect
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -24,7 +26,7 @@ from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.monitoring import sinks
-from rewardlab.training.monitoring.sinks import HEADLINE, choose_viewers, scalars, tag
+from rewardlab.training.monitoring.sinks import HEADLINE, choose_viewers, open_sinks, scalars, tag
 from rewardlab.training.run import train
 
 pytestmark = pytest.mark.usefixtures("verified_here")
@@ -63,6 +65,26 @@ def event_files() -> Any:
         return found
 
     return read
+
+
+def test_a_full_disk_ends_the_thread_of_tensorboard_without_a_traceback(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    (viewer,) = open_sinks(("tensorboard",), tmp_path, {})
+    monkeypatch.setattr(RecordWriter, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        any(viewer.row(step, {"lr": 0.1}) for step in range(1, 100))
+    assert told == []
+    other = threading.Thread(target=full)
+    other.start()
+    other.join()
+    assert [str(one.exc_value) for one in told] == ["[Errno 28] No space left on device"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,9 +134,12 @@ def _installed(package: str) -> bool:
 
 def _open_tensorboard(folder: Path, settings: Mapping[str, object], resumed_at: int | None) -> Observer:
     tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+    ended = ExitStack()
     # Hides what an earlier process wrote about later steps, since these steps are trained again.
     purge_step = None if resumed_at is None else resumed_at + 1
     writer = tensorboard.SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=purge_step)
+    ended.enter_context(_without_traceback())
+    ended.callback(writer.close)
     # Not SummaryWriter.add_hparams, which would show a second run in a folder below this one.
     for summary in tensorboard.summary.hparams(_plain(settings), {tag(column): 0.0 for column in HEADLINE}):
         writer.file_writer.add_summary(summary)
@@ -149,7 +154,27 @@ def _open_tensorboard(folder: Path, settings: Mapping[str, object], resumed_at: 
         # Flushed at every row, so that somebody who watches sees it now and not after two minutes.
         writer.flush()
 
-    return Observer(name="TensorBoard", row=row, close=lambda failed: writer.close())
+    return Observer(name="TensorBoard", row=row, close=lambda failed: ended.close())
+
+
+@contextmanager
+def _without_traceback() -> Iterator[None]:
+    """Let the thread by which TensorBoard writes end silently, as on a full disk: the next flush raises its error.
+
+    A viewer that is dropped is not closed, and then this stays: the thread may end later.
+    """
+    before = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        if not type(ended.thread).__module__.startswith("tensorboard."):
+            before(ended)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        if threading.excepthook is hook:
+            threading.excepthook = before
 
 
 def _sign_in_to_wandb() -> None:
