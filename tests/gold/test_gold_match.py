@@ -313,9 +313,9 @@ def test_more_pairs_than_memory_holds_are_refused_before_anything_is_scored(monk
     rows = drawn(rows=4, replies=1000)
     rows = with_gold(rows, gold_of(rows))
     require_memory(rows)
-    monkeypatch.setattr("rewardlab.gold.matching.run.available", lambda: 600_000_000)
+    monkeypatch.setattr("rewardlab.training.cost.memory.available", lambda: 600_000_000)
     with pytest.raises(DataError, match=r"4 rows with up to 1,000 replies have 1,998,000 pairs .*--num-responses"):
         require_memory(rows)
     require_memory(rows[:3])
-    monkeypatch.setattr("rewardlab.gold.matching.run.available", lambda: None)
+    monkeypatch.setattr("rewardlab.training.cost.memory.available", lambda: None)
     require_memory(rows)

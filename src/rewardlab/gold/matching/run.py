@@ -36,11 +36,12 @@ from rewardlab.gold.matching.verdicts import judge, together
 from rewardlab.gold.proxies import Proxy, pinned, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 from rewardlab.report.charts import Point
-from rewardlab.training.cost.memory import available
 
 PERCENTS: Final = (5, 25, 50, 75, 95)
 PAIR_BYTES: Final = 350
 """Memory that the comparison of two replies takes at the peak, as measured with one proxy."""
+ANYWHERE_BYTES: Final = 100_000_000
+"""Memory that any machine has."""
 Scores = Callable[[Sequence[str], Sequence[GoldRow], Path, ScoringConfig, int | None], list[Proxy]]
 
 
@@ -166,7 +167,13 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
 def require_memory(rows: Sequence[GoldRow]) -> None:
     """Raise DataError if all pairs of replies of rows take more memory than can be had. They grow with the square."""
     judged = [sum(score is not None for score in row.gold or ()) for row in rows]
-    pairs, has = sum(count * (count - 1) // 2 for count in judged), available()
+    pairs = sum(count * (count - 1) // 2 for count in judged)
+    if pairs * PAIR_BYTES <= ANYWHERE_BYTES:
+        return
+    # Here, since it imports torch, which the match of files of scores needs for nothing else.
+    from rewardlab.training.cost.memory import available
+
+    has = available()
     if has is None or pairs * PAIR_BYTES <= has:
         return
     raise DataError(
