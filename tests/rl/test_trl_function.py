@@ -99,7 +99,7 @@ def test_an_environments_reward_is_combined_before_the_floor_and_kept_columns_ar
     ]
     with pytest.raises(ConfigError, match="the dataset has no column 'quality'; it has gold"):
         asyncio.run(reward([PROMPTS[0]] * 3, completions, gold=[1.0, 2.0, 3.0]))
-    with pytest.raises(RolloutError, match="environment"):
+    with pytest.raises(RolloutError, match=r"^step 2, prompt 0, reply 1: .* reward of the environment .*missing"):
         asyncio.run(reward([PROMPTS[0]] * 3, completions, quality=[0.0, None, 1.0], gold=[1.0, 2.0, 3.0]))
 
 

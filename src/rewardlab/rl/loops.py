@@ -18,7 +18,7 @@ from rewardlab.core.loop_thread import LoopThread
 from rewardlab.core.terminal import number_of
 from rewardlab.rl.config import ScorerConfig
 from rewardlab.rl.noise import Noise
-from rewardlab.rl.rollouts import Rollout, RolloutError
+from rewardlab.rl.rollouts import Rollout, RolloutError, named
 from rewardlab.rl.scorer import RewardScorer, Scored
 
 
@@ -61,10 +61,10 @@ class LoopScorer:
         except RolloutError:
             raise
         except RewardlabError as error:
-            raise RolloutError(f"{_names(rollouts)}: {error}", rollouts=tuple(range(len(rollouts)))) from error
+            raise RolloutError(f"{named(rollouts)}: {error}", rollouts=tuple(range(len(rollouts)))) from error
         if len(scored) != len(rollouts):
             raise RolloutError(
-                f"{_names(rollouts)}: {number_of(len(scored), 'score')} for {number_of(len(rollouts), 'rollout')}."
+                f"{named(rollouts)}: {number_of(len(scored), 'score')} for {number_of(len(rollouts), 'rollout')}."
             )
         for number, (rollout, one) in enumerate(zip(rollouts, scored, strict=True)):
             require_finite(one.score, rollout.name, number)
@@ -99,13 +99,6 @@ def require_finite(score: Any, name: str, number: int = 0) -> float:
             f"{name}: the score is {score!r:.40}; wanted a finite number. Nothing is trained on it.", rollouts=(number,)
         )
     return float(score)
-
-
-def _names(rollouts: Sequence[Rollout]) -> str:
-    if not rollouts:
-        return "no rollouts"
-    more = f" and {len(rollouts) - 1} more" if len(rollouts) > 1 else ""
-    return f"{rollouts[0].name}{more}"
 
 
 class WaitingScorer:

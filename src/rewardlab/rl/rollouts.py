@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,3 +37,21 @@ class Rollout:
     """All turns, the reply last; empty if `rendered` is given."""
     rendered: str | tuple[int, ...] | None = None
     """The conversation as the reward model is to read it: a text, or its token ids. No template is applied."""
+
+
+def named(rollouts: Sequence[Rollout]) -> str:
+    """Return the name of the first of some rollouts, and how many more there are."""
+    if not rollouts:
+        return "no rollouts"
+    more = f" and {len(rollouts) - 1} more" if len(rollouts) > 1 else ""
+    return f"{rollouts[0].name}{more}"
+
+
+@contextmanager
+def naming(rollouts: Sequence[Rollout]) -> Iterator[None]:
+    """Put the names of the rollouts concerned before the message of a RolloutError that knows only their numbers."""
+    try:
+        yield
+    except RolloutError as error:
+        concerned = [rollouts[number] for number in error.rollouts]
+        raise RolloutError(f"{named(concerned)}: {error}", rollouts=error.rollouts) from error

@@ -30,7 +30,7 @@ from rewardlab.rl.loops import LoopScorer
 from rewardlab.rl.reading import Reading
 from rewardlab.rl.rewarding import RewardConfig, Rewarded, groups_of, keys_of, rewarded, rows_of
 from rewardlab.rl.rollout_log import RolloutLog
-from rewardlab.rl.rollouts import Rollout, RolloutError
+from rewardlab.rl.rollouts import Rollout, RolloutError, naming
 from rewardlab.rl.scorer import RewardScorer, Scored
 
 PREFIX: Final = "rewardlab"
@@ -123,8 +123,8 @@ class RewardFunction:
         evidence = {name: self._evidence(name, kwargs, prompts) for name in self.config.evidence}
         rollouts = await self._rollouts(prompts, completions, step)
         scored = await self._scorers.details(rollouts)
-        rewards = rewarded(scored, groups_R, self.config, environment_R)
-        with np.errstate(over="ignore"):
+        with naming(rollouts), np.errstate(over="ignore"):
+            rewards = rewarded(scored, groups_R, self.config, environment_R)
             finite(rewards.rewards_R.astype(np.float32), what="reward in float32, in which TRL keeps it,")
         self._tell(rewards, scored, kwargs)
         if self.config.log_dir is not None:
