@@ -56,22 +56,24 @@ def test_a_number_is_shown_with_its_interval(given_estimate: Estimate, settings:
 
 
 @pytest.mark.parametrize(
-    ("column", "digits"),
+    ("found", "digits"),
     [
-        ([estimate(0.69, 0.66, 0.72), estimate(0.02, 0.01, 0.05)], 2),
-        ([estimate(0.0031, 0.0012, 0.0049)], 3),
-        ([estimate(1.25, 1.1, 1.4), estimate(-0.0003, -0.0011, 0.0005)], 4),
-        ([estimate(0.2, 0.004, 0.4)], 2),
-        ([estimate(0.02, 0.004, 0.036)], 3),
-        ([estimate(0.0, 0.0, 0.0)], 2),
-        ([estimate(1e-30, 0.0, 1e-30)], 2),
-        ([estimate(math.nan)], 2),
-        ([estimate(0.041, 0.0409, 0.071)], 2),
-        ([], 2),
+        (estimate(0.69, 0.66, 0.72), 2),
+        (estimate(0.0031, 0.0012, 0.0049), 3),
+        (estimate(-0.0003, -0.0011, 0.0005), 4),
+        (estimate(0.2, 0.004, 0.4), 2),
+        (estimate(0.02, 0.004, 0.036), 3),
+        (estimate(0.002, 0.0, 0.043), 2),
+        (estimate(0.004, 0.0, 0.043), 3),
+        (estimate(0.0, 0.0, 0.0), 2),
+        (estimate(1e-30, 0.0, 1e-30), 2),
+        (estimate(math.nan), 2),
+        (estimate(0.041, 0.0409, 0.071), 2),
+        (None, 2),
     ],
 )
-def test_a_column_has_the_decimals_that_tell_its_numbers_apart(column: list[Estimate], digits: int) -> None:
-    assert digits_of(column, least=2) == digits
+def test_an_estimate_has_the_decimals_that_tell_its_numbers_apart(found: Estimate | None, digits: int) -> None:
+    assert digits_of(found, least=2) == digits
 
 
 def test_a_missing_interval_has_its_reason_and_equal_ones_stand_together() -> None:

@@ -24,7 +24,8 @@ from rewardlab.report.document import Check, Checklist, Section, shown
 from rewardlab.report.extras import control_name, controls_of
 from rewardlab.report.folder import Record
 from rewardlab.report.overlap import overlap_of
-from rewardlab.report.paired import BASELINES, AgainstBaselines, said_of
+from rewardlab.report.paired import AgainstBaselines, said_of
+from rewardlab.report.run import BASELINES
 from rewardlab.report.sections import compared, what
 
 Answer = Literal["yes", "no", "look", "not known"]

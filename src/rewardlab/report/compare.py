@@ -71,7 +71,7 @@ def paired_table(compared: Sequence[PairComparison], *, metrics: Sequence[Metric
             if (found := paired.metrics.get(metric)) is None:
                 continue
             what = TITLES[metric] if len(compared) == 1 else f"{TITLES[metric]}, {minus(paired)}"
-            digits = digits_of([found.difference], least=DIGITS[metric])
+            digits = digits_of(found.difference, least=DIGITS[metric])
             rows.append([what, format_estimate(found.difference, digits=digits), format_p(found.test.p)])
             notes[what] = [found.difference]
     methods = dict.fromkeys(
@@ -192,14 +192,15 @@ def _alone(result: ComparisonOfModels) -> str:
     shown = [metric for metric in METRICS if all(metric in other.paired.metrics for other in result.others)]
     cells = {result.names[0]: [result.others[0].paired.metrics[metric].first for metric in shown]}
     cells |= {other.paired.second: [other.paired.metrics[metric].second for metric in shown] for other in result.others}
-    digits = [
-        digits_of((own[number] for own in cells.values()), least=DIGITS[metric] if metric == "accuracy" else 2)
-        for number, metric in enumerate(shown)
-    ]
     rows = [
         [
             name,
-            *(format_estimate(estimate, digits=column) for column, estimate in zip(digits, own, strict=True)),
+            *(
+                format_estimate(
+                    estimate, digits=digits_of(estimate, least=DIGITS[metric] if metric == "accuracy" else 2)
+                )
+                for metric, estimate in zip(shown, own, strict=True)
+            ),
         ]
         for name, own in cells.items()
     ]

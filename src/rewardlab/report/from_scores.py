@@ -250,7 +250,7 @@ def _numbers(judgement: Judgement, names: Mapping[str, str], *, caption: str, di
         rows=tuple(
             (
                 name,
-                shown(estimate, digits=digits_of([estimate], least=digits if names[name] in IN_SCORES else DECIMALS)),
+                shown(estimate, digits=digits_of(estimate, least=digits if names[name] in IN_SCORES else DECIMALS)),
                 format_count(estimate.n),
             )
             for name, estimate in there.items()

@@ -15,8 +15,8 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.from_scores import RATES
 from rewardlab.report.precision import card_block, verdict_block
 from rewardlab.report.robustness import Moved, robustness_block
-from rewardlab.report.run import COLUMNS, DIGITS, by_source_and_name, comparison_table, evaluation_report
-from rewardlab.report.tables import column_notes, digits_of, format_count, format_estimate, text_table, wrapped
+from rewardlab.report.run import COLUMNS, DIGITS, by_source_and_name, comparison_table, evaluation_report, fitting
+from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table, wrapped
 
 SEVERAL = ("accuracy", "NLL", "ECE")
 """Columns of a table of several models. Margins are in the unit of each model's score, so they are not compared."""
@@ -84,7 +84,6 @@ def slice_table(judgements: Mapping[str, Judgement], column: str) -> str:
         column = of_column(column)
     metrics = {name: metric for name, metric in COLUMNS.items() if name != "ECE"}
     every = [one for judged in judgements.values() for one in judged.slices.get(column, ())]
-    digits = {m: digits_of((one.estimates[m] for one in every), least=DIGITS[m]) for m in metrics.values()}
     rows: list[list[str]] = []
     estimates: dict[str, list[Estimate]] = {name: [] for name in metrics}
     for label in dict.fromkeys(one.label for one in every):
@@ -93,7 +92,7 @@ def slice_table(judgements: Mapping[str, Judgement], column: str) -> str:
                 if one.label != label:
                     continue
                 name = label if len(judgements) == 1 else f"{label} {model}"
-                cells = [format_estimate(one.estimates[m], digits=digits[m]) for m in metrics.values()]
+                cells = [fitting(name, one.estimates[m], least=DIGITS[m]) for m in metrics.values()]
                 rows.append([name, *cells, format_count(one.num_comparisons)])
                 for metric_name, metric in metrics.items():
                     estimates[metric_name].append(one.estimates[metric])

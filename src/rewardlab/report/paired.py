@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from rewardlab.analysis.aligned import ScoreSet, align
 from rewardlab.analysis.multiple import holm
@@ -16,11 +15,9 @@ from rewardlab.report.compare import TITLES, format_p
 from rewardlab.report.document import Block, Paragraph, Section, shown, with_intervals
 from rewardlab.report.evaluations import read_scores
 from rewardlab.report.folder import Record
+from rewardlab.report.run import BASELINES
 from rewardlab.report.sections import compared
 from rewardlab.report.tables import column_notes, format_count
-
-BASELINES: Final = ("length only", "bag of words")
-"""What a model has to be better than, as tables name it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.run_folder import ALL, source_apart
 from rewardlab.core.terminal import plural, quoted, visible
+from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_lines
 from rewardlab.report.compare import paired_lines
 from rewardlab.report.overlap import overlap_of
@@ -33,6 +34,8 @@ COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_marg
 """Column of every table of evaluations, in the terminal and on pages -> its metric."""
 DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
 """Metric -> its digits in the terminal, unless smaller numbers need more."""
+BASELINES: Final = ("length only", "bag of words")
+"""What a model has to be better than, as tables name it."""
 BEFORE_AFTER = ("accuracy", "NLL", "margin")
 """Columns of tables whose first column also holds the name of a source, which leaves room for fewer."""
 
@@ -45,18 +48,28 @@ def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) 
     return comparison_table(named, first="source")
 
 
+def digits_in(row: str, estimate: Estimate | None, *, least: int) -> int:
+    """Return the decimals of an estimate in a row of this name: `least`, or those that tell its numbers apart.
+
+    A baseline has `least`: one that knows nothing has margins of next to nothing, of which nobody wants to know more.
+    """
+    return least if row.endswith(BASELINES) else digits_of(estimate, least=least)
+
+
+def fitting(row: str, estimate: Estimate, *, least: int) -> str:
+    """Return an estimate with its interval as a row of this name has it, see `digits_in`."""
+    return format_estimate(estimate, digits=digits_in(row, estimate, least=least))
+
+
 def comparison_table(
     evaluations: Mapping[str, Evaluation], *, first: str, columns: Sequence[str] = tuple(COLUMNS)
 ) -> str:
     """Return a table of named evaluations, with notes on the methods of the intervals and on what was left out."""
-    digits = {
-        metric: digits_of((own.estimates[metric] for own in evaluations.values()), least=DIGITS[metric])
-        for metric in map(COLUMNS.__getitem__, columns)
-    }
+    metrics = [COLUMNS[column] for column in columns]
     rows = [
         [
             name,
-            *(format_estimate(evaluation.estimates[metric], digits=own) for metric, own in digits.items()),
+            *(fitting(name, evaluation.estimates[metric], least=DIGITS[metric]) for metric in metrics),
             format_count(evaluation.sums.comparisons),
         ]
         for name, evaluation in evaluations.items()

@@ -19,8 +19,8 @@ from rewardlab.report.document import Block, Paragraph, Section, Table, shown, w
 from rewardlab.report.evaluations import Judged
 from rewardlab.report.folder import Record
 from rewardlab.report.overlap import overlap_of
-from rewardlab.report.run import COLUMNS
-from rewardlab.report.tables import column_notes, digits_of, format_count
+from rewardlab.report.run import COLUMNS, digits_in
+from rewardlab.report.tables import column_notes, format_count
 
 WHAT: Final = {
     "eval": "the data of this evaluation",
@@ -169,10 +169,7 @@ def estimates_table(
 ) -> Table:
     """Return a table of named (estimates, counts): accuracy, also drawn, NLL, margin, ECE and comparisons."""
     columns = [name for name, metric in COLUMNS.items() if any(metric in own for own, _ in parts.values())]
-    digits = {
-        column: digits_of((own.get(COLUMNS[column]) for own, _ in parts.values()), least=2 if column == "margin" else 3)
-        for column in columns
-    }
+    least = {column: 2 if column == "margin" else 3 for column in columns}
     notes = column_notes(
         {name: [own[COLUMNS[name]] for own, _ in parts.values() if COLUMNS[name] in own] for name in columns}
     )
@@ -184,7 +181,14 @@ def estimates_table(
         caption=caption,
         header=[first, *columns, "comparisons"],
         rows=[
-            [name, *(shown(own.get(COLUMNS[column]), digits=digits[column]) for column in columns), _count(counts)]
+            [
+                name,
+                *(
+                    shown(estimate, digits=digits_in(name, estimate, least=least[column]))
+                    for column, estimate in ((column, own.get(COLUMNS[column])) for column in columns)
+                ),
+                _count(counts),
+            ]
             for name, (own, counts) in parts.items()
         ],
         estimates=[own.get("eval_accuracy") for own, _ in parts.values()],

@@ -28,7 +28,7 @@ _LARGE, _HUGE = 1e3, 1e9
 """Numbers from which on digits are left out, and powers of ten are written."""
 _MOST_DIGITS = 5
 MOST_DECIMALS = 9
-"""Most decimals of a column of small numbers."""
+"""Most decimals of small numbers."""
 _SAME = 1e-12
 """Numbers that are nearer than this are not told apart."""
 _NUMBER = re.compile(r"—|<?[-−+]?(\d[\d,]*(\.\d+)?(e[+-]\d+)?|inf)( ?%)?( \[.*\])?")
@@ -63,17 +63,16 @@ def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 
     return f"{number(estimate.value)}{unit} [{number(estimate.low)}, {number(estimate.high)}]"
 
 
-def digits_of(estimates: Iterable[Estimate | None], *, least: int) -> int:
-    """Return the decimals of a column: `least`, or as many more as tell its numbers apart.
+def digits_of(estimate: Estimate | None, *, least: int) -> int:
+    """Return the decimals of an estimate: `least`, or as many more as tell its numbers apart.
 
-    A value is to be told from 0 and from both ends of its interval, and an end from 0 where it is at least a tenth of
-    the width away, so that it is seen on which side of 0 all of it lies.
+    A value is to be told from both ends of its interval. From 0 it is to be told where it is at least a twentieth of
+    the interval's width away, and an end where it is a tenth, so that it is seen on which side of 0 all of it lies.
     """
-    known = [one for one in estimates if one is not None]
-    for digits in range(least, MOST_DECIMALS):
-        if not any(_runs_together(one, digits) for one in known):
-            return digits
-    return max(least, MOST_DECIMALS)
+    if estimate is None:
+        return least
+    fit = (digits for digits in range(least, MOST_DECIMALS) if not _runs_together(estimate, digits))
+    return next(fit, max(least, MOST_DECIMALS))
 
 
 def _runs_together(estimate: Estimate, digits: int) -> bool:
@@ -81,7 +80,7 @@ def _runs_together(estimate: Estimate, digits: int) -> bool:
     value, width = estimate.value, max(ends, default=0.0) - min(ends, default=0.0)
     if not math.isfinite(value) or not math.isfinite(width):
         return False
-    apart = [(value, 0.0, 0.0), *((value, end, width / 20) for end in ends), *((end, 0.0, width / 10) for end in ends)]
+    apart = [*((value, other, width / 20) for other in (0.0, *ends)), *((end, 0.0, width / 10) for end in ends)]
     return any(
         abs(one - other) > max(least, _SAME) and float(f"{one:.{digits}f}") == float(f"{other:.{digits}f}")
         for one, other, least in apart

@@ -165,9 +165,8 @@ def _evaluations(record: Record, width: int) -> list[RenderableType]:
     shown = rows[-MOST_EVALUATIONS:]
     best = max(row["eval_accuracy"] for row in rows)
     lacking = False
-    digits = [digits_of((_estimate(row, column) for row in shown), least=least) for _, column, least in judged]
     for row in shown:
-        cells = [_interval(row, column, own) for (_, column, _), own in zip(judged, digits, strict=True)]
+        cells = [_interval(row, column, digits) for _, column, digits in judged]
         lacking = lacking or any(cell.endswith(NO_LIMITS) for cell in cells)
         count = [f"{row['eval_pairs']:,.0f}" if "eval_pairs" in row else ""] if width >= WIDE else []
         table.add_row(f"{row['step']:,.0f}", *cells, *count, style="bold" if row["eval_accuracy"] == best else "")
@@ -189,7 +188,7 @@ def _estimate(row: Mapping[str, float], column: str) -> Estimate | None:
 
 def _interval(row: Mapping[str, float], column: str, digits: int) -> str:
     estimate = _estimate(row, column)
-    return "" if estimate is None else format_estimate(estimate, digits=digits)
+    return "" if estimate is None else format_estimate(estimate, digits=digits_of(estimate, least=digits))
 
 
 def _signs(record: Record) -> list[RenderableType]:
