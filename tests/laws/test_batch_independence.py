@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -61,9 +62,10 @@ def test_up_to_that_limit_a_score_is_that_of_a_conversation_alone_and_above_it_i
     tokens = np.arange(1, 41, dtype=np.int32)
     for lengths, same in (((5, LIMIT), True), ((5, 40), False)):
         both = replace(group, shared=tokens[:0], suffixes=tuple(tokens[:length] for length in lengths))
-        alone = one_by_one(model, [both])
+        # Copies, since transformers before 5.21 ends in an error where one model has two passes above the limit.
+        alone = one_by_one(copy.deepcopy(model), [both])
         with torch.no_grad():
-            together = model(pack([both]))
+            together = copy.deepcopy(model)(pack([both]))
         assert (float((together - alone).abs().max()) <= EXACT) == same
 
 
