@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 
 import pytest
+
+from rewardlab.console import NOISY, log_on_stdout
 
 
 @pytest.mark.slow
@@ -31,3 +34,12 @@ def test_a_run_whose_reader_has_left_goes_on_in_silence(tmp_path):
     assert answer.stderr.startswith("error: ")
     assert "missing.jsonl" in answer.stderr
     assert "BrokenPipe" not in answer.stderr
+
+
+def test_a_warning_of_bitsandbytes_about_what_few_use_is_left_out():
+    noisy = logging.getLogger(NOISY)
+    before = noisy.level
+    with log_on_stdout():
+        assert not noisy.isEnabledFor(logging.WARNING)
+        assert noisy.isEnabledFor(logging.ERROR)
+    assert noisy.level == before

@@ -9,12 +9,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from rewardlab.core.bars import over_bars
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_text
 from rewardlab.core.terminal import folded, visible, visible_message
+
+NOISY: Final = "bitsandbytes.backends.cpu.ops"
+"""bitsandbytes, which PEFT imports wherever it is installed, warns there on processors with bf16 that a package for its
+products in 4 bits is missing."""
 
 
 def say(*lines: str) -> None:
@@ -84,15 +88,17 @@ class Lines(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def log_on_stdout() -> Iterator[None]:
-    """Within the block, print the package's log lines of level INFO and above on stdout; restore the logger after
-    it."""
-    logger = logging.getLogger("rewardlab")
-    handler, level = Lines(sys.stdout), logger.level
+    """Within the block, print the package's log lines of level INFO and above on stdout, without a warning of
+    bitsandbytes about what few commands use; restore the loggers after it."""
+    logger, noisy = logging.getLogger("rewardlab"), logging.getLogger(NOISY)
+    handler, level, loud = Lines(sys.stdout), logger.level, noisy.level
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    noisy.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        noisy.setLevel(loud)
