@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -169,9 +171,27 @@ def test_workers_end_at_once_while_a_model_is_loaded(models):
         fleet.wait_for_line("loading")
         fleet.process.send_signal(signal.SIGTERM)
         assert waiting.result()[0] == 503
-    left = fleet.process.stdout.read()
+    with fleet.process.stdout as lines:
+        left = lines.read()
     assert (fleet.process.wait(60), "did not end in time" in left) == (0, False), left
-    fleet.process.stdout.close()
+
+
+@pytest.mark.slow
+def test_all_threads_that_wait_for_a_process_learn_its_end():
+    context = multiprocessing.get_context("spawn")
+
+    def ask(one: workers.Worker) -> tuple[bool, int | None]:
+        return one.has_ended(), one.process.exitcode
+
+    for _ in range(5):
+        here, there = context.Pipe()
+        one = workers.Worker(0, context.Process(target=time.sleep, args=(0,)), Line(here))
+        one.process.start()
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(ask, [one] * 8)) == [(True, 0)] * 8
+        one.kill()
+        here.close()
+        there.close()
 
 
 class Process(BaseProcess):

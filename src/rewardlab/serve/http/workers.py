@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +45,9 @@ SWAP_TIMEOUT_S: Final = 1800.0
 END_MARGIN_S: Final = 10.0
 """Seconds beyond the drain timeout after which a worker that has not ended is killed."""
 
+STATUS_S: Final = 1.0
+"""Seconds within which the status of a process that has ended is known."""
+
 
 class Worker:
     """A process as its parent sees it."""
@@ -64,6 +68,26 @@ class Worker:
         """The reason why its models could not be loaded."""
         self.counts: Families = []
         """Its counts when it was asked last."""
+        self._ending = threading.Lock()
+        """Held while the system is asked for the status of the process, which it tells once: of two threads that ask at
+        the same time, the other one would take the process for alive."""
+
+    def has_ended(self, timeout_s: float | None = None) -> bool:
+        """Wait until the process has ended, or so long; return whether it has."""
+        if not wait([self.process.sentinel], timeout_s):
+            return False
+        end = time.monotonic() + STATUS_S
+        with self._ending:
+            self.process.join()
+            # The start of another worker asks for the status of all too, and has that of this one a moment later.
+            while self.process.exitcode is None and time.monotonic() < end:
+                time.sleep(0.001)
+        return True
+
+    def kill(self) -> None:
+        """End the process at once, unless it has ended."""
+        with self._ending:
+            self.process.kill()
 
 
 class Workers:
@@ -168,7 +192,7 @@ class Workers:
             else:
                 threading.Thread(target=self._answer, args=(worker, what, rest), daemon=True).start()
         worker.line.gone()
-        worker.process.join()
+        worker.has_ended()
         with self._counting:
             self._departed.append(lasting(worker.counts))
             worker.departed, worker.loaded, worker.serving = True, False, False
@@ -216,7 +240,7 @@ class Workers:
         """End a worker, so that it is started again."""
         logger.warning("worker %d %s; it starts anew", worker.number, why)
         worker.loaded = worker.serving = False
-        worker.process.kill()
+        worker.kill()
 
     def _after_death(self, worker: Worker) -> None:
         if self._ending:
@@ -233,9 +257,9 @@ class Workers:
         if deaths > len(self._backoff_s) and not (self._ready and self.num_serving()):
             self._give_up(f"worker {worker.number} died {deaths} times in a row, last with {why}.")
             return
-        wait = self._backoff_s[deaths - 1] if deaths <= len(self._backoff_s) else RETRY_S
-        logger.warning("worker %d ended with %s; it starts again in %g s", worker.number, why, wait)
-        time.sleep(wait)
+        pause = self._backoff_s[deaths - 1] if deaths <= len(self._backoff_s) else RETRY_S
+        logger.warning("worker %d ended with %s; it starts again in %g s", worker.number, why, pause)
+        time.sleep(pause)
         if not self._ending:
             self._start(worker.number)
 
@@ -344,13 +368,12 @@ class Workers:
         for worker in list(self._workers.values()):
             if not worker.serving:
                 # This one still loads its models: it has taken no request, and would read the message only afterwards.
-                worker.process.kill()
+                worker.kill()
                 continue
             with contextlib.suppress(OSError):
                 worker.line.send("end")
         for worker in list(self._workers.values()):
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-            if worker.process.is_alive():
+            if not worker.has_ended(max(0.0, deadline - time.monotonic())):
                 logger.warning("worker %d did not end in time and is killed", worker.number)
-                worker.process.kill()
-                worker.process.join()
+                worker.kill()
+                worker.has_ended()
