@@ -34,10 +34,9 @@ def widened_to_parts(
 ) -> Estimate:
     """Return an estimate of a weighted sum of shares, no narrower than the score intervals of the shares combined.
 
-    `parts` are each the weight of a share and which outcomes [N], or the numbers of those, it is of; the weights add up
-    to 1. Parts of the same
-    clusters are combined by `alike`, unless they are to be taken as `independent`. An estimate without an interval
-    stays without one.
+    `parts` are each the weight of a share and which outcomes [N], or the numbers of those, it is of. The weights add up
+    to 1. Parts of the same clusters are combined by `alike`, unless they are to be taken as `independent`. An estimate
+    without an interval stays without one.
     """
     if math.isnan(estimate.low):
         return estimate

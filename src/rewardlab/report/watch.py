@@ -166,7 +166,7 @@ def _evaluations(record: Record, width: int) -> list[RenderableType]:
     best = max(row["eval_accuracy"] for row in rows)
     lacking = False
     for row in shown:
-        cells = [_interval(row, column, digits) for _, column, digits in judged]
+        cells = [_interval(row, column, least) for _, column, least in judged]
         lacking = lacking or any(cell.endswith(NO_LIMITS) for cell in cells)
         count = [f"{row['eval_pairs']:,.0f}" if "eval_pairs" in row else ""] if width >= WIDE else []
         table.add_row(f"{row['step']:,.0f}", *cells, *count, style="bold" if row["eval_accuracy"] == best else "")
@@ -178,17 +178,13 @@ def _evaluations(record: Record, width: int) -> list[RenderableType]:
     ]
 
 
-def _estimate(row: Mapping[str, float], column: str) -> Estimate | None:
-    """Return a value of metrics.csv with its interval; None if it is not there."""
+def _interval(row: Mapping[str, float], column: str, least: int) -> str:
+    """Return a value of metrics.csv with its interval, in `least` decimals or more; nothing if it is not there."""
     if column not in row:
-        return None
+        return ""
     low, high = row.get(f"{column}_low", math.nan), row.get(f"{column}_high", math.nan)
-    return Estimate(value=row[column], low=low, high=high, n=0, method="")
-
-
-def _interval(row: Mapping[str, float], column: str, digits: int) -> str:
-    estimate = _estimate(row, column)
-    return "" if estimate is None else format_estimate(estimate, digits=digits_of(estimate, least=digits))
+    estimate = Estimate(value=row[column], low=low, high=high, n=0, method="")
+    return format_estimate(estimate, digits=digits_of(estimate, least=least))
 
 
 def _signs(record: Record) -> list[RenderableType]:
