@@ -140,11 +140,20 @@ def test_a_layer_keeps_what_the_formula_says(lora, checkpointing, norms, monkeyp
 
 
 OF_0_6B = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 16, "num_key_value_heads": 8}
+OLMO = {"intermediate_size": 1376, "num_key_value_heads": 4}
 OTHERS: list[tuple[str, dict[str, int]]] = [
     *((family, {}) for family in ("llama", "mistral", "smollm3", "phi3")),
+    ("arcee", {"hidden_size": 320, "intermediate_size": 2304, "num_attention_heads": 5, "num_key_value_heads": 1}),
+    ("exaone4", {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 1}),
+    *((family, {"intermediate_size": 1712, "head_dim": 128}) for family in ("glm", "glm4")),
+    ("helium", {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4, "head_dim": 128}),
+    ("hunyuan_v1_dense", {"hidden_size": 256, "intermediate_size": 896, "head_dim": 128}),
+    ("ministral", {"intermediate_size": 1536, "num_key_value_heads": 1, "head_dim": 128}),
+    ("ministral3", {"hidden_size": 384, "intermediate_size": 1152, "num_key_value_heads": 1, "head_dim": 128}),
+    ("starcoder2", {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 3, "num_key_value_heads": 1}),
     ("qwen3", OF_0_6B | {"head_dim": 32}),
     ("gemma", {"hidden_size": 384, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 32}),
-    ("olmo2", {"intermediate_size": 1376, "num_key_value_heads": 4}),
+    *((family, OLMO) for family in ("olmo", "olmo2", "olmo3")),
     ("gemma3_text", {"hidden_size": 320, "intermediate_size": 1024, "num_key_value_heads": 1, "head_dim": 128}),
 ]
 """With widths in proportions of real models that keep most for what the formula says."""

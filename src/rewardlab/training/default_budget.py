@@ -33,9 +33,10 @@ SHARE: Final = 0.6
 """Share of the device's memory that a step may take by the formulas; the rest is for what they leave out, such as what
 the backward pass makes on its way, and for other programs."""
 FAMILIES: Final = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "smollm3"), 1.0),
-    **dict.fromkeys(("gemma", "olmo2", "phi3", "qwen3"), 1.6),
-    "gemma3_text": 2.0,
+    **dict.fromkeys(("llama", "ministral", "mistral", "qwen2", "smollm3", "starcoder2"), 1.0),
+    **dict.fromkeys(("exaone4", "gemma", "glm", "helium", "ministral3", "olmo", "olmo2", "olmo3"), 1.6),
+    **dict.fromkeys(("phi3", "qwen3"), 1.6),
+    **dict.fromkeys(("arcee", "gemma3_text", "glm4", "hunyuan_v1_dense"), 2.0),
 }
 """Families whose layers were counted without a device -> at most how many times what the formula says they keep."""
 COMPILED: Final = 1.5
