@@ -10,11 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from transformers import MixtralConfig
 from transformers.pytorch_utils import Conv1D
 
 from common import make_groups, make_model
-from harness.tiny import GROUPED, SIZES
 from in_half import half_model
 from rewardlab.batch import pack
 from rewardlab.model import half, linear
@@ -359,25 +357,6 @@ def test_matrices_that_have_no_copies_are_counted_and_told():
     assert line_about_others(nn.Sequential(nn.Linear(10, 10), nn.Embedding(5, 10), nn.LayerNorm(10))) == ""
     line = line_about_others(nn.Sequential(nn.Linear(10, 10, bias=False), Experts()))
     assert line.startswith("half precision: 75% of the weights are in layers of other kinds than nn.Linear.")
-
-
-@pytest.mark.parametrize("way", ["grouped_mm", "eager"])
-def test_what_is_told_of_joined_experts_is_so(way):
-    config = MixtralConfig(**SIZES, **GROUPED, num_local_experts=4)
-    config._experts_implementation = way
-    model = make_model(config=config)
-    model.compute_dtype = torch.bfloat16
-    line = line_about_others(model.backbone)
-    assert ("% of the weights are joined experts, which transformers multiplies in float32" in line) == (way != "eager")
-    assert ("less than 1% of the weights are in layers of other kinds" in line) == (way != "eager")
-    experts = model.backbone.layers[0].mlp.experts.down_proj
-    experts.data = experts.data.bfloat16().float()
-    batch = pack(make_groups(2))
-    with torch.no_grad():
-        before = model(batch)
-        experts.mul_(1 + 1e-4)
-        moved = not torch.equal(model(batch), before)
-    assert moved == (way != "eager"), "small updates are seen where experts are multiplied in float32"
 
 
 def test_the_layers_of_gpt2_have_copies_that_see_small_updates():

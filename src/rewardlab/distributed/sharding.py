@@ -28,7 +28,7 @@ from rewardlab.core.pending import let_finish
 from rewardlab.distributed.meeting import meet
 from rewardlab.distributed.others import Others
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
-from rewardlab.model.half import HalfWeights, multiplies_as_held
+from rewardlab.model.half import HalfWeights
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.rounded_parts import RoundedParts
@@ -259,8 +259,7 @@ def _shard(model: RewardModel, mesh: DeviceMesh) -> None:
     )
     for layer in decoder_layers(model.backbone):
         # The matrices of a layer are multiplied in half precision anyway, so gathering them in half precision halves
-        # the traffic and changes no number. Norms compute in float32 and are gathered as they are. So are joined
-        # experts whose product autocast does not know: a cast would hide small updates of them. Layers with adapters
+        # the traffic and changes no number. Norms compute in float32 and are gathered as they are. Layers with adapters
         # hold their frozen weights in half precision already, so nothing is cast there.
         if model.compute_dtype.itemsize < 4 and {p.dtype for p in layer.parameters()} == {torch.float32}:
             if others := _computed_as_held(layer):
@@ -280,13 +279,11 @@ def _round_first(model: RewardModel, _inputs: object) -> None:
 
 
 def _computed_as_held(layer: nn.Module) -> list[nn.Module]:
-    """Return the modules of a layer that hold only vectors, such as norms, and joined experts that are multiplied in
-    the dtype of their weights."""
+    """Return the modules of a layer that hold only vectors, such as norms."""
     return [
         module
         for module in layer.modules()
-        if (own := list(module.parameters(recurse=False)))
-        and (all(parameter.ndim < 2 for parameter in own) or multiplies_as_held(module))
+        if (own := list(module.parameters(recurse=False))) and all(parameter.ndim < 2 for parameter in own)
     ]
 
 

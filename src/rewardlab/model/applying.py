@@ -113,6 +113,7 @@ def _keep_matmuls() -> Any:
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
         torch.ops.aten.bmm.default,
+        torch.ops.aten._grouped_mm.default,
         torch.ops.rewardlab.onednn_linear.default,
         torch.ops.rewardlab.widened_product.default,
         torch.ops.rewardlab.summed_product.default,

@@ -1,4 +1,5 @@
-"""Linear layers that compute with half-precision copies of their float32 weights, made once a step.
+"""Linear layers, and joined experts, that compute with half-precision copies of their float32 weights, made once a
+step.
 
 Autocast rounds every float32 weight to the nearest half-precision value in every forward pass. That costs a cast for
 each micro-batch, and it hides small updates from the forward pass (model/rounding.py). Here each layer keeps a copy,
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -23,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rewardlab.model.autograd import first_order
 from rewardlab.model.config import HalfRounding
+from rewardlab.model.half_experts import copy_name, matrices_of_experts, with_copies
 from rewardlab.model.linear import OneDnnLinear, is_widened, product_with_adapter, summed_product, widened_product
 from rewardlab.model.rounding import Part, name_seed, round_together, round_weights
 
@@ -242,13 +244,24 @@ COPYING: Final[dict[type[nn.Module], type[_Copying]]] = {
 """Layer class -> the one that computes with a copy; other subclasses may have a forward method of their own."""
 
 
+def matrices_with_copies(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (path, layer, name of the parameter) for each matrix that has a half-precision copy where the model computes
+    in half precision. `prefix` is put before the paths.
+    """
+    for path, layer in module.named_modules(prefix=prefix):
+        for own in ["weight"] if type(layer) in COPYING else matrices_of_experts(layer):
+            yield f"{path}.{own}", layer, own
+
+
 @dataclass(slots=True)
 class _Copied:
-    """A layer with a copy, and what is looked up for it in every step: attributes of a module are slow to set."""
+    """A weight with a copy, and what is looked up for it in every step: attributes of a module are slow to set."""
 
     layer: Any
     kind: type[nn.Module]
     """The layer's class before it had a copy."""
+    own: str
+    """The name of the weight in the layer."""
     name_seed: tuple[int, int]
     made_of: tuple[object, ...] = ()
     """What the copy was made from: the weight's version, its storage and the draw."""
@@ -257,20 +270,24 @@ class _Copied:
 
 
 class HalfWeights:
-    """The half-precision copies of all linear layers of a model, kept up to date with their weights and the draw."""
+    """The half-precision copies of the matrices of linear layers and joined experts of a model, kept up to date with
+    their weights and the draw."""
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype, rounding: HalfRounding) -> None:
-        """Make every linear layer inside compute with a copy from now on; a weight held in `dtype` is its own copy.
+        """Make every such layer inside compute with copies from now on; a weight held in `dtype` is its own copy.
 
         `prefix` is put before the names of weights, which seed stochastic rounding.
         """
         self.dtype, self.rounding = dtype, rounding
-        self._layers: list[_Copied] = []
-        for name, layer in module.named_modules(prefix=prefix):
-            if (kind := type(layer)) in COPYING:
-                layer.__class__ = COPYING[kind]
-                self._layers.append(_Copied(layer, kind, name_seed(f"{name}.weight")))
-        self._biased = [copied for copied in self._layers if copied.layer.bias is not None]
+        self._layers = [
+            _Copied(layer, type(layer), own, name_seed(name))
+            for name, layer, own in matrices_with_copies(module, prefix)
+            # Experts that are held in half precision are multiplied in it by their own class.
+            if type(layer) in COPYING or getattr(layer, own).dtype is torch.float32
+        ]
+        for copied in self._layers:
+            copied.layer.__class__ = COPYING.get(copied.kind) or with_copies(copied.kind)
+        self._biased = [copied for copied in self._layers if copied.kind in COPYING and copied.layer.bias is not None]
 
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
         """Make the copies again whose weight has changed or whose draw was another one.
@@ -282,8 +299,8 @@ class HalfWeights:
         stale: list[tuple[_Copied, tuple[object, ...]]] = []
         drawn: list[Part] = []
         for copied in self._layers:
-            layer = copied.layer
-            weight, half_weight = layer.weight, layer.half_weight
+            layer, name = copied.layer, copy_name(copied.own)
+            weight, half_weight = getattr(layer, copied.own), getattr(layer, name, None)
             version = None if weight.is_inference() else weight._version
             own = weight.dtype is self.dtype
             made_of = (None if own else version, weight.untyped_storage()._cdata, None if own else draw)
@@ -292,10 +309,11 @@ class HalfWeights:
             stale.append((copied, made_of))
             copied.made_of = ()  # until it is rounded: running out of memory may leave a copy of another draw
             if own:
-                layer.half_weight = weight.detach()  # the same memory, so that it follows the weight
+                setattr(layer, name, weight.detach())  # the same memory, so that it follows the weight
                 continue
             if half_weight is None:
-                half_weight = layer.half_weight = torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
+                half_weight = torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
+                setattr(layer, name, half_weight)
             drawn.append(Part(weight.detach(), (*draw, *copied.name_seed), half_weight))
         self._round(drawn)
         for copied, now_made_of in stale:
@@ -336,46 +354,36 @@ class HalfWeights:
     def drop(self) -> None:
         """Free the copies and make the layers compute as they did before."""
         for copied in self._layers:
-            copied.layer.half_weight = copied.layer.half_bias = None
+            setattr(copied.layer, copy_name(copied.own), None)
             copied.layer.__class__ = copied.kind
+        for copied in self._biased:
+            copied.layer.half_bias = None
         self._layers, self._biased = [], []
 
 
 def line_about_others(module: nn.Module) -> str:
-    """Return a line for the log about matrices outside linear layers and embeddings, or "" if there are none: joined
-    experts that are multiplied in float32, and what autocast rounds to the nearest, whatever rounding linear layers
-    have.
+    """Return a line for the log about matrices that have no copies, or "" if there are none: autocast rounds them to the
+    nearest, whatever rounding the others have.
     """
     known = (*COPYING, *COPYING.values())
     total = sum(parameter.numel() for parameter in module.parameters())
-    in_float32 = nearest = 0
+    nearest = 0
     for layer in module.modules():
         if type(layer) in known or isinstance(layer, nn.Embedding):
             continue
-        others = [p for p in layer.parameters(recurse=False) if p.ndim >= 2 and p.dtype is torch.float32]
-        joined = sum(p.numel() for p in others if p.ndim > 2 and multiplies_as_held(layer))
-        in_float32, nearest = in_float32 + joined, nearest + sum(p.numel() for p in others) - joined
-    said = []
-    if in_float32:
-        said.append(
-            f"{in_float32 / total:.0%} of the weights are joined experts, which transformers multiplies in float32 all "
-            f"the same: exact, but as slow and large as with --precision fp32"
+        joined = matrices_of_experts(layer)
+        nearest += sum(
+            parameter.numel()
+            for name, parameter in layer.named_parameters(recurse=False)
+            if parameter.ndim >= 2 and parameter.dtype is torch.float32 and name not in joined
         )
-    if nearest:
-        said.append(
-            f"{_share(nearest / total)} of the weights are in layers of other kinds than nn.Linear. Where they are "
-            f"computed, they are rounded to the nearest, so small updates of them are not seen; --precision fp32 sees "
-            f"them"
-        )
-    return f"half precision: {'; '.join(said)}" if said else ""
-
-
-def multiplies_as_held(layer: nn.Module) -> bool:
-    """Return whether a layer of joined experts multiplies all of them at once, which transformers does in the dtype of
-    the weights: autocast does not know that product.
-    """
-    known: Any = getattr(layer, "config", None)
-    return hasattr(layer, "is_transposed") and getattr(known, "_experts_implementation", None) == "grouped_mm"
+    if not nearest:
+        return ""
+    return (
+        f"half precision: {_share(nearest / total)} of the weights are in layers of other kinds than nn.Linear. Where "
+        f"they are computed, they are rounded to the nearest, so small updates of them are not seen; --precision fp32 "
+        f"sees them"
+    )
 
 
 def _share(value: float) -> str:
@@ -383,11 +391,10 @@ def _share(value: float) -> str:
 
 
 def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
-    """Replace the weights of linear layers by half-precision values, rounded as for a file.
+    """Replace the matrices of linear layers and joined experts by half-precision values, rounded as for a file.
 
     This halves their memory, and scoring needs no others. `prefix` is as in `HalfWeights`, which then takes these
     weights as their own copies.
     """
-    for name, layer in module.named_modules(prefix=prefix):
-        if type(layer) in COPYING:
-            layer.weight = nn.Parameter(round_weights(layer.weight.detach(), dtype, f"{name}.weight"), False)
+    for name, layer, own in matrices_with_copies(module, prefix):
+        setattr(layer, own, nn.Parameter(round_weights(getattr(layer, own).detach(), dtype, name), False))

@@ -1,17 +1,19 @@
-"""The shards of linear layers' weights under FSDP, rounded to half precision in place while the model computes."""
+"""The shards of matrices under FSDP, rounded to half precision in place while the model computes."""
 
 from __future__ import annotations
+
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rewardlab.model.half import AS_SAVED, COPYING
+from rewardlab.model.half import AS_SAVED, matrices_with_copies
 from rewardlab.model.rounding import Part, name_seed, round_together
 
 
 class RoundedParts:
-    """The shards of linear layers' weights under FSDP, rounded in place while the model computes.
+    """The shards of matrices that would have copies, rounded in place while a model under FSDP computes.
 
     FSDP casts the weights it gathers to half precision, to the nearest. That changes nothing if they are rounded
     already, so their shards are rounded before. The float32 values are kept beside them and put back before the weights
@@ -19,12 +21,12 @@ class RoundedParts:
     """
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
-        """Take the float32 weights that train of every linear layer inside; `prefix` is as in `HalfWeights`."""
+        """Take the float32 matrices that train of linear layers and joined experts; `prefix` is as in `HalfWeights`."""
         self.dtype = dtype
         self._weights = [
-            (name_seed(f"{name}.weight"), layer.weight)
-            for name, layer in module.named_modules(prefix=prefix)
-            if type(layer) in COPYING and layer.weight.requires_grad and layer.weight.dtype is torch.float32
+            (name_seed(name), weight)
+            for name, layer, own in matrices_with_copies(module, prefix)
+            if (weight := getattr(layer, own)).requires_grad and weight.dtype is torch.float32
         ]
         self._draw: tuple[int, ...] | None = None
         self._kept: list[tuple[Tensor, Tensor]] = []
@@ -38,7 +40,7 @@ class RoundedParts:
         parts: list[Part] = []
         for seed_of_name, weight in self._weights:
             assert isinstance(weight, DTensor)
-            part, width = weight.to_local(), weight.shape[1]
+            part, width = weight.to_local(), prod(weight.shape[1:])
             self._kept.append((part, part.clone()))
             # The draws are counted over the whole weight, so those of a shard begin at its first row.
             start = rows_of(weight).start * width
