@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.experiments.checking import check
+from rewardlab.experiments.checking import assumed_of, check
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.words import check_report
@@ -143,6 +143,33 @@ def test_hours_that_cannot_be_estimated_are_told(tmp_path: Path) -> None:
 def test_assumptions_beyond_what_is_possible_are_refused(tmp_path: Path, said: str) -> None:
     with pytest.raises(ConfigError, match=f"assume.{said.split(':')[0]}: wanted at least"):
         read_plan(write_plan(tmp_path, PLAN + f"assume: {{{said}}}\n"))
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("accuracy: 0.97, disagreeing: 0.17", "accuracy 0.97 disagree on at most 0.06 of"),
+        ("disagreeing_seeds: 0.7", "accuracy 0.7 disagree on at most 0.6 of"),
+        ("disagreeing: 0.1, disagreeing_seeds: 0.2", "0.2 is more than disagreeing, 0.1"),
+    ],
+)
+def test_arms_that_cannot_disagree_so_are_refused(tmp_path: Path, said: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        check(read_plan(write_plan(tmp_path, PLAN + f"assume: {{{said}}}\n")))
+
+
+def test_seeds_that_disagree_more_than_arms_by_default_make_arms_disagree_as_much(tmp_path: Path) -> None:
+    assumed, _ = assumed_of(read_plan(write_plan(tmp_path, PLAN + "assume: {disagreeing_seeds: 0.3}\n")))
+    assert assumed.disagreeing == assumed.disagreeing_seeds == 0.3
+
+
+@pytest.mark.parametrize(("accuracy", "is_told"), [(0.9, False), (0.99, True)])
+def test_forecasts_from_single_lost_comparisons_are_called_rough(
+    tmp_path: Path, accuracy: float, is_told: bool
+) -> None:
+    text = PLAN + f"assume: {{accuracy: {accuracy}, test_comparisons: 60, test_prompts: 60}}\n"
+    found = [one for one in told(tmp_path, text, "warning") if "is rough" in one]
+    assert bool(found) is is_told
 
 
 @pytest.mark.slow

@@ -137,6 +137,9 @@ def test_losses_of_more_accurate_arms_have_a_longer_tail_and_these_disagree_less
     assert near.over_prompts["loss"] < same.over_prompts["loss"]
     assert near.correlations("accuracy") == pytest.approx(default.correlations("accuracy"))
     assert near.disagreeing < 2 * 0.03, "two arms that are each wrong in 3 % cannot disagree on more"
+    assert same.over_seeds == pytest.approx(dict(default.over_seeds))
+    assert near.over_seeds["accuracy"] == pytest.approx(0.015 * math.sqrt(0.97 * 0.03 / 0.21))
+    assert near.over_seeds["accuracy"] < 0.03 / 2, "seeds hardly ever have an accuracy above 1"
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 1.0])

@@ -11,11 +11,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Final
 
 from rewardlab.experiments.expressions import Comparison, Term
 from rewardlab.experiments.power import Noise
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.tails import FURTHEST, Tail, moments_of_losses
+
+FEW_WRONG: Final = 3
+"""Prompts in which the first comparison is expected to be ranked wrongly, below which the test is one of single counts.
+In simulations chances were off by up to 41 points there, and by up to 17 elsewhere (docs/design/verdicts-simulated.md).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,8 @@ class Assumed:
         """Return what is assumed of arms of another accuracy.
 
         Two arms, and two seeds, stay as alike: they disagree less where fewer comparisons are ranked wrongly. Losses
-        and Brier scores vary over comparisons as those of normal margins of the two accuracies do.
+        and Brier scores vary over comparisons as those of normal margins of the two accuracies do. Over seeds these
+        two and accuracies vary in proportion to the standard deviation of single outcomes.
         """
         plain = accuracy * (1 - accuracy) / (self.accuracy * (1 - self.accuracy))
         before, after = moments_of_losses(self.accuracy), moments_of_losses(accuracy)
@@ -64,6 +71,10 @@ class Assumed:
             accuracy=accuracy,
             disagreeing=self.disagreeing * plain,
             disagreeing_seeds=self.disagreeing_seeds * plain,
+            over_seeds={
+                name: sd * math.sqrt(plain) if name in (*after, "accuracy") else sd
+                for name, sd in self.over_seeds.items()
+            },
             over_prompts={
                 name: sd * after[name].sd / before[name].sd if name in after else sd
                 for name, sd in self.over_prompts.items()
@@ -73,6 +84,11 @@ class Assumed:
                 for name, one in self.skewness.items()
             },
         )
+
+    def is_rough(self, num_prompts: int) -> bool:
+        """Return whether so few comparisons are expected to be ranked wrongly, or rightly, that a chance to find what
+        has a long tail is known only roughly: less than `FEW_WRONG` of one in each prompt."""
+        return num_prompts * min(self.accuracy, 1 - self.accuracy) < FEW_WRONG
 
     def of_comparisons(self, quantity: str) -> float | None:
         """Return the standard deviation over comparisons; None if nothing is assumed."""

@@ -41,6 +41,7 @@ from rewardlab.training.settings.presets import rate_notice
 
 FEW_SEEDS: Final = 3
 ONE_SEED: Final = ". By one, intervals are over prompts alone: the noise of seeds is not in them"
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
         if left := sorted({term.arm for term in claim.terms if term.arm in plan.left_out}):
             problems.append(Problem(level="warning", text=f"{name}: is not tested at this scale: no {', '.join(left)}"))
             continue
-        problems += [*about_values(name, claim, runs), *_about_few_prompts(name, claim, prompts)]
+        problems += [*about_values(name, claim, runs), *_about_few_prompts(name, claim, prompts, assumed)]
         design = Design(
             seeds=min(len(_seeds(runs, term.arm)) for term in claim.terms),
             prompts=prompts,
@@ -150,7 +151,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
 def assumed_of(plan: Plan) -> tuple[Assumed, str]:
     """Return what is assumed about noise, and where it is from: the plan, an earlier study that it names, or defaults.
 
-    Raises ConfigError if the earlier study cannot be read.
+    Raises ConfigError if the earlier study cannot be read, or if arms of the accuracy cannot disagree as stated.
     """
     given = plan.assume
     default, source = Assumed(), "as assumed by default"
@@ -165,17 +166,44 @@ def assumed_of(plan: Plan) -> tuple[Assumed, str]:
         said["over_seeds"] = {**default.over_seeds, "accuracy": given.seed_sd}
     if "disagreeing" in said:
         said.setdefault("disagreeing_seeds", min(default.disagreeing_seeds, said["disagreeing"]))
+    elif "disagreeing_seeds" in said:
+        said["disagreeing"] = max(default.disagreeing, said["disagreeing_seeds"])
+    assumed = replace(default, **said)
     if {"disagreeing", "disagreeing_seeds"} & said.keys():
-        said["alike"] = {}
-    return replace(default, **said), f"{source}, except for what the plan states" if said else source
+        assumed = replace(assumed, alike={})
+        _require_possible(assumed)
+    return assumed, f"{source}, except for what the plan states" if said else source
 
 
-def _about_few_prompts(name: str, claim: Claim, prompts: int) -> Iterator[Problem]:
-    """Yield a warning for a claim about test data that have too few prompts for any verdict."""
+def _require_possible(assumed: Assumed) -> None:
+    """Raise ConfigError if arms of this accuracy cannot disagree so often, or agree more often than seeds of one do."""
+    wrong = min(assumed.accuracy, 1 - assumed.accuracy)
+    if assumed.disagreeing > 2 * wrong * (1 + _ROUNDING):
+        raise ConfigError(
+            f"assume.disagreeing: {assumed.disagreeing:.3g} is not possible: two arms of accuracy "
+            f"{assumed.accuracy:.3g} disagree on at most {2 * wrong:.3g} of the comparisons. State less, or as "
+            f"`accuracy` the mean of both."
+        )
+    if assumed.disagreeing_seeds > assumed.disagreeing * (1 + _ROUNDING):
+        raise ConfigError(
+            f"assume.disagreeing_seeds: {assumed.disagreeing_seeds:.3g} is more than disagreeing, "
+            f"{assumed.disagreeing:.3g}: seeds of one arm are at least as alike as two arms. State both."
+        )
+
+
+def _about_few_prompts(name: str, claim: Claim, prompts: int, assumed: Assumed) -> Iterator[Problem]:
+    """Yield a warning for a claim about test data that have too few prompts for any verdict, or for a forecast."""
     judged = [term for term in claim.terms if term.step is None and quantity_named(term.quantity).source == "scores"]
     if 0 < prompts < MIN_CLUSTERS and any(term.on == "test" for term in judged):
         text = f"{name}: the test data have {number_of(prompts, 'prompt')}, and a verdict needs at least {MIN_CLUSTERS}"
         yield Problem(level="warning", text=f"{text}: it will stay undecided, whatever the runs do")
+    elif prompts and assumed.is_rough(prompts) and any(quantity_named(term.quantity).has_ends for term in judged):
+        text = (
+            f"{name}: by an accuracy of {assumed.accuracy:.3g} few of {number_of(prompts, 'prompt')}, or none, hold a "
+            f"comparison that is ranked wrongly, so what is said of power is rough: in simulations chances were up to "
+            f"41 points off"
+        )
+        yield Problem(level="warning", text=text)
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
