@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from common import make_groups
-from rewardlab.analysis import linear
+from rewardlab.analysis import linear, stats
 from rewardlab.analysis.linear import (
     TOLERANCE,
     Comparisons,
@@ -23,10 +24,13 @@ from rewardlab.analysis.linear import (
     cross_validate,
     fit,
     fold_of_prompts,
+    held_out_logits,
+    may_be_chance,
     nested_subsets,
     nll_of,
 )
 from rewardlab.core.errors import DataError
+from rewardlab.core.types import Estimate
 
 
 def make_data(count=120, features=6, *, prompts=None, roots=None, seed=0, noise=1.0) -> Comparisons:
@@ -277,3 +281,31 @@ def test_comparisons_of_groups_keep_their_order_labels_and_prompts():
     joined = compare(groups, features, np.array([9, 4, 9, 4, 1, 0, 9]))
     assert joined.roots.tolist() == [0, 1, 0, 1, 2, 3, 0], "numbered as they first occur"
     assert joined.num_roots == 4
+
+
+def test_labels_that_say_nothing_are_taken_for_something_too_often_unless_said_to_be_chance() -> None:
+    found, left = 0, 0
+    for seed in range(200):
+        data = replace(make_data(80, 2, seed=seed), labels=np.random.default_rng((seed, 1)).integers(0, 2, 80) * 1.0)
+        logits = held_out_logits(data, cross_validate(data, penalties=(0.01, 1.0), seed=seed))
+        right = np.heaviside(logits * np.where(data.labels > 0.5, 1.0, -1.0), 0.5)
+        accuracy = stats.mean_share(right, data.prompt_keys)
+        outside = not accuracy.low <= 0.5 <= accuracy.high
+        found += outside
+        left += outside and not may_be_chance(accuracy)
+    assert found > 20, "more than 10 %: the interval takes comparisons as independent"
+    assert left <= 16, "5 %, and two standard errors"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "told"),
+    [
+        (0.6, 0.52, 0.68, True),
+        (0.7, 0.6, 0.78, False),
+        (0.52, 0.45, 0.59, False),
+        (0.4, 0.32, 0.48, True),
+        (0.6, math.nan, math.nan, False),
+    ],
+)
+def test_what_may_be_chance_leaves_one_half_out_by_little(value: float, low: float, high: float, told: bool) -> None:
+    assert may_be_chance(Estimate(value=value, low=low, high=high, n=9, method="")) is told

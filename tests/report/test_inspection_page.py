@@ -14,13 +14,14 @@ import pytest
 from parsed_pages import require_plain_markdown
 from rewardlab.analysis.ceiling import accuracy_from_agreement
 from rewardlab.analysis.inspection import Sample, histogram, spread
-from rewardlab.core.types import Comparison
+from rewardlab.core.types import Comparison, Estimate
 from rewardlab.curation.inspecting import run
 from rewardlab.curation.inspecting.config import InspectConfig
 from rewardlab.data.rows import CAUSES
 from rewardlab.report.build import report_of, tell
 from rewardlab.report.document import Document, Part, Section, Shown, Turn
 from rewardlab.report.folder import read_folder
+from rewardlab.report.inspection import label_notes
 from rewardlab.report.inspection_page import MARK, inspection_page
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
@@ -134,3 +135,10 @@ def test_the_heading_of_a_reply_is_text_in_markdown(text: str) -> None:
     sections = (Section(title="s", blocks=(row,)),)
     document = Document(title="x", made_by="y", parts=(Part(title="p", sections=sections),))
     require_plain_markdown(markdown_page(document))
+
+
+@pytest.mark.parametrize(("low", "is_told"), [(0.52, True), (0.56, False), (0.48, False)])
+def test_a_baseline_that_may_be_chance_is_said_to_be(found, low: float, is_told: bool) -> None:
+    accuracy = {"length only": Estimate(value=0.6, low=low, high=1.2 - low, n=99, method="score interval")}
+    notes = label_notes(replace(found, baselines=replace(found.baselines, accuracy=accuracy)))
+    assert any(note.startswith("length only: may be chance") for note in notes) is is_told

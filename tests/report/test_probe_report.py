@@ -5,11 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from rewardlab.analysis.linear import Comparisons
+from rewardlab.analysis.metrics import evaluate
 from rewardlab.core.types import Estimate
 from rewardlab.probing.heads import _curve_point
-from rewardlab.report.probe import _curve
+from rewardlab.report.probe import _curve, _held_out
+from scored import rows_of
 
 
 def test_the_learning_curve_says_of_which_column_an_interval_is():
@@ -32,3 +35,12 @@ def test_no_loss_of_the_curve_is_said_to_lie_below_zero():
     )
     point = _curve_point(1.0, data, np.array([[9.0] * 11 + [1.0]]), 12.0, keys)
     assert point.loss.low == 0.0 < point.loss.value
+
+
+@pytest.mark.parametrize(("right", "is_told"), [(60, False), (63, True), (80, False)])
+def test_a_held_out_accuracy_that_may_be_chance_is_said_to_be(right: int, is_told: bool):
+    overall = evaluate(rows_of([(1.0, 0.0)] * right + [(0.0, 1.0)] * (104 - right)), beta=1.0)
+    chosen = SimpleNamespace(
+        layer=3, penalty=1.0, at_edge=False, result=SimpleNamespace(overall=overall, by_source={"made-up": overall})
+    )
+    assert ("may be chance" in _held_out(chosen)) is is_told

@@ -11,6 +11,7 @@ of a conversation do.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from scipy.special import expit, log_expit
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.types import Comparison
+from rewardlab.core.types import Comparison, Estimate
 
 FloatArray = npt.NDArray[np.float64]
 Matrix = Any
@@ -38,6 +39,8 @@ SUFFICIENT = 1e-4
 """Share of the predicted decrease that a step must reach (Armijo's rule)."""
 PENALTIES = tuple(float(penalty) for penalty in np.geomspace(1e-3, 1e2, 11))
 """Candidates of the cross-validation, suited to features whose differences have a mean square of 1."""
+CROSS_VALIDATED = math.sqrt(2)
+"""How many times wider the interval of a cross-validated accuracy has to be near ½."""
 MAX_ENTRIES = 20_000_000
 """Most comparisons × columns that are computed at a time, to limit memory."""
 MAX_COEFFICIENTS = 4_000_000
@@ -326,6 +329,17 @@ def held_out_logits(data: Comparisons, found: CrossValidation) -> FloatArray:
     for fold in range(found.num_folds):
         logits_C[fold_C == fold] = data.differences[fold_C == fold] @ found.theta_FK[:, fold]
     return logits_C
+
+
+def may_be_chance(accuracy: Estimate) -> bool:
+    """Return whether a cross-validated accuracy may be ½ though its interval leaves ½ out.
+
+    The interval takes comparisons as independent. But each helps to fit the models that rank others, and is ranked by
+    models that these helped to fit: where labels say nothing, two of them are right or wrong together, and the variance
+    is up to twice as large (docs/design/intervals-open.md).
+    """
+    reach = accuracy.value - accuracy.low if accuracy.value > 0.5 else accuracy.high - accuracy.value
+    return reach < abs(accuracy.value - 0.5) <= CROSS_VALIDATED * reach
 
 
 def nll_of(labels: FloatArray, logits: FloatArray) -> FloatArray:

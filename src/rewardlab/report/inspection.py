@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from rewardlab.analysis.inspection import Inspection, Judges, LabelBalance, Lengths, Sample, Spread
-from rewardlab.core.terminal import number_of, plural, visible
+from rewardlab.analysis.linear import may_be_chance
+from rewardlab.core.terminal import listed, number_of, plural, visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_line
 from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
@@ -222,6 +223,11 @@ def label_notes(found: Inspection) -> Iterator[str]:
             f"Baselines: linear models of a reply's length alone (in words), and of its words alone, fitted on "
             f"{number_of(found.baselines.rows, 'row')}; each comparison is judged by one that saw nothing of its "
             "conversation. A reward model that is not clearly better may have learned no more."
+        )
+    if chance := [name for name, accuracy in found.baselines.accuracy.items() if may_be_chance(accuracy)]:
+        yield (
+            f"{listed(chance)}: may be chance though the interval leaves 0.5 out. Each comparison also fitted the "
+            "models that judge others, so near 0.5 it is up to 1.4 times too narrow."
         )
     if found.baselines.missing:
         yield f"Not fitted: {found.baselines.missing}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
+from rewardlab.analysis.linear import may_be_chance
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
@@ -13,6 +14,11 @@ from rewardlab.report.compare import paired_lines
 from rewardlab.report.precision import card_block
 from rewardlab.report.run import Judged, comparison_table, evaluation_report, judged_table, next_steps
 from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table, wrapped
+
+MAY_BE_CHANCE: Final = (
+    "The accuracy may be chance though its interval leaves 0.5 out: each comparison also fitted the heads that rank "
+    "others, so near 0.5 the interval is up to 1.4 times too narrow. Test data have no such fault."
+)
 
 
 @runtime_checkable
@@ -121,7 +127,10 @@ def _held_out(chosen: Layer) -> str:
     table = evaluation_report(chosen.result.overall, chosen.result.by_source)
     edge = "\nThat is the last penalty tried, so a better one may lie beyond." if chosen.at_edge else ""
     title = f"Layer {chosen.layer}, on held-out training prompts (penalty {chosen.penalty:.2g} by cross-validation):"
-    return f"{title}{edge}\n{table}"
+    lines = [f"{title}{edge}", table]
+    if may_be_chance(chosen.result.overall.estimates["eval_accuracy"]):
+        lines.append(wrapped(MAY_BE_CHANCE))
+    return "\n".join(lines)
 
 
 def _curve(curve: Sequence[Point]) -> str:
