@@ -286,7 +286,8 @@ class HalfWeights:
             if type(layer) in COPYING or getattr(layer, own).dtype is torch.float32
         ]
         for copied in self._layers:
-            copied.layer.__class__ = COPYING.get(copied.kind) or with_copies(copied.kind)
+            kind: Any = copied.kind
+            copied.layer.__class__ = COPYING.get(kind) or with_copies(kind)
         self._biased = [copied for copied in self._layers if copied.kind in COPYING and copied.layer.bias is not None]
 
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
