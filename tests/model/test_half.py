@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from common import make_groups, make_model
+from common import make_groups
 from in_half import half_model
 from rewardlab.batch import pack
 from rewardlab.model import half, linear

@@ -245,8 +245,8 @@ COPYING: Final[dict[type[nn.Module], type[_Copying]]] = {
 
 
 def matrices_with_copies(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (path, layer, name of the parameter) for each matrix that has a half-precision copy where the model computes
-    in half precision. `prefix` is put before the paths.
+    """Yield (name, layer, name in the layer) of each matrix that has a half-precision copy where the model computes in
+    half precision. `prefix` is put before the names.
     """
     for path, layer in module.named_modules(prefix=prefix):
         for own in ["weight"] if type(layer) in COPYING else matrices_of_experts(layer):
@@ -363,8 +363,8 @@ class HalfWeights:
 
 
 def line_about_others(module: nn.Module) -> str:
-    """Return a line for the log about matrices that have no copies, or "" if there are none: autocast rounds them to the
-    nearest, whatever rounding the others have.
+    """Return a line for the log about matrices that have no copies, or "" if there are none: autocast rounds them to
+    the nearest, whatever rounding the others have.
     """
     known = (*COPYING, *COPYING.values())
     total = sum(parameter.numel() for parameter in module.parameters())
