@@ -42,11 +42,20 @@ def verify(arguments: Sequence[str]) -> None:
 
 
 def _verify_endpoint(settings: VerifyArguments) -> None:
-    """Verify a live endpoint. Raises EndpointError if its scores are wrong."""
+    """Verify a live endpoint. Raises EndpointError if its scores are wrong, ConfigError if a package is missing."""
+    from rewardlab.client import EXTRA
     from rewardlab.client.config import token_in
-    from rewardlab.serve.verifying.consumers import TAKE_A_ROUTE, verify_as
-    from rewardlab.serve.verifying.endpoints import Wire
-    from rewardlab.serve.verifying.live import verify_live
+
+    try:
+        from rewardlab.serve.verifying.consumers import TAKE_A_ROUTE, verify_as
+        from rewardlab.serve.verifying.endpoints import Wire
+        from rewardlab.serve.verifying.live import verify_live
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        raise ConfigError(
+            f'a live endpoint needs the package {error.name}. Install it with: pip install "rewardlab[client]"'
+        ) from error
 
     if settings.json is not None:
         require_writable_folder(settings.json.parent, "--json")

@@ -7,13 +7,15 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rewardlab.core.config import require
 from rewardlab.core.terminal import short
 from rewardlab.model.config import ComputeConfig
-from rewardlab.serve.engine.api import Engine
 from rewardlab.serve.http.config import LOOPBACK, HttpConfig, LimitsConfig, ServeConfig
+
+if TYPE_CHECKING:  # it needs pydantic, and `serve` says what is missing
+    from rewardlab.serve.engine.api import Engine
 
 NEEDED: Final = ("fastapi", "uvicorn", "prometheus_client", "pydantic")
 

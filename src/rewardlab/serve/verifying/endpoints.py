@@ -11,9 +11,12 @@ from types import TracebackType
 from typing import Any, Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
+import httpx2
+
 from rewardlab.client import dialects, offers
+from rewardlab.client.http import base_of, is_local
 from rewardlab.client.protocol import SCORE_PATH, SPEC_PATH, SpecResponse
-from rewardlab.core.errors import ConfigError, EndpointError
+from rewardlab.core.errors import EndpointError
 
 NAMED_BY: Final = "--served-name"
 """The flag that names a model."""
@@ -161,16 +164,8 @@ class Wire:
     ) -> None:
         """`whole` says that the path of the address is that of one route (`path`), not a prefix of all routes.
 
-        Raises ConfigError for an invalid address, and if the package for HTTP is missing.
+        Raises ConfigError for an invalid address.
         """
-        try:
-            import httpx2
-
-            from rewardlab.client.http import base_of, is_local
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f'a live endpoint needs {error.name}. Install it with: pip install "rewardlab[client]"'
-            ) from error
         self.base, self.path = base_of(url, instead="--token-env NAME"), ""
         if whole:
             parts = urlsplit(self.base)
