@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import math
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import rewardlab.evaluation.evaluate as evaluate_module
 import runs
 from common import make_model, write_base_model, write_pairs
 from harming import flip
@@ -104,6 +107,27 @@ def test_the_loss_scale_of_float16_is_taken_up(base_model, pairs_file, tmp_path,
     require_same_runs(tmp_path / "whole", tmp_path / "parts")
     whole, parts = (newest_checkpoint(tmp_path / name).state["loss_scale"] for name in ("whole", "parts"))
     assert whole == parts != [2.0**30, 2.0**30, 0]
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("broken", [pytest.param({0}, marks=pytest.mark.slow), {0, 2}], ids=str)
+def test_evaluations_that_are_no_numbers_are_taken_up(broken, base_model, pairs_file, tmp_path, monkeypatch):
+    """The untrained model's too: then nothing has set the bar yet when the run is interrupted."""
+    score, calls = evaluate_module.score_groups, iter(())
+
+    def scores(*arguments, **options):
+        found = score(*arguments, **options)
+        return [one * math.nan for one in found] if next(calls, None) in broken else found
+
+    monkeypatch.setattr(evaluate_module, "score_groups", scores)
+    config = config_for(base_model, pairs_file, tmp_path / "whole", early_stopping_patience=9)
+    calls = itertools.count(0, 2)
+    train(config)
+    calls = itertools.count(0, 2)
+    run_in_parts(config.replace(output_dir=tmp_path / "parts"), [1, 3], monkeypatch)
+    require_same_runs(tmp_path / "whole", tmp_path / "parts")
+    evaluated = {int(row["step"]): row["eval_accuracy"] for row in rows_of(tmp_path / "parts") if row["eval_pairs"]}
+    assert {step for step, accuracy in evaluated.items() if not accuracy} == broken
 
 
 @pytest.mark.slow
