@@ -93,6 +93,25 @@ def test_half_precision_errs_at_most_twice_as_much_as_the_padded_path(family, dt
     assert errors["shared"].max() <= 2 * errors["padded"].max()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_replies_whose_scores_half_precision_could_not_tell_apart_do_not_tie(dtype):
+    """Law 5: head, differences and loss are float32 whatever the backbone computes in."""
+    groups = make_groups(12, seed=3)
+    batch, model = pack(groups), make_model("llama")
+    model.compute_dtype = dtype
+    wanted_R = 8 + 0.001 * torch.randperm(24, generator=torch.Generator().manual_seed(0)).double()
+    assert len(wanted_R.to(dtype).unique()) <= 5
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        states_RW = model.final_states(batch).double()
+        model.head.weight.copy_(torch.linalg.lstsq(states_RW, wanted_R[:, None]).solution.T)
+        scores_R = model(batch)
+        loss = preference_loss(scores_R, batch, LOSS)
+    evaluated_R = torch.from_numpy(np.concatenate(score_groups(model, groups, budget=2000)))
+    for found_R in (scores_R, evaluated_R):
+        assert found_R.tolist() == pytest.approx(wanted_R.tolist(), abs=1e-4)
+    assert loss.item() == pytest.approx(preference_loss(wanted_R, batch, LOSS).item(), rel=1e-5)
+
+
 def test_left_padding_gives_the_same_score_at_the_given_index():
     model = set_layout(make_model("llama", dtype=torch.float64), "padded")
     (group,) = make_groups(1)
