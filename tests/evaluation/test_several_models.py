@@ -13,11 +13,12 @@ import torch
 from common import make_model, make_tokenizer, write_pairs
 from rewardlab.analysis.judgement import Judgement, judge_rows
 from rewardlab.analysis.mistakes import margin_of, worst_mistakes
+from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.commands.parsing import parse_command
 from rewardlab.core.errors import ArtifactError, ConfigError
-from rewardlab.core.files import read_jsonl
+from rewardlab.core.files import read_jsonl, write_text
 from rewardlab.core.types import Comparison, Message, Preference, ScoreRow
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.originals import Original
@@ -91,6 +92,25 @@ def test_models_that_come_first_are_judged_in_folders_of_their_own(models, pairs
     with pytest.raises(SystemExit):
         main(["eval", *map(str, models.values()), "--dataset", str(pairs_file), "--output-dir", str(out)])
     assert "already holds an evaluation" in capsys.readouterr().err
+
+
+def test_data_on_which_a_model_is_clearly_worse_than_a_coin_are_told(models, pairs_file, tmp_path, log):
+    scorer, rows = load(models["one"]), [row for _, row in read_jsonl(pairs_file)]
+    for row in rows:
+        first, second = scorer.score_replies(row["prompt"], [row["chosen"], row["rejected"]])
+        if first < second:
+            row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
+    write_text(tmp_path / "own.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    for name, path in models.items():
+        log.clear()
+        evaluate_folder(config_for(path, tmp_path / "own.jsonl", tmp_path / name))
+        told = [line for line in log.messages if line.startswith("the accuracy of ")]
+        if name == "one":
+            assert told == []
+        else:
+            (line,) = told
+            assert line.startswith(f"the accuracy of {path} is 0.000 [0.000, 0.088] on own, below 0.5 by ")
+            assert "mean the same reply by `chosen`" in line
 
 
 @pytest.mark.slow

@@ -32,14 +32,14 @@ def shallow_labels(baselines: Mapping[str, Mapping[str, Estimate]]) -> str | Non
     return f"{'; '.join(found)}." if found else None
 
 
-def reversed_at_the_end(accuracies: Mapping[str, Estimate]) -> str | None:
-    """Report data on which the chosen model is clearly worse than a coin. `accuracies` maps them to its accuracy."""
+def reversed_at_the_end(accuracies: Mapping[str, Estimate], *, model: str = "the chosen model") -> str | None:
+    """Report data on which a model is clearly worse than a coin. `accuracies` maps them to its accuracy."""
     found = [
         f"{_told(one)} on {data}" for data, one in accuracies.items() if one.value + SURE * (one.high - one.value) < 0.5
     ]
     if not found:
         return None
-    return f"the accuracy of the chosen model is {' and '.join(found)}, below 0.5 by more than its interval."
+    return f"the accuracy of {model} is {' and '.join(found)}, below 0.5 by more than its interval."
 
 
 def _told(estimate: Estimate) -> str:

@@ -19,6 +19,7 @@ from rewardlab.analysis.kwise import ReplyKey
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.analysis.mistakes import worst_mistakes
 from rewardlab.analysis.precision import CANONICAL, PrecisionCard
+from rewardlab.analysis.signs_at_ends import reversed_at_the_end
 from rewardlab.analysis.slices import SliceColumn
 from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load
@@ -265,6 +266,7 @@ def _evaluate_folder(
     # Read before anything is removed: it may be the folder of the evaluation that is replaced.
     gold = None if run.gold is None else read_gold(run.gold, groups, max_replies=config.data.reading.max_replies)
     result = judge(model.score(groups, progress="scoring"), beta=model.beta, calibrated=run.calibrated)
+    _warn_of_reversed(model.path, result)
     judgement = _judgement(config, result.rows, beta=model.beta, slices=slices, gold=gold)
     result = replace(result, judgement=judgement)
     clear_evaluation(run.output_dir)
@@ -298,6 +300,17 @@ def _evaluate_folder(
         else:
             result = replace(result, card=make_card())
     return result, sources, report
+
+
+def _warn_of_reversed(model: Path, result: EvalResult) -> None:
+    """Warn of data on which the model is clearly worse than a coin, as a run warns of its own."""
+    accuracies = {name: own.estimates["eval_accuracy"] for name, own in result.by_source.items()}
+    if (found := reversed_at_the_end(accuracies, model=str(model))) is not None:
+        logger.warning(
+            "%s Look whether these data and those of its training mean the same reply by `chosen`; for soft labels and "
+            "K-wise scores, which end of the scale is good.",
+            found,
+        )
 
 
 def _robustness(config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], result: EvalResult) -> Robustness:
