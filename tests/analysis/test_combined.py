@@ -8,8 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from rewardlab.analysis import stats
-from rewardlab.analysis.combined import combined_reach, widened_to_parts
+from rewardlab.analysis import combined, stats
+from rewardlab.analysis.combined import Clustered, combined_reach, widened_to_parts
 from rewardlab.analysis.influence import share_by_influence
 from rewardlab.analysis.intervals import wilson_limits
 from rewardlab.analysis.judgement import macro_accuracy, weighted_accuracy
@@ -18,9 +18,9 @@ from rewardlab.analysis.score_table import Pairs
 from rewardlab.core.types import Estimate
 
 
-def sources_of(*sizes: int, outcome: np.ndarray | float = 1.0, longer: int = 0) -> Pairs:
-    """Decided pairs of sources of these sizes, each of a prompt of its own; the first `longer` prefer the longer reply,
-    the others the shorter one, by as much.
+def sources_of(*sizes: int, outcome: np.ndarray | float = 1.0, longer: int = 0, prompts: int | None = None) -> Pairs:
+    """Decided pairs of sources of these sizes, in turn of so many `prompts`, each of one of its own where this is None;
+    the first `longer` prefer the longer reply, the others the shorter one, by as much.
     """
     source = np.arange(len(sizes)).repeat(sizes)
     numbers, nothing = np.arange(source.size), np.zeros(source.size)
@@ -32,7 +32,7 @@ def sources_of(*sizes: int, outcome: np.ndarray | float = 1.0, longer: int = 0) 
         length_preferred=np.where(numbers < longer, 30.0, -30.0),
         length_other=nothing,
         truncated=np.zeros(source.size, dtype=bool),
-        prompt=numbers,
+        prompt=numbers if prompts is None else numbers % prompts,
         source=source,
         preference=numbers,
     )
@@ -122,7 +122,8 @@ def test_parts_of_the_same_prompts_are_taken_to_be_wrong_together() -> None:
 
 def test_reaches_of_independent_shares_add_up_by_their_squares() -> None:
     assert combined_reach(np.array([[0.3, 0.1], [0.4, 0.0]])) == pytest.approx((0.5, 0.1))
-    assert combined_reach(np.array([[0.3, 0.1], [0.4, 0.0]]), np.ones((2, 2))) == pytest.approx((0.7, 0.1))
+    together = Clustered(np.ones((3, 2)), np.ones((3, 2)))
+    assert combined_reach(np.array([[0.3, 0.1], [0.4, 0.0]]), together) == pytest.approx((0.7, 0.1))
 
 
 def test_what_has_no_interval_is_not_given_one() -> None:
@@ -130,13 +131,44 @@ def test_what_has_no_interval_is_not_given_one() -> None:
     assert widened_to_parts(few, np.ones(9), np.arange(9), [(1.0, np.ones(9, dtype=bool))]) is few
 
 
-def test_many_sources_take_memory_by_their_comparisons() -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["prompts of their own", "prompts that sources share"])
+def test_many_sources_take_memory_by_their_comparisons(shared: bool) -> None:
     peaks = []
     for sources in (400, 800):
-        decided = sources_of(*[12] * sources)
-        outcome = (np.arange(12 * sources) % 3 > 0).astype(np.float64)
+        decided = sources_of(*[12] * sources, prompts=3 * sources if shared else None)
+        outcome = (np.arange(12 * sources) % 7 > 0).astype(np.float64)
         tracemalloc.start()
         macro_accuracy(outcome, decided)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 2.5 * peaks[0]
+
+
+@pytest.mark.parametrize("at_once", [1, 30, 10**6])
+def test_shares_are_alike_by_what_their_clusters_give_them(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combined, "AT_ONCE", at_once)
+    draw = np.random.default_rng(3)
+    counts_CU = draw.integers(0, 3, (40, 9)).astype(np.float64)
+    counts_CU[:, 8] = 0
+    counts_CU[:2, 8] = 1
+    sums_CU = np.round(counts_CU * draw.random((40, 9)))
+    found = np.concatenate([alike.toarray() for _, alike in Clustered(sums_CU, counts_CU).alike()])
+    left_CU = sums_CU - counts_CU * sums_CU.sum(0) / counts_CU.sum(0)
+    for one in range(9):
+        for other in range(9):
+            assert found[one, other] == pytest.approx(max(correlation(left_CU, counts_CU, one, other), 0.0), abs=1e-12)
+    reaches_U2 = draw.random((9, 2))
+    expected = [math.sqrt(reach @ found @ reach) for reach in reaches_U2.T]
+    assert combined_reach(reaches_U2, Clustered(sums_CU, counts_CU)) == pytest.approx(expected)
+
+
+def correlation(left_CU: np.ndarray, counts_CU: np.ndarray, one: int, other: int) -> float:
+    """That of two shares, with a cluster that fails in both as far as they have the same clusters."""
+
+    def together(first: int, second: int) -> float:
+        lengths = [np.linalg.norm(counts_CU[:, share]) for share in (first, second)]
+        sizes = [counts_CU[:, share].sum() / np.count_nonzero(counts_CU[:, share]) for share in (first, second)]
+        overlap = counts_CU[:, first] @ counts_CU[:, second] / math.prod(lengths)
+        return float(left_CU[:, first] @ left_CU[:, second] + overlap * math.prod(sizes))
+
+    return together(one, other) / math.sqrt(together(one, one) * together(other, other))

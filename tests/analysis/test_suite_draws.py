@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm, permutation_test, t
 
-from rewardlab.analysis.combined import alike
+from rewardlab.analysis.combined import Clustered
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.suites import draws
 from rewardlab.analysis.suites.draws import Resampled, difference, estimate, judge, significance
@@ -186,10 +186,11 @@ def test_where_the_credits_vary_they_tell_how_alike_the_shares_are() -> None:
     draw = np.random.default_rng(0)
     counts = np.full((400, 2), 3.0)
     apart = draw.binomial(3, 0.6, size=(400, 2)).astype(float)
-    assert alike(apart, counts)[0, 1] < 0.15
-    assert alike(apart[:, [0, 0]], counts)[0, 1] == pytest.approx(1.0)
     opposed = np.stack([apart[:, 0], 3 - apart[:, 0]], axis=1)
-    assert alike(opposed, counts)[0, 1] == 0.0
+    (first,), (same,), (other,) = (Clustered(sums, counts).alike() for sums in (apart, apart[:, [0, 0]], opposed))
+    assert first[1][0, 1] < 0.15
+    assert same[1][0, 1] == pytest.approx(1.0)
+    assert other[1][0, 1] == 0.0
 
 
 def test_strata_take_a_degree_of_freedom_each() -> None:

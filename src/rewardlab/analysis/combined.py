@@ -4,16 +4,20 @@ Legend: N outcomes, C clusters (prompts), U shares.
 
 A share whose outcomes are all 1 by chance has no spread, and adds nothing to a variance by influence or by bootstrap,
 though nobody knows it to be exactly 1. Its score interval has a width. The intervals of the shares are combined with
-the correlation of the shares (`alike`; for independent shares Zou & Donner 2008, Statistics in Medicine 27, 1693-1702).
+the correlation of the shares (`Clustered`; for independent shares Zou & Donner 2008, Statistics in Medicine 27,
+1693-1702).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
+from scipy.sparse import coo_array, csc_array, csr_array
 
 from rewardlab.analysis.influence import BoolArray, cluster_sums, places
 from rewardlab.analysis.intervals import FloatArray, share_limits
@@ -22,6 +26,8 @@ from rewardlab.core.types import Estimate
 
 Reach = tuple[float, float]
 """How far an interval reaches below and above its value."""
+AT_ONCE: Final = 2**20
+"""Correlations that are computed at a time, of which there may be as many as the square of the shares."""
 
 
 def widened_to_parts(
@@ -35,8 +41,8 @@ def widened_to_parts(
     """Return an estimate of a weighted sum of shares, no narrower than the score intervals of the shares combined.
 
     `parts` are each the weight of a share and which outcomes [N], or the numbers of those, it is of. The weights add up
-    to 1. Parts of the same clusters are combined by `alike`, unless they are to be taken as `independent`. An estimate
-    without an interval stays without one.
+    to 1. Parts of the same clusters are combined by `Clustered`, unless they are to be taken as `independent`. An
+    estimate without an interval stays without one.
     """
     if math.isnan(estimate.low):
         return estimate
@@ -45,8 +51,8 @@ def widened_to_parts(
     ]
     own_U = [np.unique(clusters[own]) for _, own in parts]
     apart = independent or sum(own.size for own in own_U) == np.unique(np.concatenate(own_U)).size
-    alike_UU = None if apart else _alike_parts(outcome, clusters, [own for _, own in parts])
-    below, above = combined_reach(np.array(reaches_U2), alike_UU)
+    of = None if apart else _clustered(outcome, clusters, [own for _, own in parts])
+    below, above = combined_reach(np.array(reaches_U2), of)
     return replace(
         estimate,
         low=max(min(estimate.low, estimate.value - below), 0.0),
@@ -68,39 +74,55 @@ def share_reach(totals_3C: FloatArray) -> Reach:
     return middle - low, high - middle
 
 
-def combined_reach(reaches_U2: FloatArray, alike_UU: FloatArray | None = None) -> Reach:
-    """Return the reach of a sum of shares from their own, each times its weight; without `alike_UU`, of independent
-    ones.
-    """
-    below, above = (
-        math.sqrt(reach_U @ reach_U if alike_UU is None else reach_U @ alike_UU @ reach_U) for reach_U in reaches_U2.T
-    )
+def combined_reach(reaches_U2: FloatArray, of: Clustered | None = None) -> Reach:
+    """Return the reach of a sum of shares from their own, each times its weight; without `of`, of independent ones."""
+    if of is None:
+        squares_2 = np.square(reaches_U2).sum(0)
+    else:
+        blocks = (reaches_U2[own].T @ (alike @ reaches_U2) for own, alike in of.alike())
+        squares_2 = np.diag(sum(blocks, np.zeros((2, 2))))
+    below, above = (math.sqrt(square) for square in squares_2)
     return below, above
 
 
-def alike(sums_CU: FloatArray, counts_CU: FloatArray) -> FloatArray:
-    """Return the correlations [U, U] of the errors of shares, 0 where they are negative.
+class Clustered:
+    """Shares by what the clusters give them. What it holds grows with the pairs of a share and a cluster in it."""
 
-    The clusters show them only where credits vary, so one cluster is added that fails in all its shares at once. Where
-    all credits are equal, shares of the same clusters are therefore taken to err together (correlation 1), and shares
-    of different clusters independently (0).
-    """
-    totals_U = counts_CU.sum(0)
-    left_CU = sums_CU - counts_CU * (sums_CU.sum(0) / totals_U)
-    sizes_U = totals_U / (counts_CU > 0).sum(0)
-    lengths_U = np.sqrt(np.square(counts_CU).sum(0))
-    overlap_UU = (counts_CU.T @ counts_CU) / np.outer(lengths_U, lengths_U)
-    together_UU = left_CU.T @ left_CU + overlap_UU * np.outer(sizes_U, sizes_U)
-    spread_U = np.sqrt(np.diag(together_UU))
-    alike_UU: FloatArray = np.maximum(together_UU / np.outer(spread_U, spread_U), 0.0)
-    return alike_UU
+    def __init__(self, sums_CU: FloatArray | coo_array, counts_CU: FloatArray | coo_array) -> None:
+        """Take the sums and numbers of the credits of each share in each cluster."""
+        counts = csc_array(counts_CU)
+        totals_U = counts.sum(0)
+        shares_C = (counts > 0).sum(1)
+        self._left_CU = csc_array(csc_array(sums_CU) - counts * (csc_array(sums_CU).sum(0) / totals_U))
+        sizes_U = totals_U / (counts > 0).sum(0)
+        self._scaled_CU = csc_array(counts * (sizes_U / np.sqrt((counts * counts).sum(0))))
+        self._spread_U = np.sqrt((self._left_CU * self._left_CU).sum(0) + np.square(sizes_U))
+        self._most_U = np.minimum((counts > 0).T @ shares_C, totals_U.size)
+        """[U] with how many shares each has a cluster in common, or more."""
+
+    def alike(self) -> Iterator[tuple[slice, csr_array]]:
+        """Yield the correlations [B, U] of the errors of the shares, 0 where they are negative, for some shares [B]
+        after the other.
+
+        The clusters show them only where credits vary, so one cluster is added that fails in all its shares at once.
+        Where all credits are equal, shares of the same clusters are therefore taken to err together (correlation 1),
+        and shares of different clusters independently (0).
+        """
+        ends = np.flatnonzero(np.diff(np.cumsum(self._most_U) // AT_ONCE)) + 1
+        for begin, end in pairwise([0, *ends.tolist(), self._most_U.size]):
+            own = slice(begin, end)
+            together_BU = self._left_CU[:, own].T @ self._left_CU + self._scaled_CU[:, own].T @ self._scaled_CU
+            found = coo_array(together_BU)
+            spreads = self._spread_U[own][found.row] * self._spread_U[found.col]
+            found.data = np.maximum(found.data / spreads, 0.0)
+            yield own, csr_array(found)
 
 
-def _alike_parts(outcome: FloatArray, clusters: IntArray, parts: Sequence[BoolArray | IntArray]) -> FloatArray:
-    """Return the correlations of `alike` for shares of the outcomes [N] of each part."""
+def _clustered(outcome: FloatArray, clusters: IntArray, parts: Sequence[BoolArray | IntArray]) -> Clustered:
+    """Return the shares of the outcomes [N] of each part."""
     cluster_N, count = places(clusters)
-    sums_CU, counts_CU = np.zeros((2, count, len(parts)))
-    for number, own in enumerate(parts):
-        sums_CU[:, number] = np.bincount(cluster_N[own], outcome[own], minlength=count)
-        counts_CU[:, number] = np.bincount(cluster_N[own], minlength=count)
-    return alike(sums_CU, counts_CU)
+    numbers = [np.flatnonzero(own) if own.dtype == np.bool_ else own for own in parts]
+    used = np.concatenate(numbers)
+    place = (cluster_N[used], np.repeat(np.arange(len(parts)), [own.size for own in numbers]))
+    shape = (count, len(parts))
+    return Clustered(coo_array((outcome[used], place), shape), coo_array((np.ones(used.size), place), shape))

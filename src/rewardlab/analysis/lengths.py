@@ -90,7 +90,7 @@ def length_controlled_accuracy(decided: Pairs) -> Estimate:
         for sides in _used_strata(decided)[0]
         for side in sides
     ]
-    # Sides of the same prompts may err in opposite ways, which the influences know and `combined.alike` does not.
+    # Sides of the same prompts may err in opposite ways, which the influences know and `combined.Clustered` does not.
     found = share_by_influence(value, influence, prompts)
     return widened_to_parts(found, outcome, prompts, parts, independent=True)
 

@@ -12,7 +12,7 @@ cannot be drawn: it is in every draw once, and only the score intervals say how 
 
 Where all credits are 1 a bootstrap has no spread, though nobody knows the share to be exactly 1. The limits are
 therefore widened to those of the score intervals of the shares (`intervals.share_limits`), combined with the
-correlation of the shares (`combined.alike`; for independent shares Zou & Donner 2008, Statistics in Medicine 27,
+correlation of the shares (`combined.Clustered`; for independent shares Zou & Donner 2008, Statistics in Medicine 27,
 1693-1702).
 """
 
@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri, stdtrit
 
-from rewardlab.analysis.combined import alike, combined_reach, share_reach
+from rewardlab.analysis.combined import Clustered, combined_reach, share_reach
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.signflip import sign_flip
 from rewardlab.analysis.stats import MIN_CLUSTERS, central_range, too_few
@@ -187,10 +187,9 @@ def _widened(
     low, high = central_range(draws_R)
     freedom = n - sum(bool(there_C[stratum[0]]) for stratum in resampled.strata)
     stretch = float(stdtrit(max(freedom, 1), 0.975) / ndtri(0.975))
-    alike_UU = alike(sums_CS[:, used], counts_CU)
     names = list(judged.outcome.shares)
     reaches_U2 = weights_U[:, None] * np.array([reach[names[share]] for share in used])
-    below, above = combined_reach(reaches_U2, alike_UU)
+    below, above = combined_reach(reaches_U2, Clustered(sums_CS[:, used], counts_CU))
     return replace(
         possible,
         low=max(min(value - stretch * (value - low), value - below), possible.low),
