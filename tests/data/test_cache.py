@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ast
 import errno
+import os
 import shutil
+import signal
 import threading
+import time
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from common import make_tokenizer, write_pairs
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import RewardlabError
+from rewardlab.core.signals import ending_with_status
 from rewardlab.data import cache as module
 from rewardlab.data.cache import Cache, hash_of_tokenizer, key_of
 from rewardlab.data.config import DataConfig, ReadingConfig
@@ -117,10 +121,10 @@ def test_the_key_changes_with_the_code(tmp_path: Path, monkeypatch: pytest.Monke
 ONLY_WORDS = {
     *("core/bars.py", "core/config.py", "core/config_file.py", "core/config_yaml.py", "core/controls.py"),
     *("core/earlier_names.py", "core/errors.py", "core/libc.py", "core/optional.py", "core/other_names.py"),
-    *("core/folders.py", "core/schema.py", "core/terminal.py"),
+    *("core/folders.py", "core/schema.py", "core/signals.py", "core/terminal.py"),
 }
 """Modules that data import and whose changes change no stored byte: how progress is told, how settings are read, how
-folders are replaced, what they and errors are called."""
+folders are replaced, what they and errors are called, what signals do."""
 
 
 def imported_by(files: list[Path]) -> set[str]:
@@ -208,6 +212,41 @@ def test_an_interrupted_write_leaves_nothing_and_what_a_killed_one_left_is_remov
     (left_over / "tokens.bin").write_bytes(b"half")
     assert cache.make("k", write)[1] is True
     assert sorted(path.name for path in tmp_path.iterdir()) == [".k.lock", "k"]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_signal_that_ends_the_process_at_once_leaves_nothing_half_written(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[list[str]] = []
+
+    def ended(status: int) -> NoReturn:
+        there.append(sorted(path.name for path in tmp_path.iterdir()))
+        raise SystemExit(status)
+
+    def interrupted(folder: Path) -> None:
+        (folder / "tokens.bin").write_bytes(b"half")
+        assert folder.parent == tmp_path
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("os._exit", ended)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with ending_with_status(), pytest.raises((SystemExit, RewardlabError)):
+        Cache(tmp_path if kept else None).make("k", interrupted)
+    assert there == [[".k.lock"] if kept else []]
+
+
+def test_what_a_killed_process_left_of_other_data_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    for key, hours in (("old", 25), ("new", 1)):
+        left_over = tmp_path / f".{key}.tmp-1"
+        left_over.mkdir()
+        (left_over / "tokens.bin").write_bytes(b"half")
+        for path in (left_over / "tokens.bin", left_over):
+            os.utime(path, (time.time() - 3600 * hours,) * 2)
+    begun_long_ago = tmp_path / ".new.tmp-1"
+    os.utime(begun_long_ago, (0, 0))
+    assert Cache(tmp_path).make("k", write)[1] is True
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".k.lock", ".new.tmp-1", "k"]
 
 
 def test_of_several_that_want_the_same_one_writes_and_the_others_wait(

@@ -11,18 +11,20 @@ import hashlib
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import sha256_file, sha256_json, sha256_text
 from rewardlab.core.folders import remove, replacing_folder
+from rewardlab.core.signals import hears_of_end
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import MAPPED_COLUMNS
 from rewardlab.data.finding import Source
@@ -35,6 +37,8 @@ PACKAGES = ("transformers", "tokenizers", "jinja2", "numpy")
 BENEATH = ("core/files.py", "core/spec.py", "core/types.py", "core/zst.py")
 """Modules outside `data` whose code is part of a key: they decide prompt keys, what a line or a row is, and what the
 settings of a renderer mean."""
+ABANDONED_S: Final = 24 * 3600.0
+"""A process that prepares data writes more often than this, even one that was stopped for a night."""
 READING = (
     *("incomplete_pairs", "ties", "max_replies", "margin_column", "strength_as"),
     *("shp", "max_per_post", "min_score_ratio", "attributes", "map_label"),
@@ -145,7 +149,8 @@ class Cache:
                 # This process holds the lock, so temporary folders of this key belong to processes that were killed.
                 for left_over in self.folder.glob(f".{key}.tmp-*"):
                     remove(left_over)
-                with replacing_folder(self.folder / key) as folder:
+                self._remove_old()
+                with replacing_folder(self.folder / key) as folder, _removed_at_end(folder):
                     write(folder)
                 return open_store(self.folder / key), True
         except OSError as error:
@@ -154,16 +159,34 @@ class Cache:
                 f"Make room, choose another folder with --cache-dir, or use --cache-dir none."
             ) from error
 
+    def _remove_old(self) -> None:
+        """Remove temporary folders of other keys in which nothing was written for so long that their process must have
+        been killed."""
+        assert self.folder is not None
+        for left_over in self.folder.glob(".*.tmp-*"):
+            # It may be another user's, or have gone meanwhile.
+            with suppress(OSError):
+                if time.time() - max(path.stat().st_mtime for path in (left_over, *left_over.iterdir())) > ABANDONED_S:
+                    remove(left_over)
+
     def _make_unkept(self, write: Callable[[Path], None]) -> TokenStore:
         """Return a store in a temporary folder that is already deleted."""
         folder = Path(tempfile.mkdtemp(prefix="rewardlab-"))
         try:
-            write(folder)
-            return open_store(folder)
+            with _removed_at_end(folder):
+                write(folder)
+                return open_store(folder)
         finally:
             # The memory maps keep the content readable until they are closed. Deleting the folder now instead of at
             # exit leaves nothing behind, however the process ends.
             shutil.rmtree(folder)
+
+
+@contextmanager
+def _removed_at_end(folder: Path) -> Iterator[None]:
+    """Within the block, remove a folder where a signal ends the process at once, which `finally` does not see."""
+    with hears_of_end(lambda _: shutil.rmtree(folder)):
+        yield
 
 
 @contextmanager
