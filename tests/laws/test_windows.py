@@ -134,6 +134,39 @@ def test_blocks_leave_out_only_what_no_token_of_them_sees(window, monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("formula", "most"), [(Formula(), 400), (Formula(softcap=2.0), 1600)], ids=["plain", "soft cap"]
+)
+def test_long_replies_are_computed_in_blocks_of_bounded_masks_and_logits(formula, most, monkeypatch):
+    groups = [(3, (37, 50, 5)), (0, (29,)), (64, (30, 1))]
+    layout = PromptLayout(groups)
+    draw = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(1, count, layout.num_tokens, 8, generator=draw, dtype=torch.float64).requires_grad_()
+        for count in (4, 2, 2)
+    ]
+    whole = attention_backends.segments(*inputs, layout, formula)
+    monkeypatch.setattr(attention_backends, "LEAST_BLOCK", 1)
+    monkeypatch.setattr(attention_backends, "MOST_WRITTEN", most)
+    sizes = []
+    attend = attention_backends._attend
+
+    def watched(query, key, value, mask, formula):
+        if mask is not None:
+            sizes.append(mask.numel() * (1 if formula.is_plain else query.shape[1]))
+        return attend(query, key, value, mask, formula)
+
+    monkeypatch.setattr(attention_backends, "_attend", watched)
+    found = attention_backends.segments(*inputs, PromptLayout(groups), formula)
+    assert max(sizes) <= most
+    torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+    for one, other in zip(
+        torch.autograd.grad(found, inputs, weights), torch.autograd.grad(whole, inputs, weights), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 def test_in_half_precision_a_small_change_of_a_sink_is_seen():
     """Its steps are of the size of the learning rate, far below the half-precision numbers next to it."""
     draw = torch.Generator().manual_seed(0)

@@ -23,7 +23,7 @@ from torch import Tensor
 from rewardlab.model.attention_formula import Formula
 from rewardlab.model.past import Past
 from rewardlab.model.product_attention import Products
-from rewardlab.model.prompt_layout import PromptLayout, Ragged
+from rewardlab.model.prompt_layout import PromptLayout, Ragged, mask_after
 
 
 def segments(
@@ -86,11 +86,14 @@ def _attend_after(
 ) -> Float[Tensor, "1 H _ _"]:
     """Compute attention of consecutive tokens, with as many keys in front of them as `num_seen` and then their own.
 
-    Under a window they are computed a block at a time, so that what no token of a block sees is left out.
+    Under a window they are computed a block at a time, so that what no token of a block sees is left out; without one
+    where a mask or logits of all of them would be larger than `MOST_WRITTEN`.
     """
     length = query.shape[2]
     window = formula.window
     if window is None or num_seen + length <= window:
+        if (num_seen or not formula.is_plain) and length > (step := _rows_written(num_seen + length, query, formula)):
+            return _attend_in_blocks(step, num_seen, query, key, value, formula)
         mask = layout.mask(num_seen, length, query.device) if num_seen else None
         return _attend(query, key, value, mask, formula)
     outputs = []
@@ -106,6 +109,25 @@ def _attend_after(
         mask = None if causal else layout.mask(in_front, stop - start, query.device, window)
         outputs.append(_attend(query[:, :, start:stop], key[:, :, keys], value[:, :, keys], mask, formula))
         start = stop
+    return torch.cat(outputs, 2)
+
+
+def _rows_written(num_keys: int, query: Tensor, formula: Formula) -> int:
+    """Return for how many tokens their mask of so many keys, or logits of all heads where these are written out, may be
+    held at once."""
+    return max(MOST_WRITTEN // (num_keys * (1 if formula.is_plain else query.shape[1])), LEAST_BLOCK)
+
+
+def _attend_in_blocks(
+    step: int, num_seen: int, query: Tensor, key: Tensor, value: Tensor, formula: Formula
+) -> Float[Tensor, "1 H _ _"]:
+    """Compute `_attend_after` without a window for so many tokens at a time, whose masks are not kept."""
+    outputs = []
+    for start in range(0, query.shape[2], step):
+        block = query[:, :, start : start + step]
+        seen = num_seen + start + block.shape[2]
+        mask = mask_after(num_seen + start, block.shape[2], query.device)
+        outputs.append(_attend(block, key[:, :, :seen], value[:, :, :seen], mask, formula))
     return torch.cat(outputs, 2)
 
 
@@ -207,7 +229,10 @@ SOFT_CAPPED: Final = ("segments", "mask", "flex", "flash")
 SINKING: Final = ("segments", "mask", "flex")
 """Backends that support sinks, which GPT-OSS has."""
 LEAST_BLOCK: Final = 256
-"""Fewest tokens of the blocks that `segments` computes under a window; smaller ones cost more than they save."""
+"""Fewest tokens of the blocks that `segments` computes; smaller ones cost more than they save."""
+MOST_WRITTEN: Final = 2**27
+"""Entries of a mask, or logits, that `segments` holds at once, of 5 bytes each in float32. A later reply of fewer than
+11,000 tokens to a short prompt is computed at once."""
 
 
 def unavailable(name: str, *, device: torch.device, dtype: torch.dtype, formula: Formula, train: bool) -> str:

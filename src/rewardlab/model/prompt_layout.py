@@ -20,6 +20,16 @@ from rewardlab.model.past import Past
 Made = TypeVar("Made")
 
 
+def mask_after(
+    num_seen: int, length: int, device: torch.device, window: int | None = None
+) -> Bool[Tensor, "length seen"]:
+    """Return the mask [length, num_seen + length] of consecutive tokens: each sees the keys in front of them all,
+    itself and those between; of these the last `window` alone if there is one.
+    """
+    seen = torch.ones(length, num_seen + length, dtype=torch.bool, device=device).tril(num_seen)
+    return seen if window is None else seen.triu(num_seen - window + 1)
+
+
 class PromptLayout:
     """The parts of a packed row, from which follows which tokens attend to which; made anew for each forward pass.
 
@@ -67,15 +77,8 @@ class PromptLayout:
         return made
 
     def mask(self, num_seen: int, length: int, device: torch.device, window: int | None = None) -> Bool[Tensor, "r s"]:
-        """Return the mask [length, num_seen + length] of consecutive tokens: each sees the keys in front of them all,
-        itself and those between; of these the last `window` alone if there is one.
-        """
-
-        def make() -> Tensor:
-            seen = torch.ones(length, num_seen + length, dtype=torch.bool, device=device).tril(num_seen)
-            return seen if window is None else seen.triu(num_seen - window + 1)
-
-        return self.keep((num_seen, length, window), make)
+        """Return `mask_after`, which is made once and kept for all layers."""
+        return self.keep((num_seen, length, window), lambda: mask_after(num_seen, length, device, window))
 
     def owners(self, device: torch.device) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
         """Return for every token the number of its group, and of its reply in the row (−1 for shared tokens)."""
