@@ -6,9 +6,11 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import make_model, write_base_model, write_pairs
 from resuming import KINDS, interrupted, weights_of
@@ -258,3 +260,24 @@ def test_frozen_weights_are_known_by_every_bit():
     with torch.no_grad():
         model.head.weight.view(-1)[0] = torch.nextafter(model.head.weight.view(-1)[0], torch.tensor(9.0))
     assert resume.frozen_fingerprint(model) != before
+
+
+class Summed(TorchDispatchMode):
+    """The most that is summed at once."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket is torch.ops.aten.sum:
+            self.most = max(self.most, args[0].numel())
+        return function(*args, **(kwargs or {}))
+
+
+def test_frozen_weights_are_compared_without_a_copy_of_any_twice_its_size():
+    """The CPU makes integers of eight bytes of all that is summed at once: 5 GB for an embedding of Gemma 2."""
+    weight = torch.randn(3 * 2**21 + 1, generator=torch.Generator().manual_seed(0))
+    model = torch.nn.ParameterList([torch.nn.Parameter(weight, requires_grad=False)])
+    with Summed() as summed:
+        found = resume.frozen_fingerprint(model)
+    assert summed.most <= 2**22
+    assert found == f"{int(weight.numpy().view(np.int32).sum(dtype=np.int64)) % (1 << 61):x}"
