@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -250,6 +252,29 @@ def test_a_client_of_the_process_that_forked_says_so() -> None:
         own._thread._process = os.getpid() + 1
         with pytest.raises(ConfigError, match="made in another process"):
             own.score_token_ids([[5]])
+
+
+@pytest.mark.parametrize("again", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy, copy.copy])
+@pytest.mark.parametrize("kind", [RewardClient, AsyncRewardClient])
+def test_a_client_reaches_another_process_as_address_and_settings(kind: type[Any], again: Callable[[Any], Any]) -> None:
+    with Threaded() as url:
+        own = kind(url, check=False, token="secret", max_batch=3)
+        other = again(own)
+        assert (type(other), other.url, other.config) == (kind, own.url, own.config)
+        scores = [_scored(own), _scored(other)]  # the second after the first is closed
+    assert scores == [[number_of([5])]] * 2
+
+
+def _scored(client: Any) -> list[float]:
+    if isinstance(client, RewardClient):
+        with client:
+            return client.score_token_ids([[5]])
+
+    async def scored() -> list[float]:
+        async with client:
+            return await client.score_token_ids([[5]])
+
+    return asyncio.run(scored())
 
 
 IMPORTS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +57,16 @@ def test_a_model_with_a_limit_below_its_canaries_is_served_and_asked(tmp_path: P
         long = [{"role": "user", "content": "Why? " * 100}, TALKS[0][1]]
         with pytest.raises(RolloutError, match=r"rollout 0 .*tokens"):
             there.score([long])
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_it_reaches_another_process_as_what_it_was_made_of(where: str, request: pytest.FixtureRequest) -> None:
+    with BlockingScorer(request.getfixturevalue(where), truncate=True) as scorer:
+        expected = scorer.score(TALKS)
+        again = pickle.loads(pickle.dumps(scorer))
+    with again:
+        assert again._scorer.config == scorer._scorer.config
+        assert again.score(TALKS) == pytest.approx(expected, abs=2e-5)
 
 
 def test_inside_a_running_loop_it_waits_too(folder: Path) -> None:

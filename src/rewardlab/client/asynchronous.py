@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar, Unpack
@@ -57,6 +58,10 @@ class AsyncRewardClient:
         """The count of the server's absences when its canaries were last scored."""
         self._checked: dict[str | None, EndpointSpec] = {}
         """Digest -> the model of this server that passed the check."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process as address and settings, the token among them; there it connects anew."""
+        return partial(type(self), self.url, **vars(self.config)), ()
 
     async def __aenter__(self) -> AsyncRewardClient:
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 from rewardlab.client.asynchronous import AsyncRewardClient, Group, Turns
 from rewardlab.client.config import ClientConfig, Settings
@@ -27,6 +28,10 @@ class RewardClient:
         """
         self._client = AsyncRewardClient(url, **settings)
         self._thread = LoopThread("client", self._client.aclose)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `AsyncRewardClient.__reduce__`."""
+        return partial(type(self), self.url, **vars(self.config)), ()
 
     def __enter__(self) -> RewardClient:
         try:

@@ -135,8 +135,13 @@ class BlockingScorer:
         self, source: str | Path | Sequence[str | Path], config: ScorerConfig | None = None, **settings: Any
     ) -> None:
         """Make a scorer. `source`, `config`, `settings` and errors are those of `RewardScorer`."""
+        self._sources = source
         self._scorer = RewardScorer(source, config, **settings)
         self._thread = LoopThread("scorer", self._scorer.aclose)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process as source and settings; there it loads or connects anew."""
+        return type(self), (self._sources, self._scorer.config)
 
     def __enter__(self) -> BlockingScorer:
         return self
