@@ -211,10 +211,14 @@ import multiprocessing, sys, torch, rewardlab
 def ask(number):
     return scorer.score_replies("How?", [f"So {number}."])
 
+def other(_):
+    return float((torch.ones(600, 600) @ torch.ones(600, 600)).exp().mean())
+
 torch.set_num_threads(2)
 scorer = rewardlab.load(sys.argv[1])
 alone = [ask(number) for number in range(3)]
 with multiprocessing.get_context("fork").Pool(1) as pool:
+    pool.map(other, range(3))
     there = pool.map(ask, range(3))
     assert pool.apply(torch.get_num_threads) == 1
 assert torch.get_num_threads() == 2
@@ -229,7 +233,7 @@ def test_a_process_that_is_forked_after_many_threads_have_computed_scores_with_o
     command = [sys.executable, "-c", FORKED, str(saved)]
     done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "True", done.stderr
-    assert "this process was forked" in done.stderr
+    assert done.stderr.count("this process was forked") == 1
 
 
 def test_layouts_agree_after_loading(saved):
