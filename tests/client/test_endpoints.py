@@ -20,6 +20,7 @@ from rewardlab.client import (
     RewardClient,
 )
 from rewardlab.core.errors import ArtifactError, ConfigError
+from rewardlab.serve.verifying.endpoints import Wire
 from served import expected, table, talks
 
 
@@ -200,12 +201,36 @@ def test_the_proxy_of_the_environment_is_for_other_machines(monkeypatch: pytest.
         ({"max_concurrency": -1}, "max_concurrency: expected a whole number above 0, got -1"),
         ({"timeout_s": float("nan")}, "timeout_s: expected a finite number above 0, got nan"),
         ({"timeout_s": float("inf")}, "timeout_s: expected a finite number above 0, got inf"),
-        ({"httpx_options": {"colour": "red"}}, "httpx_options: httpx2 cannot use them"),
+        ({"httpx_options": {"colour": "red"}}, "httpx_options.*: httpx2 cannot use them"),
+        ({"httpx_options": {"proxy": "socks5://127.0.0.1:1"}}, "httpx_options.*: httpx2 cannot use them: .*socksio"),
+        ({"httpx_options": {"headers": {"x-key": "secret\n"}}}, "httpx_options: .* the header 'x-key'"),
+        ({"httpx_options": {"headers": {"x key": "secret"}}}, "httpx_options: .* the header 'x key'"),
+        ({"token": "sec\nret"}, "token: it has a character that a header cannot hold"),
+        ({"token": "sécret"}, "token: it has a character that a header cannot hold"),
+        ({"token": " "}, "token: it is empty"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_told(settings: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as refused:
         AsyncRewardClient(URL, **settings)
+    assert "cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "foo://127.0.0.1:1", "http://[x]:1"])
+def test_a_proxy_of_the_environment_that_cannot_be_used_is_told(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(ConfigError, match="environment's proxies .*ALL_PROXY"):
+        AsyncRewardClient("http://scores.example")
+    with pytest.raises(ConfigError, match="environment's proxies .*ALL_PROXY"):
+        Wire("http://scores.example")
+
+
+def test_a_token_goes_without_the_end_of_line_of_its_file() -> None:
+    fake = FakeOwn(table())
+    during(fake, lambda c: c.spec(), token="secret\n")
+    assert {headers["authorization"] for headers in fake.headers} == {"Bearer secret"}
 
 
 @pytest.mark.parametrize("name", ["attempts", "max_batch", "max_concurrency"])

@@ -32,7 +32,7 @@ class ClientConfig:
     model: str | None = None
     """Name of the model or adapter on the server; None for the only one, or for our server's default."""
     token: str | None = field(default=None, repr=False)
-    """Sent as `Authorization: Bearer …`."""
+    """Sent as `Authorization: Bearer …`, without the white space around it."""
     engine: Engine = "auto"
     """What answers at the address; `auto` finds out by its routes."""
     artifact: str | Path | None = None
@@ -74,6 +74,10 @@ class ClientConfig:
         limit = self.timeout_s
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
             raise ConfigError(f"timeout_s: expected a finite number above 0, got {limit!r:.60}.")
+        if self.token is not None:
+            object.__setattr__(self, "token", bare_token(self.token, name="token"))
+        if not isinstance(self.httpx_options, Mapping):
+            raise ConfigError(f"httpx_options: expected a mapping, got a {type(self.httpx_options).__name__}.")
 
 
 class Settings(TypedDict, total=False):
@@ -96,6 +100,23 @@ class Settings(TypedDict, total=False):
     httpx_options: Mapping[str, Any]
 
 
+def bare_token(token: Any, *, name: str) -> str:
+    """Return a token without the white space around it, such as the end of line of the file that it was read from.
+
+    Raises ConfigError for what is no text, is empty, or does not fit into a header; the message does not show it.
+    """
+    if not isinstance(token, str):
+        raise ConfigError(f"{name}: expected a text, got a {type(token).__name__}.")
+    bare = token.strip()
+    if not bare:
+        raise ConfigError(f"{name}: it is empty.")
+    if not (bare.isascii() and bare.isprintable()):
+        raise ConfigError(
+            f"{name}: it has a character that a header cannot hold, such as an end of line or a letter beyond ASCII."
+        )
+    return bare
+
+
 def token_in(name: str | None, *, flag: str) -> str | None:
     """Return the token in an environment variable, None without a name. Raises ConfigError if it is not set."""
     if not name:
@@ -103,4 +124,4 @@ def token_in(name: str | None, *, flag: str) -> str | None:
     token = os.environ.get(name, "").strip()
     if not token:
         raise ConfigError(f"{flag} {name}: the environment has no such variable, or it is empty. Export it.")
-    return token
+    return bare_token(token, name=f"{flag} {name}")

@@ -15,12 +15,13 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx2
 import stamina
@@ -42,6 +43,12 @@ MAX_WAIT_S: Final = 30.0
 """Longest backoff, in seconds, unless the server asks for a longer one."""
 SPREAD: Final = 0.25
 """The random extra wait after a `Retry-After` is at most this fraction of it."""
+NAMED: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""Variables of the environment that httpx2 reads."""
+HEADER_NAME: Final = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
+HEADER_VALUE: Final = re.compile(rb"(?:[^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?")
+"""What HTTP allows (RFC 9110, 5.1 and 5.5)."""
+C = TypeVar("C")
 logger = logging.getLogger("rewardlab")
 SUCH_AS: Final = "Give one such as http://127.0.0.1:8000."
 CLOSED: Final = "the client was closed while it waited for scores. Make a new one."
@@ -115,12 +122,7 @@ class Http:
             "limits",
             httpx2.Limits(max_connections=config.max_concurrency, max_keepalive_connections=config.max_concurrency),
         )
-        # A proxy that the environment names cannot reach the loopback address of this machine.
-        given.setdefault("trust_env", not is_local(self.url))
-        try:
-            self._client = httpx2.AsyncClient(headers=headers, **given)
-        except (TypeError, ValueError, OSError) as error:
-            raise ConfigError(f"httpx_options: httpx2 cannot use them: {error}.") from error
+        self._client = opened(httpx2.AsyncClient, self.url, headers=headers, **given)
 
     async def get(self, path: str) -> Answer:
         """Return the answer to `GET path`. Raises as `post` does."""
@@ -270,6 +272,29 @@ def seconds_of(retry_after: str | None) -> float | None:
     return max(0.0, (when - datetime.now(UTC)).total_seconds())
 
 
+def opened(kind: Callable[..., C], url: str, **options: Any) -> C:
+    """Return a client of httpx2 (`kind`) for an address.
+
+    Raises ConfigError if httpx2 cannot use the options, or the proxies and certificates that the environment names.
+    """
+    # A proxy that the environment names cannot reach the loopback address of this machine.
+    options.setdefault("trust_env", not is_local(url))
+    named = f", or the environment's proxies or certificates ({', '.join(NAMED)})" if options["trust_env"] else ""
+    try:
+        client = kind(**options)
+    # A proxy may need a package that is not installed, and have an address that is none.
+    except (TypeError, ValueError, OSError, ImportError, httpx2.InvalidURL) as error:
+        raise ConfigError(f"httpx_options{named}: httpx2 cannot use them: {str(error).rstrip('.')}.") from error
+    for name, value in httpx2.Headers(options.get("headers")).raw:
+        # httpx2 would say so when it is asked, as if the server were away, and show the value, which may be secret.
+        if not HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
+            raise ConfigError(
+                f"httpx_options: HTTP cannot carry the header {name.decode('latin-1')!r:.60} or its value, such as one "
+                f"with an end of line."
+            )
+    return client
+
+
 def base_of(url: str, *, instead: str = "token=…, or httpx_options={'auth': (user, password)}") -> str:
     """Return the address without a slash at its end.
 
@@ -279,7 +304,7 @@ def base_of(url: str, *, instead: str = "token=…, or httpx_options={'auth': (u
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError) as error:
-        said = "" if "@" in str(url) or "?" in str(url) else f"{url!r} "
+        said = "" if "@" in str(url) or "?" in str(url) else f"{url!r:.80} "
         raise ConfigError(f"url: {said}is not an address: {error}. {SUCH_AS}") from error
     if parsed.userinfo:
         raise ConfigError(f"url: it holds a user or a password, which would be shown in every message. Give {instead}.")

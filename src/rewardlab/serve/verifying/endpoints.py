@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from rewardlab.client import dialects, offers
-from rewardlab.client.http import base_of, is_local
+from rewardlab.client.http import base_of, opened
 from rewardlab.client.protocol import SCORE_PATH, SPEC_PATH, SpecResponse
 from rewardlab.core.errors import EndpointError
 
@@ -174,8 +174,7 @@ class Wire:
         self._errors: Any = httpx2.HTTPError, httpx2.InvalidURL
         self._slow: Any = httpx2.TimeoutException
         self._timeout_s = timeout_s
-        # A proxy that the environment names cannot reach the loopback address of this machine.
-        self._client = httpx2.Client(headers=headers, timeout=timeout_s, trust_env=not is_local(self.base))
+        self._client = opened(httpx2.Client, self.base, headers=headers, timeout=timeout_s)
 
     def __enter__(self) -> Wire:
         return self
