@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -218,7 +219,7 @@ class Answers(Line):
         told = self.digest if what == "swap" else self.health
         if isinstance(told, Exception):
             raise told
-        return True, {"digest": told} if what == "swap" else (families(1, 1), told)
+        return True, {"digest": told} if what == "swap" else (len(self.asked), families(1, 1), told)
 
     def send(self, *message: Any) -> None:
         self.sent.append(message)
@@ -340,6 +341,32 @@ def test_counts_of_the_departed_stay_but_not_those_of_models_that_nobody_serves(
     parent._end(ended, "is ended")
     told = parent.counts()
     assert (value_of(told, "a_total"), value_of(told, "b")) == (5, 40), "until it has departed"
+
+
+class Overtaken(Line):
+    """A line whose first answer arrives after the second; the worker counts on from one to the other."""
+
+    def __init__(self) -> None:
+        self.num_asked, self.asked, self.second_is_there = 0, threading.Event(), threading.Event()
+
+    def ask(self, what: str, *arguments: Any, timeout_s: float | None) -> Any:
+        self.num_asked = number = self.num_asked + 1
+        self.asked.set()
+        if number == 1:
+            assert self.second_is_there.wait(60)
+        return True, (number, families(number, 1), True)
+
+
+def test_an_older_answer_that_comes_last_does_not_take_counts_back(monkeypatch):
+    parent, line = Parent(1, monkeypatch), Overtaken()
+    one = parent.worker(0, line)
+    look = threading.Thread(target=parent.look_at, args=(one,))
+    look.start()
+    assert line.asked.wait(60)
+    assert value_of(parent.counts(), "a_total") == 2
+    line.second_is_there.set()
+    look.join(60)
+    assert value_of(one.counts, "a_total") == 2
 
 
 def value_of(families: metrics.Families, sample: str, labels: Mapping[str, str] | None = None) -> float:

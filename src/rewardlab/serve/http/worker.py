@@ -158,6 +158,8 @@ class _Process:
         self._plan = plan
         self._loading = False
         """Whether a thread loads a model that is to be swapped in; the parent asks for one at a time."""
+        self._counting = threading.Lock()
+        self._num_counted = 0
         self._served = make_app(
             engine, plan.config, swap=self._swap_everywhere, gather=self._counts_of_all, spans=spans
         )
@@ -200,10 +202,18 @@ class _Process:
             outcome = outcome_of(lambda: self._engine.swap(name, Path(folder)).model_dump(mode="json"))
             self._loading = False
         else:
-            outcome = outcome_of(lambda: (self._served.metrics.families(), self._engine.healthy()))
+            outcome = outcome_of(self._counted)
         # If the parent is gone, `_attend` ends the server.
         with contextlib.suppress(OSError):
             self._line.send("answer", number, outcome)
+
+    def _counted(self) -> tuple[int, Families, bool]:
+        """Return the counts, how often they were counted (several threads may answer, and one overtake another), and
+        whether the engine is alive."""
+        with self._counting:
+            self._num_counted += 1
+            number, families = self._num_counted, self._served.metrics.families()
+        return number, families, self._engine.healthy()
 
     def _swap_everywhere(self, name: str, folder: Path) -> ServedModel:
         outcome = self._line.ask("swap", name, str(folder), timeout_s=None)

@@ -67,7 +67,9 @@ class Worker:
         self.failed: str | None = None
         """The reason why its models could not be loaded."""
         self.counts: Families = []
-        """Its counts when it was asked last."""
+        """Its newest counts."""
+        self.num_counted = 0
+        """How often it had counted by then."""
         self._ending = threading.Lock()
         """Held while the system is asked for the status of the process, which it tells once: of two threads that ask at
         the same time, the other one would take the process for alive."""
@@ -338,9 +340,10 @@ class Workers:
             return None
         healthy: bool
         with self._counting:
-            counts, healthy = value
-            if not worker.departed:
-                worker.counts = counts
+            number, counts, healthy = value
+            # Of two answers to questions at the same time, the older one may come last.
+            if not worker.departed and number > worker.num_counted:
+                worker.num_counted, worker.counts = number, counts
         return healthy
 
     def _look(self) -> None:
