@@ -134,7 +134,8 @@ def groups_of(prompts: Sequence[Any], *, group_size: int | None, num_processes: 
             raise ConfigError(
                 f"a process was given {size} rollouts of one prompt, which are not whole groups of {group_size}. Make "
                 f"the number of rollouts of each process a multiple of num_generations (per_device_train_batch_size "
-                f"times steps_per_generation), in evaluation too, or leave the floor out: noise_floor=False."
+                f"times steps_per_generation), in evaluation too (num_generations_eval), or leave the floor out: "
+                f"noise_floor=False."
             )
         first = _next(groups)
         groups += [first + place // group_size for place in range(size)]
