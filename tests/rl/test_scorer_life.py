@@ -160,6 +160,12 @@ def test_a_scorer_reaches_another_process_as_what_it_was_made_of(where: str, req
     np.testing.assert_allclose(one, other, atol=NEAR)
 
 
+def test_settings_that_are_shown_hold_no_token() -> None:
+    scorer = RewardScorer("http://127.0.0.1:1", truncate=True, client={"token": "secret"})
+    assert "truncate=True" in repr(scorer.config)
+    assert "secret" not in repr(scorer.config)
+
+
 def test_a_cancelled_call_leaves_the_scorer_in_order(folder: Path) -> None:
     async def done() -> list[float]:
         async with RewardScorer(folder) as scorer:

@@ -57,7 +57,7 @@ class ScorerConfig:
     """Device of a model in this process; by default the GPU of the process (`LOCAL_RANK`) or, without one, the CPU."""
     token_budget: int = 8192
     """Most tokens that a model in this process computes at a time; changes no score."""
-    client: Mapping[str, Any] = field(default_factory=dict)
+    client: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Settings of `ClientConfig` for servers, such as `token`, `model`, `artifact`, `timeout_s`."""
 
     def __post_init__(self) -> None:
