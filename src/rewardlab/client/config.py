@@ -103,7 +103,7 @@ class Settings(TypedDict, total=False):
 def bare_token(token: Any, *, name: str) -> str:
     """Return a token without the white space around it, such as the end of line of the file that it was read from.
 
-    Raises ConfigError for what is no text, is empty, or does not fit into a header; the message does not show it.
+    Raises ConfigError for one that is not a text, is empty, or does not fit into a header, without showing it.
     """
     if not isinstance(token, str):
         raise ConfigError(f"{name}: expected a text, got a {type(token).__name__}.")
