@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -53,8 +54,7 @@ def _told(arguments: Sequence[str] | None) -> None:
         sys.exit(interrupted.exit_status)
     except (RewardlabError, OSError) as error:
         message = str(error) if isinstance(error, RewardlabError) else words_of(error)
-        who = "" if is_first_process() else f"rank {os.environ['RANK']}: "
-        complain(f"error: {who}{message}")
+        complain(f"error: {_who(message)}{message}")
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         if (said := _words_for(error)) is None:
@@ -65,6 +65,12 @@ def _told(arguments: Sequence[str] | None) -> None:
         with suppress(OSError):  # the reader of what is printed may be gone too
             complain("interrupted")
         sys.exit(130)
+
+
+def _who(message: str) -> str:
+    """Return what goes before the error of another process than the first one, unless its message names it already."""
+    own = "" if is_first_process() else f"rank {os.environ['RANK']}"
+    return f"{own}: " if own and not re.search(rf"\b{re.escape(own)}\b", message) else ""
 
 
 def _words_for(error: RuntimeError | MemoryError) -> str | None:

@@ -146,6 +146,25 @@ def test_every_end_of_a_command_is_shown_alike(error, status, monkeypatch, capsy
     assert r"\x1b[2J" in said
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("the rows differ", "error: rank 1: the rows differ\n"),
+        ("no room, on rank 1.", "error: no room, on rank 1.\n"),
+        ("no room, on rank 12.", "error: rank 1: no room, on rank 12.\n"),
+    ],
+)
+def test_the_error_of_a_rank_names_it_once(said, told, monkeypatch, capsys):
+    def end(_):
+        raise RewardlabError(said)
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(cli, "commands", lambda: {"end": end})
+    with pytest.raises(SystemExit):
+        main(["end"])
+    assert capsys.readouterr().err == told
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive")])
 def test_a_command_that_runs_out_of_memory_says_so(error, monkeypatch, capsys):
     def end(_):

@@ -334,6 +334,17 @@ def test_a_folder_that_the_ranks_do_not_share_is_refused_before_anything_is_trai
     assert not (tmp_path / "1/run").exists()
 
 
+def test_a_rank_that_cannot_write_into_the_folder_of_the_run_is_told_before_anything_is_trained(
+    base_model, pairs_file, tmp_path, on_ranks
+):
+    config = config_for(base_model, pairs_file, tmp_path / "run")
+    ends, said, _ = on_ranks("cannot_write", 2, tmp_path, config=settings_of(config))
+    assert set(ends.values()) == {2}, said[-3000:]
+    assert said.count("process 1 of the run, counted from 0, cannot write there: No such file or directory") == 2
+    assert "this process ended, because" not in said
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+
+
 def test_the_trial_of_a_token_budget_needs_a_whole_model_on_each_device(base_model, pairs_file, tmp_path, on_ranks):
     config = config_for(base_model, pairs_file, tmp_path / "many", micro_token_budget="auto")
     ends, said, _ = on_ranks("whole_run", 2, tmp_path, config=settings_of(config))

@@ -239,6 +239,13 @@ def on_two_disks(folder: Path, how: Mapping[str, Any]) -> None:
     whole_run(folder, how)
 
 
+def cannot_write(folder: Path, how: Mapping[str, Any]) -> None:
+    """`train` where the last rank may read the folder of the run and not write there."""
+    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+        Path.touch = Path.open
+    whole_run(folder, how)
+
+
 def rehearsal(folder: Path, how: Mapping[str, Any]) -> None:
     """`rehearse` with the settings in `how`."""
     tried = rehearse(from_mapping(RewardTrainerConfig, how["config"], where="settings"))
@@ -373,6 +380,7 @@ FUNCTIONS = {
         one_step,
         whole_run,
         on_two_disks,
+        cannot_write,
         rehearsal,
         crash,
         runs_out_of_memory,

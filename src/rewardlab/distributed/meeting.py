@@ -129,7 +129,8 @@ def _telling(line: str) -> Iterator[None]:
 
 
 def require_same_folder(folder: Path, ranks: Ranks) -> None:
-    """Raise ConfigError on every rank unless `folder`, which the first one has made, is the same for all of them."""
+    """Raise ConfigError on every rank unless `folder`, which the first one has made, is the same for all of them, and
+    each can write there, as each does at the first checkpoint."""
     if ranks.size == 1:
         return
     # A name that no machine has asked for yet; what a killed process leaves is swept with other temporary files.
@@ -147,6 +148,23 @@ def require_same_folder(folder: Path, ranks: Ranks) -> None:
             f"there what the first one writes. All need the same folder: name it by its whole path, on a file system "
             f"that all their machines share."
         )
+    refusals = ((rank, why) for rank, why in enumerate(ranks.gather(_refusal(proof, ranks.rank))) if why)
+    for rank, why in refusals:
+        raise ConfigError(
+            f"--output-dir {visible(str(folder))}: process {rank} of the run, counted from 0, cannot write there: {why}. "
+            f"Every process writes its part of a checkpoint there."
+        )
+
+
+def _refusal(proof: Path, rank: int) -> str:
+    """Return why this process cannot write beside `proof`; empty if it can."""
+    own = proof.with_name(f".{rank}{proof.name}")
+    try:
+        own.touch()
+        own.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def lost(error: BaseException) -> LostRankError | None:

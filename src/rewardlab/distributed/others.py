@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from rewardlab.core.errors import LostRankError, RankError
+from rewardlab.core.errors import LostRankError, RankError, words_of
 from rewardlab.core.signals import tell_of_end
 from rewardlab.core.terminal import plural, visible, visible_message
 from rewardlab.distributed.meeting import lost
@@ -99,11 +99,13 @@ class Others:
     def cause(self, error: BaseException) -> RankError | LostRankError | None:
         """Tell the other ranks of an error; return the error that says more, if another rank is the cause of this one.
 
-        The first rank to fail keeps its own error, which says most; the others name it as their reason.
+        The first rank to fail keeps its own error, which says most, and so do those that fail for the same reason; the
+        others name it as theirs.
         """
         rank, gone = self._ranks.rank, lost(error)
-        told = _tell(self._store, f"rank {rank} failed: {gone or str(error) or type(error).__name__}")
-        if told is not None and not told.startswith(f"rank {rank} failed: "):
+        own = words_of(error) if isinstance(error, OSError) else str(gone or error) or type(error).__name__
+        told = _tell(self._store, f"rank {rank} failed: {own}")
+        if told is not None and told.partition(" failed: ")[2] != own:
             return RankError(f"this process ended, because {told}")
         return gone
 

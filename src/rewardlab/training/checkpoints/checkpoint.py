@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from rewardlab.core.errors import NO_ROOM, ArtifactError
+from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, read_summed_json, sha256_file, write_summed_json, write_text
 from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.core.run_folder import CHECKPOINTS, saved_steps
@@ -91,7 +91,7 @@ def write_checkpoint(
             written = write_shards(room, tensors, ranks)
         except OSError as error:
             # Name the folder that people know: the temporary one is removed again.
-            if error.errno in NO_ROOM:
+            if error.errno is not None:
                 raise OSError(error.errno, error.strerror, str(target)) from error
             raise
         sums = {f"tensors/{name}": digest for name, digest in written.items()}

@@ -79,7 +79,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> d
         sums[file] = _write(folder / file, {name: part for name, (part, _) in own.items()})
     # Not raised here: the other ranks are on their way to `gather` and would wait for this one for ever.
     except OSError as error:
-        said = f"rank {ranks.rank}: {error.strerror or error}" if ranks.size > 1 else error.strerror or str(error)
+        said = f"{error.strerror or error}{f', on rank {ranks.rank}' if ranks.size > 1 else ''}"
         failure = OSError(said) if error.errno is None else OSError(error.errno, said, str(folder))
     places = {name: (start, num_rows(part.shape)) for name, (part, start) in own.items()}
     told = ranks.gather((failure, sums, places))
