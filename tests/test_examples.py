@@ -35,7 +35,7 @@ def stand_in(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(("status", "queued"), [(75, True), (0, False), (2, False), (137, False)])
+@pytest.mark.parametrize(("status", "queued"), [(75, True), (138, True), (0, False), (2, False), (137, False)])
 def test_the_batch_script_queues_a_run_again_if_work_is_left_and_only_then(status, queued, tmp_path):
     stand_in(
         tmp_path,

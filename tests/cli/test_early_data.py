@@ -88,3 +88,36 @@ def test_nothing_heavy_is_imported_to_tell_it(files, words):
 def test_a_large_json_file_is_not_read_twice(files, monkeypatch):
     monkeypatch.setattr(dataset_names, "WHOLE_BYTES", 3)
     dataset_names.require_readable([files["odd_json"]], "train", ReadingConfig())
+
+
+LISTENS = """
+import signal, sys
+
+class Looks:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            sys.exit(int(any(signal.getsignal(one) is signal.SIG_DFL for one in (signal.SIGUSR1, signal.SIGUSR2))))
+
+sys.meta_path.insert(0, Looks())
+from rewardlab.cli import main
+main({words!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("rewardlab.experiments.one_run", ["plan", "task", "study", "--run", "a/seed_0"]),
+        ("rewardlab.gold.sampling.run", ["gold", "sample", "--prompts", "p.jsonl", "--model", "m", "--output", "o.jsonl"]),
+        ("rewardlab.gold.labelling.run", ["gold", "label", "--input", "i.jsonl", "--model", "m", "--output", "o.jsonl"]),
+    ],
+)
+def test_what_batch_jobs_run_hears_the_signal_before_a_time_limit_while_it_still_imports(module, words, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENS.format(module=module, words=words)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -46,7 +46,8 @@ def test_the_flags_of_a_training_job_are_those_of_rewardlab_and_given_ones_win(t
 
 
 @pytest.mark.parametrize(
-    ("status", "restarts", "queued"), [(75, 0, True), (75, 19, True), (75, 20, False), (1, 0, False), (0, 0, False)]
+    ("status", "restarts", "queued"),
+    [(75, 0, True), (75, 19, True), (75, 20, False), (140, 0, True), (1, 0, False), (0, 0, False)],
 )
 def test_a_training_job_is_queued_again_if_work_is_left_and_so_often(status, restarts, queued, tmp_path):
     ended, _ = run("train_rm.slurm", [], tmp_path, status=status, restarts=restarts)

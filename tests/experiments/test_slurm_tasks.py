@@ -80,7 +80,7 @@ def test_a_task_that_fails_ends_no_other_and_its_status_is_that_of_the_job(clust
 @pytest.mark.slow
 def test_a_task_that_has_work_left_is_queued_again_alone(cluster):
     cluster.ends("a:seed_0", 75)
-    cluster.ends("b:seed_1", 75, 75)
+    cluster.ends("b:seed_1", 75, 140)
     submit(cluster.study())
     counts = Counter(cluster.done)
     assert (counts["a:seed_0"], counts["b:seed_1"], counts["a:seed_1"], counts["b:seed_0"]) == (2, 3, 1, 1)

@@ -52,7 +52,7 @@ def test_a_task_reads_and_writes_the_parts_of_its_number(tmp_path, first) -> Non
     assert found.stdout.splitlines() == wanted
 
 
-@pytest.mark.parametrize(("status", "queued"), [(75, True), (0, False), (1, False), (137, False)])
+@pytest.mark.parametrize(("status", "queued"), [(75, True), (138, True), (0, False), (1, False), (137, False)])
 def test_a_task_is_queued_again_if_work_is_left_and_only_then(tmp_path, status, queued) -> None:
     found = submitted(tmp_path, ["sample", "--shard", "slurm"], status=status)
     told = tmp_path / "queued"

@@ -22,6 +22,7 @@ def settings_for(config_type: type[Any], arguments: Sequence[str], stage: str) -
     return parse_command(config_type, translated(arguments, stage, say=say), f"gold {stage}", more=more)
 
 
+@ended_by_signals(GOES_ON)
 def sample(arguments: Sequence[str]) -> None:
     from rewardlab.gold.sampling.config import SampleConfig
 
@@ -29,10 +30,10 @@ def sample(arguments: Sequence[str]) -> None:
     from rewardlab.gold.sampling.report import text_report
     from rewardlab.gold.sampling.run import sample
 
-    with ended_by_signals(GOES_ON):
-        print_report(text_report(sample(config)))
+    print_report(text_report(sample(config)))
 
 
+@ended_by_signals(GOES_ON)
 def label(arguments: Sequence[str]) -> None:
     from rewardlab.gold.labelling.config import LabelConfig
 
@@ -40,8 +41,7 @@ def label(arguments: Sequence[str]) -> None:
     from rewardlab.gold.labelling.report import text_report
     from rewardlab.gold.labelling.run import label
 
-    with ended_by_signals(GOES_ON):
-        print_report(text_report(label(config), config.judge))
+    print_report(text_report(label(config), config.judge))
 
 
 @ended_by_signals(BEGINS_ANEW)
@@ -68,6 +68,7 @@ def train(arguments: Sequence[str]) -> None:
         say(told)
 
 
+@ended_by_signals(GOES_ON)
 def match(arguments: Sequence[str]) -> None:
     """Measure how well proxies match gold. Exit status: 0, or 1 if a verdict fails, 2 for an error."""
     from rewardlab.gold.matching.config import MatchConfig
@@ -78,12 +79,12 @@ def match(arguments: Sequence[str]) -> None:
     from rewardlab.gold.matching.report import text_report
     from rewardlab.gold.matching.run import match
 
-    with ended_by_signals(GOES_ON):
-        claim(config)
-        found = match(config)
-        _tell(text_report(found), write(found, config), exit_status(found.findings))
+    claim(config)
+    found = match(config)
+    _tell(text_report(found), write(found, config), exit_status(found.findings))
 
 
+@ended_by_signals(GOES_ON)
 def curve(arguments: Sequence[str]) -> None:
     from rewardlab.gold.curving.config import CurveConfig
 
@@ -92,10 +93,9 @@ def curve(arguments: Sequence[str]) -> None:
     from rewardlab.gold.curving.report import text_report
     from rewardlab.gold.curving.run import curve
 
-    with ended_by_signals(GOES_ON):
-        claim(config)
-        found = curve(config)
-        _tell(text_report(found), write(found, config), 0)
+    claim(config)
+    found = curve(config)
+    _tell(text_report(found), write(found, config), 0)
 
 
 @ended_by_signals(BEGINS_ANEW)
@@ -123,6 +123,7 @@ def _tell(report: str, written: Sequence[Path], status: int) -> None:
         sys.exit(status)
 
 
+@ended_by_signals(GOES_ON)
 def run(arguments: Sequence[str]) -> None:
     """Run all stages that are not complete. The exit status is the worst one of the stages."""
     from rewardlab.gold.pipeline.config import RunConfig
@@ -135,8 +136,7 @@ def run(arguments: Sequence[str]) -> None:
     for stage in plan.stages:
         _require_settings(plan.arguments(stage), stage)
     require_makers(plan)
-    with ended_by_signals(GOES_ON):
-        run(plan, config, TOOLS, say=say)
+    run(plan, config, TOOLS, say=say)
 
 
 def _require_settings(arguments: Sequence[str], stage: str) -> None:

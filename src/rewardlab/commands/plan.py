@@ -127,15 +127,15 @@ def run(arguments: Sequence[str]) -> None:
 
 def task(arguments: Sequence[str]) -> None:
     """Do one run of a study. Exit status: that of the run; 75 if it was interrupted and can be resumed."""
+    from rewardlab.core.signals import ending_with_status
     from rewardlab.experiments.config import TaskConfig
 
     config = parse_command(TaskConfig, arguments, "plan task")
-    from rewardlab.commands.training import train
-    from rewardlab.core.signals import ending_with_status
-    from rewardlab.experiments.one_run import do
-    from rewardlab.experiments.study import open_study
-
     with ending_with_status():
+        from rewardlab.commands.training import train
+        from rewardlab.experiments.one_run import do
+        from rewardlab.experiments.study import open_study
+
         study = open_study(config.study)
         do(study, study.run_named(config.run), train, again=config.redo)
 

@@ -25,6 +25,8 @@ LIGHT_TIME: Final = "00:30:00"
 LIGHT_OPTIONS: Final = frozenset(("comment", "mail-type", "mail-user", "nice", "reservation", "wckey"))
 """Options of `extra` that gates and reports get too: those that say who asks and where, not for what devices. A
 reservation belongs to the runs' partition, so a `light_partition` goes without it."""
+UNHEARD: Final = 128 + 12
+"""Exit status of a process that SIGUSR2 ended, which is number 12 on Linux: one that had not begun to listen."""
 PLAIN: Final = re.compile(r"[A-Za-z0-9_./:=@%,+-]+")
 """Text that needs no quotes in an option of sbatch."""
 
@@ -89,6 +91,8 @@ def array_script(config: SlurmConfig, place: Place, *, name: str, phase: str, ru
             ),
             _srun(config, place, ["plan", "task", str(place.study), "--run"], '"$run"'),
             "status=$?",
+            f"# {UNHEARD}: USR2 came before Python could hear it.",
+            f'[ "$status" -ne {UNHEARD} ] || status={RESUME_LATER}',
             "",
             f'if [ "$status" -ne {RESUME_LATER} ]; then',
             '    exit "$status"',
