@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from common import make_groups
 from reward_models import save_tiny
 from rewardlab.artifact.base import open_base
-from rewardlab.core.errors import ModelError
+from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.data.groups import Datasets
 from rewardlab.distributed.ranks import ALONE, Ranks
 from rewardlab.model import builtin, hub
@@ -112,6 +113,22 @@ def test_settings_that_are_about_missing_evaluation_data_say_what_to_do():
     assert [line.partition(": ")[0] for line in unjudged_notices(config, none, groups)] == flags[:2]
     assert not unjudged_notices(config, some, ())
     assert not unjudged_notices(RewardTrainerConfig.of(model="m", dataset=("d",), eval_fraction=0.0), none, ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "flag"),
+    [
+        ({"elementwise_backend": "triton"}, "--elementwise-backend triton"),
+        ({"norm_backend": "fused"}, "--norm-backend fused"),
+        ({"liger": True}, "--liger"),
+    ],
+)
+def test_kernels_of_cuda_are_refused_before_data_are_read_where_there_is_none(asked, flag, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = RewardTrainerConfig.of(model="not read", dataset="not read", output_dir=str(tmp_path / "run"), **asked)
+    with pytest.raises(ConfigError, match=f"{flag}: it needs a CUDA device, and there is none here"):
+        train(config)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_name_that_looks_local_is_not_sought_on_the_hub(tmp_path, monkeypatch):

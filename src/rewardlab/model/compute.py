@@ -93,6 +93,21 @@ def _ignore_warnings_of_cuda() -> None:
         warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
+def require_kernels(config: TrainComputeConfig, device: torch.device) -> None:
+    """Raise ConfigError for kernels that are asked for and need a CUDA device, where there is none.
+
+    `choose_compute` refuses them too, once data have been read.
+    """
+    asked = {
+        "--elementwise-backend triton": (config.elementwise_backend == "triton", "Use torch, or auto in a new run."),
+        "--norm-backend fused": (config.norm_backend == "fused", "Use auto or torch."),
+        "--liger": (config.liger, "Leave the flag out here."),
+    }
+    for flag, (is_asked, instead) in asked.items():
+        if is_asked and device.type != "cuda":
+            raise ConfigError(f"{flag}: it needs a CUDA device, and there is none here. {instead}")
+
+
 def _choose_attention(
     wanted: str, text_config: Any, device: torch.device, dtype: torch.dtype, *, train: bool
 ) -> tuple[str, str]:

@@ -39,6 +39,7 @@ from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import device_of_rank
 from rewardlab.evaluation.baselines import fit_baselines
 from rewardlab.evaluation.evaluate import EvalResult, write_evaluation
+from rewardlab.model.compute import require_kernels
 from rewardlab.model.load import choose_layout
 from rewardlab.model.quantization import require_quantization
 from rewardlab.model.reward import AttentionLayout
@@ -212,6 +213,7 @@ def _claim(config: RewardTrainerConfig, held: ExitStack, given: Given) -> Interr
     require_optimizer(config.optimizer.optimizer)
     require_quantization(config.model.quantization)
     require_monitoring(config)
+    require_kernels(config.compute, device_of_rank())
     require_inputs(config.model, config.data, given)
     # Locked before anybody looks into it: the process of the interrupted run may still be writing its last checkpoint.
     held.enter_context(only_writer(config.run.output_dir, wait_s=LOCK_WAIT_S if config.run.resume is not None else 0.0))
