@@ -153,6 +153,8 @@ def test_an_empty_file_says_nothing(tmp_path):
         ("run.yaml", "steps: many\n", r"steps: expected int, got 'many'"),
         ("run.yaml", "steps: '16'\n", r"steps: expected int, got '16'"),
         ("run.yaml", "limit: true\n", r"limit: expected int, got True"),
+        ("run.yaml", "limit: None\n", r"limit: got the text 'None'. Write null for no value, or leave it out."),
+        ("run.yaml", "system_prompt: None\n", r"system_prompt: got the text 'None'. Write null for no value"),
         ("run.yaml", "lora: 1\n", r"lora: expected bool, got 1"),
         ("run.toml", 'lora = "yes"\n', r"lora: expected bool, got 'yes'"),
         ("run.yaml", "lr: fast\n", r"lr: expected float, got 'fast'"),
