@@ -6,6 +6,7 @@ import io
 import os
 import re
 import sys
+from codecs import lookup
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -56,7 +57,7 @@ def _told(arguments: Sequence[str] | None) -> None:
         message = str(error) if isinstance(error, RewardlabError) else words_of(error)
         complain(f"error: {_who(message)}{message}")
         sys.exit(2)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, UnicodeEncodeError) as error:
         if (said := _words_for(error)) is None:
             raise
         complain(said)
@@ -73,8 +74,16 @@ def _who(message: str) -> str:
     return f"{own}: " if own and not re.search(rf"\b{re.escape(own)}\b", message) else ""
 
 
-def _words_for(error: RuntimeError | MemoryError) -> str | None:
+def _words_for(error: RuntimeError | MemoryError | UnicodeEncodeError) -> str | None:
     """Return the message for an error of Python or torch that the user can correct; None for any other."""
+    if isinstance(error, UnicodeEncodeError):
+        by = sys.getfilesystemencoding()
+        if lookup(by).name not in {lookup(error.encoding).name} - {"utf-8"}:
+            return None
+        return (
+            f"error: {brief(error.object)}: cannot be the name of a file here, where the locale's names are in {by}. "
+            f"Set PYTHONUTF8=1, or a locale of UTF-8."
+        )
     if str(error).startswith("Symlink loop"):  # raised by pathlib before Python 3.13, for a file to write
         return f"error: {error}: it leads back to itself. Remove this link, or name another place."
     from rewardlab.model.out_of_memory import is_out_of_memory

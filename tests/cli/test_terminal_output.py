@@ -165,6 +165,15 @@ def test_the_error_of_a_rank_names_it_once(said, told, monkeypatch, capsys):
     assert capsys.readouterr().err == told
 
 
+def test_a_name_that_the_locale_cannot_write_is_told_with_what_to_set(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "commands", lambda: {"end": lambda _: "zł.jsonl".encode("latin-1")})
+    with pytest.raises(UnicodeEncodeError):
+        main(["end"])
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    said = refusal(capsys, "end")
+    assert said.startswith("'zł.jsonl': cannot be the name of a file here, where the locale's names are in iso8859-1")
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive")])
 def test_a_command_that_runs_out_of_memory_says_so(error, monkeypatch, capsys):
     def end(_):
