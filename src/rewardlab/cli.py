@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 
-from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout
+from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout, open_streams
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
 from rewardlab.core.signals import ignore_at_exit
@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit status: 2 for an error that the user can correct, 130 after Ctrl-C, 141 if the reader of the output is gone,
     and that of RunInterrupted for a run that was ended early.
     """
+    open_streams()
     # A terminal that cannot show σ gets a question mark instead of an error that loses the report.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

@@ -57,6 +57,22 @@ def answer_to(question: str) -> str:
         raise ConfigError("no answer. Say it with flags: `rewardlab import --help` lists them.") from error
 
 
+def open_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr, as by `>&-`, streams from and to nowhere.
+
+    Otherwise the first files that it opens get their numbers, and what libraries print is written into these files.
+    """
+    modes = {"stdin": "r", "stdout": "w", "stderr": "w"}
+    if not (closed := [name for name in modes if getattr(sys, name) is None]):
+        return
+    # The lowest free number is taken each time. The processes that are started have them too.
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    for name in closed:
+        setattr(sys, name, Path(os.devnull).open(modes[name], encoding="utf-8", errors="replace"))
+
+
 def discard_output() -> None:
     """Send everything that is printed from now on nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

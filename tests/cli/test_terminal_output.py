@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -163,6 +164,23 @@ def test_the_error_of_a_rank_names_it_once(said, told, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["end"])
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_without_streams_ends_as_ever_and_prints_into_no_file(closed, tmp_path):
+    code = (
+        "import os; from rewardlab import cli, console\n"
+        "def end(_):\n"
+        "    with open('kept', 'w') as kept:\n"
+        "        os.write(1, b'out'), os.write(2, b'err'), print('a report'), console.complain('an error')\n"
+        "        kept.write(str(kept.fileno() > 2))\n"
+        "cli.commands = lambda: {'end': end}\n"
+        "cli.main(['end'])\n"
+    )
+    line = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} {closed}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "kept").read_text() == "True"
 
 
 def test_a_name_that_the_locale_cannot_write_is_told_with_what_to_set(monkeypatch, capsys):
