@@ -70,7 +70,8 @@ def open_streams() -> None:
         os.set_inheritable(handle, True)
     os.close(handle)
     for name in closed:
-        setattr(sys, name, Path(os.devnull).open(modes[name], encoding="utf-8", errors="replace"))
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        setattr(sys, name, os.fdopen(nowhere, modes[name], encoding="utf-8", errors="replace"))
 
 
 def discard_output() -> None:

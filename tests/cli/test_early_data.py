@@ -108,8 +108,14 @@ main({words!r})
     ("module", "words"),
     [
         ("rewardlab.experiments.one_run", ["plan", "task", "study", "--run", "a/seed_0"]),
-        ("rewardlab.gold.sampling.run", ["gold", "sample", "--prompts", "p.jsonl", "--model", "m", "--output", "o.jsonl"]),
-        ("rewardlab.gold.labelling.run", ["gold", "label", "--input", "i.jsonl", "--model", "m", "--output", "o.jsonl"]),
+        (
+            "rewardlab.gold.sampling.run",
+            ["gold", "sample", "--prompts", "p.jsonl", "--model", "m", "--output", "o.jsonl"],
+        ),
+        (
+            "rewardlab.gold.labelling.run",
+            ["gold", "label", "--input", "i.jsonl", "--model", "m", "--output", "o.jsonl"],
+        ),
     ],
 )
 def test_what_batch_jobs_run_hears_the_signal_before_a_time_limit_while_it_still_imports(module, words, tmp_path):

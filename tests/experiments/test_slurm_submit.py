@@ -49,7 +49,7 @@ def test_nothing_left_to_do_is_said(cluster):
     assert not (study.folder / "slurm").exists()
 
 
-def test_from_a_folder_without_the_data_nothing_is_submitted(cluster):
+def test_without_the_data_or_with_others_nothing_is_submitted(cluster):
     for name in ("rows", "eval", "test"):
         (cluster.folder / f"{name}.jsonl").write_text(name)
     study = cluster.study()
@@ -59,6 +59,10 @@ def test_from_a_folder_without_the_data_nothing_is_submitted(cluster):
         submit(study)
     assert cluster.slurm.jobs == {}
     cluster.monkeypatch.chdir(cluster.folder)
+    (cluster.folder / "test.jsonl").write_text("another")
+    with pytest.raises(DataError, match="test.jsonl: is not the file that the plan was frozen with"):
+        submit(study)
+    (cluster.folder / "test.jsonl").write_text("test")
     cluster.slurm.hold()
     assert submit(study).is_submitted
 

@@ -151,8 +151,8 @@ def require_same_folder(folder: Path, ranks: Ranks) -> None:
     refusals = ((rank, why) for rank, why in enumerate(ranks.gather(_refusal(proof, ranks.rank))) if why)
     for rank, why in refusals:
         raise ConfigError(
-            f"--output-dir {visible(str(folder))}: process {rank} of the run, counted from 0, cannot write there: {why}. "
-            f"Every process writes its part of a checkpoint there."
+            f"--output-dir {visible(str(folder))}: process {rank} of the run, counted from 0, cannot write there: "
+            f"{why}. Every process writes its part of a checkpoint there."
         )
 
 

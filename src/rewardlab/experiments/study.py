@@ -30,7 +30,7 @@ from rewardlab.core.run_folder import EVALUATED, holds_run, manifest_keys
 from rewardlab.core.terminal import quoted
 from rewardlab.experiments.config import Seen
 from rewardlab.experiments.data_files import data_of, distinct, model_files, test_files_used
-from rewardlab.experiments.log import LOG, append_log, read_log
+from rewardlab.experiments.log import LOG, append_log, read_log, time_of
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.programs import copy_of, keep_programs, program_files
@@ -316,22 +316,31 @@ def require_same_data(study: Study) -> None:
         if name not in now:
             raise _gone(name)
         if told.get(name) != now[name]:
-            kept = copy_of(study.folder, name, told.get(name, now[name]))
-            where = f", from its copy {kept}" if kept.is_file() else ""
-            raise DataError(
-                f"{name}: is not the file that the plan was frozen with. Restore it{where}; if another file is meant, "
-                f"amend the plan."
-            )
+            raise _another(study, name, told.get(name, now[name]))
 
 
 def require_data_here(study: Study) -> None:
-    """Raise DataError if a file of the frozen or amended plan is not there, seen from the present folder.
+    """Raise DataError if a file of the frozen or amended plan is not there, seen from the present folder, or was
+    written since and is another one.
 
-    It is not asked whether they are the same: that takes reading them, which each run does where it begins.
+    Of the others it is not asked whether they are the same: that takes reading them, which each run does where it
+    begins.
     """
-    for name in study.data:
-        if not Path(name).is_file():
+    since = next(str(entry["time"]) for entry in reversed(study.entries) if "data" in entry)
+    for name, digest in study.data.items():
+        if not (path := Path(name)).is_file():
             raise _gone(name)
+        if time_of(path) >= since and sha256_file(path) != digest:
+            raise _another(study, name, digest)
+
+
+def _another(study: Study, name: str, digest: str) -> DataError:
+    kept = copy_of(study.folder, name, digest)
+    where = f", from its copy {kept}" if kept.is_file() else ""
+    return DataError(
+        f"{name}: is not the file that the plan was frozen with. Restore it{where}; if another file is meant, "
+        f"amend the plan."
+    )
 
 
 def _gone(name: str) -> DataError:

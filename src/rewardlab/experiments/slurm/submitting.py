@@ -71,7 +71,7 @@ def submit(study: Study, phases: Sequence[str] = (), *, dry_run: bool = False, a
     left out. A dry run only writes. Raises ConfigError for a section `slurm` that cannot be used or that its runs
     cannot use, an unknown phase, if nothing is left to submit, if jobs of the study are queued (unless `again`), and
     for what sbatch refuses; then the jobs of this call are cancelled. Raises DataError if data are not there, seen from
-    the present folder, in which jobs start.
+    the present folder, in which jobs start, or were changed since the plan was frozen or amended.
     """
     config = slurm_config(study.plan.slurm)
     if why := too_many_processes(config, study.runs):
