@@ -11,7 +11,7 @@ import torch
 from common import write_base_model
 from resuming import interrupted
 from reward_models import save_tiny
-from rewardlab.artifact.base import settle_rendering
+from rewardlab.artifact.base import open_base, settle_rendering, spec_of
 from rewardlab.artifact.load import load
 from rewardlab.cli import main
 from rewardlab.commands.training import parse_train
@@ -22,7 +22,9 @@ from rewardlab.core.spec import read_spec
 from rewardlab.curation.mislabels.config import MislabelsConfig
 from rewardlab.curation.mislabels.reading import rules_of, sources_of
 from rewardlab.data.chat import to_messages
+from rewardlab.training.notices import continued_notices
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 from runs import config_for, history_of
 
 pytestmark = pytest.mark.usefixtures("verified_here")
@@ -152,3 +154,30 @@ def test_a_reward_model_of_bare_texts_goes_on_with_them(tmp_path):
     assert settle_rendering(config.model, config.data.rendering)["chat_template"] == "plain"
     search = MislabelsConfig.of(model=str(folder), dataset=(str(path),), output_dir=tmp_path / "found")
     assert all(rules_of(source, search).bare for source in sources_of(search))
+
+
+@pytest.mark.parametrize("name", ["their/model", "their/model@v1"])
+def test_a_reward_model_of_bare_texts_on_the_hub_goes_on_with_them(name, tmp_path, monkeypatch):
+    place = tmp_path / "hub" / "models--their--model"
+    for ref in ("main", "v1"):
+        (place / "refs").mkdir(parents=True, exist_ok=True)
+        (place / "refs" / ref).write_text("0" * 40)
+    how = {"chat_template": "concat", "system_prompt": "Be brief. "}
+    save_tiny(place / "snapshots" / ("0" * 40), template=None, **how)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config = RewardTrainerConfig.of(model=name, dataset=("d",), max_seq_len=200)
+    settled = settle_rendering(config.model, config.data.rendering)
+    assert {setting: settled[setting] for setting in how} == how
+    config = config.replace(**settled)
+    base = open_base(config.model, config.data.rendering)
+    assert base.renderer.spec.special_tokens_in_text == "keep"
+    (line,) = continued_notices(config, base)
+    assert line.endswith("goes on with other settings than it was trained with: --max-seq-len was 256, now 200.")
+
+
+def test_what_is_on_no_hub_has_no_spec(monkeypatch, base_model, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    names = ("their/model", "no such", "--", "a..b", str(base_model), str(tmp_path / "none"), "/", "a/b/c")
+    assert [spec_of(name) for name in names] == [None] * len(names)

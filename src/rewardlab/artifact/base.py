@@ -12,7 +12,7 @@ import torch
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.errors import ConfigError, ModelError
-from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.core.spec import SPEC_FILE, RendererSpec, RewardSpec, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, RenderingConfig
 from rewardlab.data.dataset_names import NOTHING, Given, require_sources
@@ -22,7 +22,7 @@ from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import BUILTIN_NAMES, BackboneConfig, ComputeConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
-from rewardlab.model.hub import commit_of
+from rewardlab.model.hub import commit_of, file_of
 from rewardlab.model.load import PRECISION, disk_class_of, read_config
 from rewardlab.model.precision import choose_precision
 from rewardlab.model.reward import AttentionLayout
@@ -74,27 +74,42 @@ def settle_rendering(model: BackboneConfig, rendering: RenderingConfig) -> dict[
     tokens, the text of the template, and whether texts stay as they are, as a reward model had them that goes on.
 
     Raises ConfigError for a template that cannot be used, and as `settle_length` does; ArtifactError for a damaged spec
-    of a reward model.
+    of a reward model; ModelError for a model at a revision that the hub does not give.
     """
     settled = {
         "max_seq_len": settle_length(model, rendering),
         "chat_template": template_of(rendering.chat_template),
     }
-    if goes_on_joining(model, rendering):
-        system_prompt = rendering.system_prompt
-        if system_prompt is None:
-            system_prompt = read_spec(Path(model.model)).renderer.system_prompt
-        settled |= {"chat_template": "concat", "system_prompt": system_prompt}
+    if (joined := _joined_before(model, rendering)) is not None:
+        own = rendering.system_prompt
+        settled |= {"chat_template": "concat", "system_prompt": joined.system_prompt if own is None else own}
     return settled
 
 
 def goes_on_joining(model: BackboneConfig, rendering: RenderingConfig) -> bool:
     """Return whether the model is a reward model that was trained on texts as they are, and no other template is asked
-    for. Its template alone would join the turns of a transcript without their names."""
-    folder = Path(model.model)
-    if rendering.chat_template != "auto" or not model.model or not (folder / SPEC_FILE).is_file():
-        return False
-    return read_spec(folder).renderer.joins_texts
+    for. Its template alone would join the turns of a transcript without their names.
+
+    Raises ModelError and ArtifactError as `settle_rendering` does.
+    """
+    return _joined_before(model, rendering) is not None
+
+
+def _joined_before(model: BackboneConfig, rendering: RenderingConfig) -> RendererSpec | None:
+    """Return how a reward model renders that goes on joining texts as they are; None for any other model."""
+    if rendering.chat_template != "auto" or not model.model:
+        return None
+    spec = spec_of(resolve_model_name(model.model, logger.info))
+    return spec.renderer if spec is not None and spec.renderer.joins_texts else None
+
+
+def spec_of(path: str) -> RewardSpec | None:
+    """Return the spec of a reward model, in its folder or on the hub; None for a model of another kind, or for none.
+
+    Raises ArtifactError for a damaged spec.
+    """
+    place = file_of(path, SPEC_FILE)
+    return None if place is None else read_spec(place.parent)
 
 
 def _positions(config: Any) -> int | None:
@@ -156,8 +171,8 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
         require_same_sizes(folder, config, disk_class)
     require_positions(config, rendering.length_limit)
     # A reward model that is trained further keeps the treatment of control tokens in messages that it was trained with.
-    if rendering.special_tokens_in_text == "auto" and (Path(path) / SPEC_FILE).is_file():
-        rendering = replace(rendering, special_tokens_in_text=read_spec(Path(path)).renderer.special_tokens_in_text)
+    if rendering.special_tokens_in_text == "auto" and (spec := spec_of(path)) is not None:
+        rendering = replace(rendering, special_tokens_in_text=spec.renderer.special_tokens_in_text)
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), rendering)
     if truncation is not None:
         renderer = Renderer(renderer.tokenizer, replace(renderer.spec, truncation=truncation))

@@ -106,3 +106,21 @@ def commit_of(path: str) -> str | None:
         return None  # a model of the hub cannot have this name
     source = source_of(Path(found).parent) if isinstance(found, str) else None
     return None if source is None else source[1]
+
+
+def file_of(path: str, name: str) -> Path | None:
+    """Return a file of a model, which is fetched if `path` is a name of the hub; None if there is none, or no model."""
+    if (found := Path(path) / name).is_file():
+        return found
+    if Path(path).exists() or not re.fullmatch(f"{NAME}(/{NAME})?", path):
+        return None
+    from transformers.utils import cached_file
+
+    missing: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
+    try:
+        place = cached_file(path, name, **missing, _raise_exceptions_for_connection_errors=False)
+    except (OSError, ValueError):
+        # No such model, or one that the hub does not give to this account, whose configuration is refused with a reason
+        # before its weights are read; or a name that no model of the hub can have.
+        return None
+    return None if place is None else Path(place)

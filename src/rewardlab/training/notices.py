@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
-from rewardlab.artifact.base import Base
+from rewardlab.artifact.base import Base, spec_of
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import RenderError
-from rewardlab.core.spec import SPEC_FILE, TRUNCATION_OF, RewardSpec, read_spec
+from rewardlab.core.spec import TRUNCATION_OF, RewardSpec
 from rewardlab.core.terminal import quoted, short
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer, to_messages
@@ -70,9 +69,8 @@ def continued_notices(config: RewardTrainerConfig, base: Base) -> list[str]:
     Its template is in its tokenizer, with a system prompt that it was trained with. Limit, truncation and β are those
     of the run, so what is not given again is that of any new model.
     """
-    if config.model.new_head or not (Path(base.path) / SPEC_FILE).is_file():
+    if config.model.new_head or (spec := spec_of(base.path)) is None:
         return []
-    spec = read_spec(Path(base.path))
     before, now = spec.renderer, base.renderer.spec
     rules = {rule: name for name, rule in TRUNCATION_OF.items()}
     compared = {
