@@ -12,7 +12,8 @@ from rewardlab.core.files import write_jsonl
 from rewardlab.data.config import ReadingConfig, RenderingConfig
 from rewardlab.data.finding import find_sources
 from rewardlab.data.templates import build_renderer
-from rewardlab.data.unread import ROWS, unread
+from rewardlab.data.unread import unread
+from rewardlab.data.winners import ROWS
 
 THINKING = "{% if enable_thinking is defined and enable_thinking is false %}{{ 'No thoughts.' }}{% endif %}" + CHATML
 NAMING = CHATML.replace("message['role']", "(message.name or message['role'])")
@@ -29,42 +30,6 @@ def told(tmp_path: Path) -> Any:
         return unread(source, ReadingConfig(), renderer)
 
     return lines
-
-
-def lines_of(folder: Path, rows: list[dict[str, Any]], **reading: Any) -> list[str]:
-    write_jsonl(folder / "rows.jsonl", rows)
-    (source,) = find_sources([str(folder / "rows.jsonl")], "train")
-    renderer = build_renderer(make_tokenizer(CHATML), RenderingConfig(max_seq_len=256))
-    return unread(source, ReadingConfig(**reading), renderer)
-
-
-def test_a_verdict_that_nothing_reads_is_told(tmp_path: Path) -> None:
-    # Replies in the order in which they were shown, and which of them won: without the label every row says that the
-    # first did, and a model of these labels is worth nothing.
-    rows = [{"q": f"q {n}", "a": f"a {n}", "b": f"b {n}", "winner": "AB"[n % 2], "strength": n} for n in range(6)]
-    flags = {"prompt_column": "q", "chosen_column": "a", "rejected_column": "b"}
-    (line,) = lines_of(tmp_path, rows, **flags)
-    assert line == (
-        "the column winner is not read: the reply in a counts as the better one in every row. If winner (A, B) says "
-        "which of the two is, name it with --label-column winner, and with --map-label VALUE=1 what means a, with "
-        "VALUE=0 what means b, with VALUE=0.5 a tie."
-    )
-    assert not lines_of(tmp_path, rows, label_column="winner", map_label=("A=1", "B=0"), **flags)
-    for name, values in (("preferred_response", (1, 2)), ("Human_Preference", ("left", "right", "tie"))):
-        named = [PAIR | {"chosen": f"a {n}", name: values[n % len(values)]} for n in range(6)]
-        assert f"the column {name} is not read" in lines_of(tmp_path, named)[0]
-
-
-def test_columns_that_are_no_verdict_are_not_told(tmp_path: Path) -> None:
-    for more in (
-        [{"winner": "A"}, {"winner": "A"}],  # the same in every row: the rows are sorted already
-        [{"winner": f"model {n}"} for n in range(9)],
-        [{"preference": {"a": 1}}, {"preference": {"b": 1}}],
-        [{"preference_strength": n % 2} for n in range(4)],
-        [{"answer": "AB"[n % 2]} for n in range(4)],
-        [{"winner": "AB"[n % 2], "label": n % 2} for n in range(4)],
-    ):
-        assert not lines_of(tmp_path, [PAIR | {"chosen": f"a {n}"} | row for n, row in enumerate(more)])
 
 
 def test_arguments_of_rows_are_told_with_the_flag_that_gives_them(told: Any) -> None:

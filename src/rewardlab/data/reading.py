@@ -38,6 +38,7 @@ from rewardlab.data.store import TokenStore
 from rewardlab.data.tally import SourceReport, Tally
 from rewardlab.data.unread import unread
 from rewardlab.data.weights import counts_by_share, report_shares, shares_in_words
+from rewardlab.data.winners import tell_other_winners
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
@@ -115,6 +116,10 @@ def read_named(
             preparation += [done.preparation for done in prepared]
     for said in idle_flags(reading, [report.format for several in sources.values() for report in several]):
         logger.warning("data: %s", said)
+    # What is held out for evaluation comes from the same sources as training data.
+    sources_read = [source for wanted in named for source in wanted.sources()]
+    for source in {(one.path, one.name, one.split): one for one in sources_read}.values():
+        tell_other_winners(source, reading)
     for wanted in named:
         if wanted.purpose == "train":
             for source in wanted.sources():

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import to_float
-from rewardlab.core.terminal import quoted, short
+from rewardlab.core.terminal import quoted
 from rewardlab.core.types import Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source
-from rewardlab.data.readers import read_source
-from rewardlab.data.rows import BESIDE_CONTENT, MEDIA, Row, UnreadRow, UnusableRowError, joined_parts, said_by, show
+from rewardlab.data.rows import BESIDE_CONTENT, MEDIA, Row, UnusableRowError, joined_parts, said_by, show
 from rewardlab.data.templates import mentions, setting
+from rewardlab.data.winners import first_of
 
-ROWS: Final = 256
-"""How many rows of a dataset are looked at."""
 COLUMNS: Final[Mapping[str, str]] = {
     "margin": "--margin-column margin takes it as a margin in the loss",
     "weight": "where the column is called strength, --strength-as weight weights the loss with it",
 }
 """Column that others weigh or shift the loss by -> how to have that here."""
-VERDICT: Final = re.compile(
-    r"(human_|gold_)?(better|choice|judge?ment|preference|preferred|verdict|vote|winner)"
-    r"(_(id|index|label|side|answer|completion|output|reply|response))?",
-    re.IGNORECASE,
-)
-"""Columns that say in other files which of two replies is preferred."""
-MOST_VERDICTS: Final = 4
-"""A column with more values than the first, the second, a tie and none says something else."""
 SYSTEM: Final = ("system_prompt", "system_message")
 """Columns that others put before the prompt."""
 ARGUMENTS: Final = "chat_template_kwargs"
@@ -55,41 +43,16 @@ class _Whole(Message):
 
 
 def unread(source: Source, reading: ReadingConfig, renderer: Renderer) -> list[str]:
-    """Return a line for each thing in the first rows that other trainers use and this run does not.
-
-    Datasets of the hub are not looked at: to open them once more may take long.
-    """
-    if source.is_on_hub:
-        return []
-    found = (row for _, row in read_source(source) if not isinstance(row, UnreadRow))
-    rows = list(islice(found, ROWS))
+    """Return a line for each thing in the first rows that other trainers use and this run does not."""
+    rows = first_of(source)
     fields = (
         f"messages have `{name}`, which others give to this chat template, and which changes what it writes. Here it "
         f"is given the role and the content alone, in training and wherever the model scores: write what is meant into "
         f"the content."
         for name in _fields(rows, renderer)
     )
-    told = [*_verdicts(rows, reading), *_numbers(rows[:1], reading)]
-    return [*told, *_arguments(rows, reading, renderer), *_system(rows, reading), *fields]
-
-
-def _verdicts(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
-    """Yield a line for each column that may say which of two replies is preferred, where no label is read."""
-    sides = [reading.own_columns.get(name, name) for name in ("chosen", "rejected")]
-    rows = [row for row in rows if all(side in row for side in sides)]
-    taken = set(reading.own_columns.values())
-    if "label" in reading.own_columns or any({"label", "labels"} & row.keys() for row in rows):
-        return
-    for name in dict.fromkeys(name for row in rows for name in row if name not in taken and VERDICT.fullmatch(name)):
-        values = {row.get(name) for row in rows if isinstance(row.get(name), str | bool | int | float)}
-        words = sorted(str(value) for value in values - {""})
-        if 1 < len(words) <= MOST_VERDICTS:
-            yield (
-                f"the column {name} is not read: the reply in {sides[0]} counts as the better one in every row. If "
-                f"{name} ({', '.join(map(short, words))}) says which of the two is, name it with --label-column "
-                f"{quoted(name)}, and with --map-label VALUE=1 what means {sides[0]}, with VALUE=0 what means "
-                f"{sides[1]}, with VALUE=0.5 a tie."
-            )
+    told = [*_numbers(rows[:1], reading), *_arguments(rows, reading, renderer), *_system(rows, reading)]
+    return [*told, *fields]
 
 
 def _numbers(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:

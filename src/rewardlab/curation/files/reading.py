@@ -30,6 +30,7 @@ from rewardlab.data.reading import tell_oddities
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.data.sources import Stream, chosen_by_limit, open_streamed, open_units
 from rewardlab.data.tally import SourceReport, Tally
+from rewardlab.data.winners import tell_other_winners
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
@@ -90,6 +91,7 @@ class Reading:
         told = (self.source.label, report.rows_read, rows, report.kept, dropped)
         logger.info("data: %s: %d %s read, %d kept, dropped: %s", *told)
         tell_oddities(report)
+        tell_other_winners(self.source, self.rules.reading)
 
 
 def open_all(config: RowsConfig, names: Sequence[str], seed: int) -> list[Reading]:

@@ -24,6 +24,7 @@ from rewardlab.data.judgements import Rules
 from rewardlab.data.reading import tell_oddities
 from rewardlab.data.sources import Unit, chosen_by_limit, open_streamed, open_units
 from rewardlab.data.splits import Numbers, find_roots
+from rewardlab.data.winners import tell_other_winners
 from rewardlab.data.workers import Crew, available_cores
 
 WORDS: Final = "white space"
@@ -94,6 +95,7 @@ def _inspect(source: Source, config: InspectConfig, ruler: Ruler, crew: Crew) ->
     columns = read.take(np.sort(chosen_by_limit(rules, read.tally.kept, config.rows.limit)))
     report = read.tally.report(source, used=len(columns["replies_P"]), sha256=None)
     tell_oddities(report, replies=False)  # the report itself says so
+    tell_other_winners(source, rules.reading)
     roots_P, rule = find_roots(columns.texts()) if len(columns["replies_P"]) else (np.empty(0, np.int64), "reply")
     baselines, tongues, samples = _read_again(source, rules, columns, roots_P, config, ruler, opened=opened)
     strengths = measure.strengths_of(columns)

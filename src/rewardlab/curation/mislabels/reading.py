@@ -21,6 +21,7 @@ from rewardlab.data.readers import fingerprint
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.data.sources import chosen_by_limit, open_streamed, open_units
 from rewardlab.data.tally import SourceReport, Tally
+from rewardlab.data.winners import tell_other_winners
 
 JUDGING: Final = (*(word for word in SPLITS if word != "train"), "evaluation", "testing", "heldout", "holdout")
 """Words that name a split for judging models. Labels there are never changed by what models say."""
@@ -88,6 +89,8 @@ def read_data(config: MislabelsConfig) -> ReadData:
         sha256 = None if source.is_on_hub else content
         reports.append(tally.report(source, used=len(chosen), sha256=sha256))
         reports[-1].require_usable(source.label, reading.max_drop_fraction)
+        if not config.model.model:  # with heads it is told where their states are computed
+            tell_other_winners(source, reading)
     return ReadData(preferences=preferences, sources=sources, reports=reports, positions=positions)
 
 

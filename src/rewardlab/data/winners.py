@@ -1,0 +1,178 @@
+"""What in the rows may name another reply as the better one than the one that is read: told, since labels that are
+turned round in some rows or in all train without an error."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice, zip_longest
+from typing import Final
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import to_float
+from rewardlab.core.terminal import number_of, quoted, short
+from rewardlab.data.config import ReadingConfig
+from rewardlab.data.finding import Source
+from rewardlab.data.formats.mapping import unpacked
+from rewardlab.data.judgements import SCORES
+from rewardlab.data.readers import read_source
+from rewardlab.data.rows import Row, UnreadRow
+
+logger = logging.getLogger("rewardlab")
+ROWS: Final = 256
+"""How many rows of a dataset are looked at."""
+VERDICT: Final = re.compile(
+    r"(human_|gold_)?(better|choice|judge?ment|preference|preferred|verdict|vote|winner)"
+    r"(_(id|index|label|side|answer|completion|output|reply|response))?",
+    re.IGNORECASE,
+)
+"""Columns that say in other files which of two replies is preferred."""
+SAID: Final = frozenset(
+    {"best", "better", "choice", "judgement", "judgment", "overall", "preference", "preferences", "preferred", "safer"}
+    | {"verdict", "vote", "votes", "winner", "wins"}
+)
+"""Words of such columns, where the names of the two replies say nothing of which is better."""
+MOST_VERDICTS: Final = 4
+"""A column with more values than the first, the second, a tie and none says something else, unless they are numbers,
+which may tell how much better one reply is, and the names of the two replies say nothing."""
+SHOWN: Final = 4
+"""Values of a column that are shown."""
+PLACES: Final = ({"a", "b"}, {"0", "1"}, {"1", "2"}, {"first", "second"}, {"one", "two"}, {"left", "right"})
+"""What two names differ in that say nothing of which reply is better."""
+RATINGS: Final = frozenset({"elo", "grade", "rating", "reward", "score", "votes"})
+"""Words of columns that say how good one reply is."""
+MOST_AGAINST: Final = 0.1
+"""Share of the rows in which the scores of `chosen` and `rejected` may be against the choice: labels by people differ
+from any score, but these are as a rule what the choice was made by."""
+RANK: Final = re.compile(r"(.*_)?ranks?", re.IGNORECASE)
+"""Columns in which, as a rule, 1 is the best."""
+
+
+def tell_other_winners(source: Source, reading: ReadingConfig) -> None:
+    """Log a warning for each thing in the first rows that may say another winner than the one that is read."""
+    for said in other_winners(first_of(source), reading):
+        logger.warning("data: %s: %s", source.label, said)
+
+
+def first_of(source: Source) -> list[Row]:
+    """Return the first rows of a dataset, as far as they can be read; none of a stream, which would begin anew."""
+    rows: list[Row] = []
+    if source.streaming:
+        return rows
+    with suppress(DataError):  # whoever reads all rows says so, or counts it
+        for _, row in islice(read_source(source), ROWS):
+            if not isinstance(row, UnreadRow):
+                rows.append(row)
+    return rows
+
+
+def other_winners(rows: Sequence[Row], reading: ReadingConfig) -> list[str]:
+    """Return a line for each thing in rows that may say another winner than the one that is read."""
+    sides = reading.own_columns.get("chosen", "chosen"), reading.own_columns.get("rejected", "rejected")
+    pairs = [row for row in rows if all(side in row for side in sides)]
+    found = [*_ranks(rows, reading), *_names(pairs, sides)]
+    if "label" in reading.own_columns or any({"label", "labels"} & row.keys() for row in pairs):
+        return found
+    return [*found, *_verdicts(pairs, sides, reading), *_ratings(pairs, sides)]
+
+
+def _verdicts(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line for each column that may say which of two replies is preferred."""
+    place = _place(*sides)
+    rated = {name for pair in _rated(rows, place) for name in pair} if place else set()
+    others = {name for row in rows for name in row} - set(reading.own_columns.values()) - rated
+    for name in sorted(others):
+        if not VERDICT.fullmatch(name) and not (place and SAID & set(map(str.casefold, _words(name)))):
+            continue
+        values = {row.get(name) for row in rows if isinstance(row.get(name), str | bool | int | float)}
+        words = sorted((str(value) for value in values - {""}), key=lambda word: (to_float(word), word))
+        is_scale = bool(place) and all(math.isfinite(to_float(word)) for word in words)
+        if 1 < len(words) <= MOST_VERDICTS or (is_scale and len(words) > 1):
+            shown = ", ".join(map(short, words[:SHOWN])) + (", …" if len(words) > SHOWN else "")
+            yield (
+                f"the column {name} is not read: the reply in {sides[0]} counts as the better one in every row. If "
+                f"{name} ({shown}) says which of the two is, name it with --label-column "
+                f"{quoted(name)}, and with --map-label VALUE=1 what means {sides[0]}, with VALUE=0 what means "
+                f"{sides[1]}, with VALUE=0.5 a tie."
+            )
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name, numbers, and what stands between them."""
+    return re.findall(r"[A-Z]?[a-z]+|[A-Z]|[0-9]+|.", name, re.DOTALL)
+
+
+def _place(first: str, second: str) -> tuple[str, str] | None:
+    """Return what two names differ in, if that is a place, as in `answer_a` and `answer_b`; None otherwise."""
+    pairs = list(zip_longest(_words(first), _words(second), fillvalue=""))
+    other = [pair for pair in pairs if pair[0] != pair[1]]
+    return other[0] if len(other) == 1 and set(map(str.casefold, other[0])) in PLACES else None
+
+
+def _rated(rows: Sequence[Row], place: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return two columns for each rating of two replies, which differ as the names of these do."""
+    names, found = {name for row in rows for name in row}, []
+    for name in sorted(names):
+        words = _words(name)
+        if not RATINGS & set(map(str.casefold, words)):
+            continue
+        others = (
+            "".join([*words[:at], place[1], *words[at + 1 :]]) for at, word in enumerate(words) if word == place[0]
+        )
+        found += [(name, other) for other in others if other in names]
+    return found
+
+
+def _ratings(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
+    """Yield a line for each two columns that rate the second reply higher: in more than a few rows, or in any where the
+    names of the replies do not say which is better."""
+    place = _place(*sides)
+    for pair in (*SCORES, *(_rated(rows, place) if place else ())):
+        numbers = [(to_float(row.get(pair[0])), to_float(row.get(pair[1]))) for row in rows]
+        rated = [both for both in numbers if all(map(math.isfinite, both))]
+        against = sum(first < second for first, second in rated)
+        if against > (0 if place else MOST_AGAINST * len(rated)):
+            yield (
+                f"{pair[1]} is above {pair[0]} in {against} of the first {number_of(len(rated), 'row')}, and the reply "
+                f"in {sides[0]} counts as the better one in every row. If the higher number is that of the better "
+                f"reply, write both replies as `responses` and the numbers as `scores`, or turn such rows round."
+            )
+
+
+def _ranks(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line for each column of ranks in which the largest number counts as the best."""
+    name = reading.own_columns.get("scores")
+    if name and RANK.fullmatch(name) and any(_are_ranks(unpacked(row.get(name))) for row in rows):
+        yield (
+            f"{name} are read as scores: the reply with the largest number counts as the best one. If 1 is the best, "
+            f"write them as negative numbers, or as `ranking`, the replies from best to worst, counted from 0."
+        )
+    for attribute, weight in reading.attribute_weights.items():
+        if weight > 0 and RANK.fullmatch(attribute) and any(attribute in row for row in rows):
+            yield (
+                f"--attributes {attribute}={weight:g}: the reply with the largest {attribute} counts as the best one. "
+                f"If 1 is the best, give --attributes {attribute}={-weight:g}."
+            )
+
+
+def _are_ranks(value: object) -> bool:
+    """Return whether a value is a list of places, counted from 0 or 1."""
+    numbers = [to_float(one) for one in value] if isinstance(value, list | tuple) else []
+    return bool(numbers) and min(numbers) in (0, 1) and max(numbers) <= len(numbers)
+
+
+def _names(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
+    """Yield a line if the sides hold names of other columns, which hold the replies."""
+    if rows and all(_is_name(row[side], row, sides) for row in rows for side in sides):
+        first, second = (short(str(rows[0][side])) for side in sides)
+        yield (
+            f"{sides[0]} and {sides[1]} hold {first} and {second}, which are columns of the row: these words are read "
+            f"as the replies, not what stands in the columns. Write the texts into {sides[0]} and {sides[1]}."
+        )
+
+
+def _is_name(value: object, row: Row, sides: tuple[str, str]) -> bool:
+    return isinstance(value, str) and value not in sides and isinstance(row.get(value), str)

@@ -1,0 +1,158 @@
+"""What may name another reply as the better one than the one that is read is told, by whatever reads the rows."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewardlab.cli import main
+from rewardlab.core.files import write_jsonl
+from rewardlab.data.config import ReadingConfig
+from rewardlab.data.finding import find_sources
+from rewardlab.data.winners import ROWS, first_of, other_winners
+
+PAIR = {"prompt": "Why?", "chosen": "a", "rejected": "b"}
+NAMELESS = {"chosen_column": "answer_1", "rejected_column": "answer_2"}
+
+
+def told(rows: list[dict[str, Any]], **reading: Any) -> list[str]:
+    return other_winners(rows, ReadingConfig(**reading))
+
+
+def nameless(**more: list[Any]) -> list[dict[str, Any]]:
+    """Rows with two replies whose names say nothing, and these columns."""
+    rows = zip(*more.values(), strict=True)
+    return [
+        {"prompt": "q", "answer_1": f"a {n}", "answer_2": f"b {n}"} | dict(zip(more, row, strict=True))
+        for n, row in enumerate(rows)
+    ]
+
+
+def test_a_verdict_that_nothing_reads_is_told() -> None:
+    # Replies in the order in which they were shown, and which of them won: without the label every row says that the
+    # first did, and a model of these labels is worth nothing.
+    rows = [{"q": f"q {n}", "a": f"a {n}", "b": f"b {n}", "winner": "AB"[n % 2], "strength": n} for n in range(6)]
+    flags = {"prompt_column": "q", "chosen_column": "a", "rejected_column": "b"}
+    (line,) = told(rows, **flags)
+    assert line == (
+        "the column winner is not read: the reply in a counts as the better one in every row. If winner (A, B) says "
+        "which of the two is, name it with --label-column winner, and with --map-label VALUE=1 what means a, with "
+        "VALUE=0 what means b, with VALUE=0.5 a tie."
+    )
+    assert not told(rows, label_column="winner", map_label=("A=1", "B=0"), **flags)
+    for name, values in (("preferred_response", (1, 2)), ("Human_Preference", ("left", "right", "tie"))):
+        named = [PAIR | {"chosen": f"a {n}", name: values[n % len(values)]} for n in range(6)]
+        assert f"the column {name} is not read" in told(named)[0]
+
+
+def test_columns_that_are_no_verdict_are_not_told() -> None:
+    for more in (
+        [{"winner": "A"}, {"winner": "A"}],  # the same in every row: the rows are sorted already
+        [{"winner": f"model {n}"} for n in range(9)],
+        [{"preference": {"a": 1}}, {"preference": {"b": 1}}],
+        [{"preference_strength": n % 2} for n in range(4)],
+        [{"better_response_id": n % 2} for n in range(4)],
+        [{"answer": "AB"[n % 2]} for n in range(4)],
+        [{"winner": "AB"[n % 2], "label": n % 2} for n in range(4)],
+    ):
+        assert not told([PAIR | {"chosen": f"a {n}"} | row for n, row in enumerate(more)])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "shown"),
+    [
+        ("better_response_id", [0, 1], "0, 1"),  # PKU-SafeRLHF
+        ("safer_response_id", [0, 1], "0, 1"),
+        ("overall_preference", [-3, 0, 2, 1, -1, 3], "-3, -1, 0, 1, …"),  # HelpSteer3
+        ("preference_strength", [-2, 2], "-2, 2"),  # HelpSteer2-preference
+        ("overall_response", [1, 2], "1, 2"),  # Align-Anything
+        ("preference_score", [0.25, 0.125, 0.75, 0.5, 1.0], "0.125, 0.25, 0.5, 0.75, …"),
+        ("gpt4Preference", ["first", "second", "tie"], "first, second, tie"),
+    ],
+)
+def test_where_the_names_of_the_replies_say_nothing_more_columns_may_be_verdicts(
+    name: str, values: list[Any], shown: str
+) -> None:
+    (line,) = told(nameless(**{name: values}), **NAMELESS)
+    assert f"If {name} ({shown}) says which of the two is, name it with --label-column {name}, " in line
+    assert not told(nameless(**{name: values}), label_column=name, **NAMELESS)
+
+
+@pytest.mark.parametrize(
+    "names", [("response_a", "response_b"), ("answerA", "answerB"), ("first", "second"), ("output-1", "output-2")]
+)
+def test_such_names_differ_in_a_place_alone(names: tuple[str, str]) -> None:
+    rows = [{"prompt": "q", names[0]: f"a {n}", names[1]: f"b {n}", "overall_response": n} for n in (1, 2)]
+    assert len(told(rows, chosen_column=names[0], rejected_column=names[1])) == 1
+    others = [{"prompt": "q", "good": f"a {n}", "bad": f"b {n}", "overall_response": n} for n in (1, 2)]
+    assert not told(others, chosen_column="good", rejected_column="bad")
+
+
+def test_ratings_against_the_order_of_the_replies_are_told() -> None:
+    rows = nameless(rating_1=[5, 2, 4, 3], rating_2=[1, 3, 4, None], rating_1_model=["m", "n", "o", "p"])
+    (line,) = told(rows, **NAMELESS)
+    assert line == (
+        "rating_2 is above rating_1 in 1 of the first 3 rows, and the reply in answer_1 counts as the better one in "
+        "every row. If the higher number is that of the better reply, write both replies as `responses` and the "
+        "numbers as `scores`, or turn such rows round."
+    )
+    assert not told(nameless(rating_1=[5, 4], rating_2=[1, 4]), **NAMELESS), "sorted by them"
+    assert not told(nameless(words_1=[5, 4], words_2=[9, 9]), **NAMELESS), "no rating"
+
+
+@pytest.mark.parametrize(("against", "lines"), [(0, 0), (2, 0), (6, 1), (20, 1)])
+def test_scores_of_chosen_and_rejected_that_are_against_many_choices_are_told(against: int, lines: int) -> None:
+    rows = [PAIR | {"chosen_score": n, "rejected_score": n + (1 if n < against else -1)} for n in range(20)]
+    assert len(told(rows)) == lines
+    assert not told([row | {"label": 0.0} for row in rows]), "a label says which is better"
+
+
+def test_ranks_that_are_read_as_scores_are_told() -> None:
+    rows = [{"prompt": "q", "responses": ["a", "b", "c"], "ranks": [3, 1, 2]}]
+    assert "ranks are read as scores: the reply with the largest number counts" in told(rows, scores_column="ranks")[0]
+    assert told([rows[0] | {"ranks": "[3, 1, 2]"}], scores_column="ranks"), "as CSV has them"
+    assert not told([rows[0] | {"ranks": [-3, -1, -2]}], scores_column="ranks")
+    assert not told([rows[0] | {"good": [3, 1, 2]}], scores_column="good")
+    alone = [{"prompt": "q", "response": "a", "rank": 1}]
+    (line,) = told(alone, attributes=("rank=0.5",))
+    assert line.endswith("counts as the best one. If 1 is the best, give --attributes rank=-0.5.")
+    assert not told(alone, attributes=("rank=-1",))
+
+
+def test_sides_that_are_names_of_columns_are_told() -> None:
+    rows = [{"prompt": "q", "a": "x", "b": "y", "chosen": "ab"[n], "rejected": "ba"[n]} for n in (0, 1)]
+    (line,) = told(rows)
+    assert line.startswith("chosen and rejected hold a and b, which are columns of the row: these words are read as")
+    assert not told([*rows, PAIR]), "in all rows, or they may be texts"
+
+
+def test_whatever_reads_rows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], base_model: Path) -> None:
+    verdicts = [n % 2 for n in range(80)]
+    write_jsonl(path := tmp_path / "rows.jsonl", nameless(better_response_id=verdicts))
+    flags = [str(path), "--chosen-column", "answer_1", "--rejected-column", "answer_2"]
+    model = ["--model", str(base_model), "--max-seq-len", "128"]
+    for command in (
+        ["data", "inspect", *flags],
+        ["data", "audit", *flags],
+        ["data", "convert", *flags, "--output", str(tmp_path / "converted.jsonl")],
+        ["data", "mix", *flags, "--output", str(tmp_path / "mixed.jsonl")],
+        ["data", "split", *flags, "--near", "none", "--output-dir", str(tmp_path / "split")],
+        ["data", "mislabels", *flags, *model, "--output-dir", str(tmp_path / "searched")],
+        ["train", "--dataset", *flags, *model, "--steps", "1", "--output-dir", str(tmp_path / "run"), "--dry-run"],
+    ):
+        with suppress(SystemExit):  # an audit above its limits
+            main(command)
+        told = "".join(capsys.readouterr())
+        assert told.count("the column better_response_id is not read") == 1, (command, told)
+
+
+def test_no_more_rows_are_looked_at_than_can_be_read(tmp_path: Path) -> None:
+    rows = nameless(better_response_id=[0] * ROWS + [1])
+    write_jsonl(path := tmp_path / "rows.jsonl", rows)
+    (source,) = find_sources([str(path)], "train")
+    assert first_of(source) == rows[:ROWS]
+    path.write_text('{"prompt": "q"}\n{damaged\n', encoding="utf-8")
+    assert first_of(source) == [{"prompt": "q"}], "what is behind the damage is told elsewhere"
