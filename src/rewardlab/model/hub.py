@@ -114,13 +114,11 @@ def file_of(path: str, name: str) -> Path | None:
         return found
     if Path(path).exists() or not re.fullmatch(f"{NAME}(/{NAME})?", path):
         return None
-    from transformers.utils import cached_file
+    from huggingface_hub import hf_hub_download
 
-    missing: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
     try:
-        place = cached_file(path, name, **missing, _raise_exceptions_for_connection_errors=False)
+        return Path(hf_hub_download(path, name))
     except (OSError, ValueError):
-        # No such model, or one that the hub does not give to this account, whose configuration is refused with a reason
-        # before its weights are read; or a name that no model of the hub can have.
+        # There is no such file or no such model, the hub does not give it to this account or is not reached, or no
+        # model of the hub can have this name: where the model itself is missing, its configuration is refused for it.
         return None
-    return None if place is None else Path(place)
