@@ -47,6 +47,7 @@ def test_every_line_fits_eighty_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = report(2.0, 1.0, 0.2, margin=0.03, slices={"longer": {}})
     assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"p +Holm +comparisons$", text, re.MULTILINE), "of K-wise rows these are no pairs"
 
 
 def test_a_verdict_about_the_margin_is_said_with_its_p_and_interval():

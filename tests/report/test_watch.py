@@ -37,6 +37,7 @@ def test_a_frame_has_progress_training_evaluations_and_signs(tmp_path: Path) -> 
     assert "training, step 20: loss 0.6000  accuracy 0.700" in frame
     assert re.search(r"^ *20 +0\.600 \[0\.500, 0\.700\] +0\.640", frame, re.MULTILINE)
     assert "step 10: overfitting" in frame
+    assert re.search(r"^ *step .* ECE +compared$", frame, re.MULTILINE), "of K-wise rows these are no pairs"
 
 
 def test_a_value_without_an_interval_has_a_word_for_it(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def _slices(other: AgainstFirst, result: ComparisonOfModels) -> str:
     notes = column_notes({TITLES[result.metric]: [part.difference for part in other.slices]})
     of_all = " of all models" if len(result.others) > 1 else ""
     notes.append(f"Holm: p after correction for the {number_of(tested, 'slice')}{of_all} tested.")
-    head = [minus(other.paired), TITLES[result.metric], "p", "Holm", "pairs"]
+    head = [minus(other.paired), TITLES[result.metric], "p", "Holm", "comparisons"]
     return "\n".join([text_table(head, rows), *_wrapped(notes)])
 
 

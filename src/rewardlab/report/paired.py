@@ -109,7 +109,7 @@ def _table(first: str, pairs: Sequence[PairComparison]) -> Block:
     methods = dict.fromkeys(pair.metrics["accuracy"].test.method for pair in pairs)
     return with_intervals(
         caption=f"On the same rows: each run minus {first}",
-        header=("run", TITLES["accuracy"], "p", TITLES["nll"], "right alone", "wrong alone", "pairs"),
+        header=("run", TITLES["accuracy"], "p", TITLES["nll"], "right alone", "wrong alone", "comparisons"),
         rows=rows,
         estimates=[pair.metrics["accuracy"].difference for pair in pairs],
         label="difference of accuracy",

@@ -160,7 +160,7 @@ def _evaluations(record: Record, width: int) -> list[RenderableType]:
         return []
     judged = EVALUATED if width >= WIDE else EVALUATED[:2]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("step", *(name for name, _, _ in judged), *(("pairs",) if width >= WIDE else ())):
+    for name in ("step", *(name for name, _, _ in judged), *(("compared",) if width >= WIDE else ())):
         table.add_column(name, justify="right", no_wrap=True)
     shown = rows[-MOST_EVALUATIONS:]
     best = max(row["eval_accuracy"] for row in rows)
