@@ -78,7 +78,7 @@ def test_where_the_names_of_the_replies_say_nothing_more_columns_may_be_verdicts
 ) -> None:
     (line,) = told(nameless(**{name: values}), **NAMELESS)
     assert f"If {name} ({shown}) says which of the two is, name it with --label-column {name}, " in line
-    assert not told(nameless(**{name: values}), label_column=name, **NAMELESS)
+    assert not told(nameless(**{name: values}), label_column=name, map_label=("x=1",), **NAMELESS)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,17 @@ def test_ranks_that_are_read_as_scores_are_told() -> None:
     (line,) = told(alone, attributes=("rank=0.5",))
     assert line.endswith("counts as the best one. If 1 is the best, give --attributes rank=-0.5.")
     assert not told(alone, attributes=("rank=-1",))
+
+
+def test_a_label_that_is_the_number_of_the_better_reply_is_told() -> None:
+    # As a probability 0 is a win of the second reply, as a number one of the first: every row would be turned round.
+    rows = nameless(better_response_id=[0, 1, 0])
+    (line,) = told(rows, label_column="better_response_id", **NAMELESS)
+    assert "1 means answer_1, 0 means answer_2. If it is the number of the better reply, give --map-label 0=1" in line
+    for said in ("0=1", "1=0"), ("1=1", "0=0"):
+        assert not told(rows, label_column="better_response_id", map_label=said, **NAMELESS)
+    assert not told(nameless(share_id=[0.2, 1.0]), label_column="share_id", **NAMELESS)
+    assert not told(nameless(first_is_better=[0, 1]), label_column="first_is_better", **NAMELESS)
 
 
 def test_sides_that_are_names_of_columns_are_told() -> None:

@@ -50,6 +50,9 @@ from any score, but these are as a rule what the choice was made by."""
 RANK: Final = re.compile(r"(.*_)?ranks?", re.IGNORECASE)
 """Columns in which, as a rule, 1 is the best."""
 
+NUMBER: Final = re.compile(r"(.*_)?(choice|id|idx|index)", re.IGNORECASE)
+"""Columns that hold the number of the better reply, as a rule, where they hold 0 and 1."""
+
 
 def tell_other_winners(source: Source, reading: ReadingConfig) -> None:
     """Log a warning for each thing in the first rows that may say another winner than the one that is read."""
@@ -73,7 +76,7 @@ def other_winners(rows: Sequence[Row], reading: ReadingConfig) -> list[str]:
     """Return a line for each thing in rows that may say another winner than the one that is read."""
     sides = reading.own_columns.get("chosen", "chosen"), reading.own_columns.get("rejected", "rejected")
     pairs = [row for row in rows if all(side in row for side in sides)]
-    found = [*_ranks(rows, reading), *_names(pairs, sides)]
+    found = [*_ranks(rows, reading), *_names(pairs, sides), *_numbers(pairs, sides, reading)]
     if "label" in reading.own_columns or any({"label", "labels"} & row.keys() for row in pairs):
         return found
     return [*found, *_verdicts(pairs, sides, reading), *_ratings(pairs, sides)]
@@ -140,6 +143,22 @@ def _ratings(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
                 f"in {sides[0]} counts as the better one in every row. If the higher number is that of the better "
                 f"reply, write both replies as `responses` and the numbers as `scores`, or turn such rows round."
             )
+
+
+def _numbers(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line if the label is, by its name, the number of the better reply: 0 would then mean the first."""
+    name = reading.own_columns.get("label")
+    if (
+        name
+        and not reading.map_label
+        and NUMBER.fullmatch(name)
+        and {to_float(row.get(name)) for row in rows} == {0, 1}
+    ):
+        yield (
+            f"{name} is read as the probability that the reply in {sides[0]} is the better one: 1 means {sides[0]}, 0 "
+            f"means {sides[1]}. If it is the number of the better reply, give --map-label 0=1 1=0; if it is not, "
+            f"--map-label 1=1 0=0 says so."
+        )
 
 
 def _ranks(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
