@@ -10,6 +10,8 @@ import pytest
 
 from pages import read as read_page
 from parsing import preference, replies, turns, user
+from rewardlab.data.config import ReadingConfig
+from rewardlab.data.winners import other_winners
 
 A = {"role": "assistant", "content": "BAD"}
 SIDES = ({"prompt": "Why?", "response": "GOOD"}, {"prompt": "Why?", "response": "BAD"})
@@ -51,6 +53,12 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {
             **{"question_id": "q", "prompt": "Why?", "response_1": "BAD", "response_2": "GOOD", "winner": "model_b"},
             **{"model_a": "m", "model_b": "n"},
+        }
+    ],
+    "WSDM Cup": [
+        {
+            **{"id": "1", "prompt": "Why?", "response_a": "BAD", "response_b": "GOOD", "winner": "model_b"},
+            **{"model_a": "m", "model_b": "n", "language": "English"},
         }
     ],
     "ScalerLab/JudgeBench": [
@@ -112,3 +120,9 @@ def test_ties_of_the_table_are_ties() -> None:
         (words,) = (words for first, words in table().items() if first.startswith(name))
         (whole,) = (rows[0] for known, rows in ROWS.items() if known.startswith(name))
         assert preference({**whole, **row}, **settings_of(words)).comparisons[0].label == 0.5
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_with_these_flags_nothing_is_told_of_other_winners(name: str) -> None:
+    (words,) = (words for first, words in table().items() if first.startswith(name))
+    assert other_winners(ROWS[name], ReadingConfig(**settings_of(words))) == []
