@@ -101,9 +101,10 @@ def test_a_client_that_goes_away_takes_its_request_out_of_the_queue(serve, engin
         if ending == "half-closed":
             client.shutdown(socket.SHUT_WR)
             assert read_all(client) == b"", "one that closes its side is taken to be gone"
+    # The server sees by itself that the first is gone, before another one takes its place in the count.
+    wait_until(lambda: server._served.scoring.in_flight == 0)
     other = threading.Thread(target=post, args=(host, port))
     other.start()
-    # The server sees by itself that the first is gone, and counts what was done after it has answered.
     wait_until(lambda: engine._queue.qsize() > 0 and server._served.scoring.in_flight == 1)
     engine.gate.set()
     other.join()
