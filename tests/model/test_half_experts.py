@@ -19,8 +19,8 @@ from harness.tiny import GROUPED, SIZES
 from rewardlab.batch import pack
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import HalfRounding, TrainComputeConfig
-from rewardlab.model.half import hold_half, line_about_others, matrices_with_copies
-from rewardlab.model.half_experts import HalfExperts, copy_name, matrices_of_experts
+from rewardlab.model.half import hold_half, line_about_others, weights_with_copies
+from rewardlab.model.half_experts import HalfExperts, copy_name, weights_of_experts
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.rounding import round_weights
 from rewardlab.model.trainable import half_frozen
@@ -51,7 +51,7 @@ def mixture(family: str, way: str = "grouped_mm", *, rounding: HalfRounding | No
 
 
 def experts_of(model: RewardModel) -> dict[str, Any]:
-    return {name: layer for name, layer in model.named_modules() if matrices_of_experts(layer)}
+    return {name: layer for name, layer in model.named_modules() if weights_of_experts(layer)}
 
 
 def inputs_for(layer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -71,7 +71,7 @@ def test_experts_compute_in_half_precision_from_copies_drawn_by_the_weights_name
     for name, layer in experts_of(model).items():
         assert isinstance(layer, HalfExperts)
         other = experts_of(plain)[name]
-        for own in matrices_of_experts(layer):
+        for own in weights_of_experts(layer):
             half = getattr(layer, copy_name(own))
             drawn = round_weights(getattr(layer, own).detach(), torch.bfloat16, f"{name}.{own}")
             assert half.dtype is torch.bfloat16
@@ -96,7 +96,7 @@ def test_a_model_that_is_judged_takes_the_draw_of_a_saved_one(family):
         assert torch.equal(held(pack(make_groups(3))), judged)
     for layer in experts_of(held).values():
         assert not isinstance(layer, HalfExperts), "weights that are held in half precision need no copies"
-        assert {getattr(layer, own).dtype for own in matrices_of_experts(layer)} == {torch.bfloat16}
+        assert {getattr(layer, own).dtype for own in weights_of_experts(layer)} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -106,7 +106,7 @@ def test_the_float32_weights_get_the_gradients_of_the_copies(family, way):
     layer = next(iter(experts_of(model := mixture(family, way)).values()))
     model.refresh_half_weights()
     exact = copy.deepcopy(next(iter(experts_of(mixture(family, "eager", rounding=None)).values()))).double()
-    for own in matrices_of_experts(layer):
+    for own in weights_of_experts(layer):
         setattr(exact, own, torch.nn.Parameter(getattr(layer, copy_name(own)).double()))
     states, chosen, share = inputs_for(layer)
     with torch.autocast("cpu", torch.bfloat16):
@@ -160,6 +160,19 @@ def test_copies_of_a_model_and_pickled_ones_compute_alike(again):
         assert torch.equal(model(batch), right)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_experts_of_widths_that_half_precision_cannot_multiply_are_multiplied_in_float32(way):
+    config = MixtralConfig(**SIZES | {"intermediate_size": 36}, **GROUPED, num_local_experts=4)
+    config._experts_implementation = way
+    model = make_model(config=config).train()
+    model.compute_dtype = torch.bfloat16
+    apply_compute(model, PLAIN)
+    assert not any(isinstance(layer, HalfExperts) for layer in model.modules())
+    batch = pack(make_groups(3))
+    preference_loss(model(batch), batch, LossConfig()).backward()
+    assert model.backbone.layers[0].mlp.experts.down_proj.grad.any()
+
+
 def test_dropped_copies_leave_the_layers_as_they_were():
     model = mixture("gpt_oss")
     model.refresh_half_weights()
@@ -174,7 +187,7 @@ def test_only_what_has_no_copy_is_told():
     model = mixture("mixtral", rounding=None)
     line = line_about_others(model.backbone)
     assert line.startswith("half precision: less than 1% of the weights are in layers of other kinds than nn.Linear.")
-    named = {name for name, _, _ in matrices_with_copies(model.backbone, "backbone")}
+    named = {name for name, _, _ in weights_with_copies(model.backbone, "backbone")}
     assert "backbone.layers.1.mlp.experts.gate_up_proj" in named
     router = model.backbone.layers[0].mlp.gate.weight
     assert f"{router.numel() * 2 / sum(p.numel() for p in model.backbone.parameters()):.3f}" < "0.01"
@@ -186,7 +199,7 @@ def test_a_step_leaves_gradients_of_every_expert_weight(family):
     batch = pack(make_groups(4))
     preference_loss(model(batch), batch, LossConfig()).backward()
     for name, layer in experts_of(model).items():
-        for own in matrices_of_experts(layer):
+        for own in weights_of_experts(layer):
             assert torch.isfinite(getattr(layer, own).grad).all(), name
             assert getattr(layer, own).grad.any(), name
 
@@ -230,5 +243,5 @@ def test_on_a_gpu_experts_that_train_multiply_in_half_precision(monkeypatch):
         assert products.seen == [(torch.bfloat16, torch.bfloat16, DEVICE)] * 12
         assert device.waits == []
     for layer in experts_of(model).values():
-        for own in matrices_of_experts(layer):
+        for own in weights_of_experts(layer):
             assert getattr(layer, own).grad.dtype is torch.float32

@@ -29,6 +29,7 @@ from rewardlab.distributed.meeting import meet
 from rewardlab.distributed.others import Others
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
 from rewardlab.model.half import HalfWeights
+from rewardlab.model.half_experts import are_joined_experts, weights_of_experts
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.rounded_parts import RoundedParts
@@ -279,11 +280,15 @@ def _round_first(model: RewardModel, _inputs: object) -> None:
 
 
 def _computed_as_held(layer: nn.Module) -> list[nn.Module]:
-    """Return the modules of a layer that hold only vectors, such as norms."""
+    """Return the modules of a layer that hold only vectors, such as norms, and joined experts without copies."""
     return [
         module
         for module in layer.modules()
-        if (own := list(module.parameters(recurse=False))) and all(parameter.ndim < 2 for parameter in own)
+        if (own := list(module.parameters(recurse=False)))
+        and (
+            all(parameter.ndim < 2 for parameter in own)
+            or (are_joined_experts(module) and not weights_of_experts(module))
+        )
     ]
 
 

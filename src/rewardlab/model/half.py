@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rewardlab.model.autograd import first_order
 from rewardlab.model.config import HalfRounding
-from rewardlab.model.half_experts import copy_name, matrices_of_experts, with_copies
+from rewardlab.model.half_experts import copy_name, weights_of_experts, with_copies
 from rewardlab.model.linear import OneDnnLinear, is_widened, product_with_adapter, summed_product, widened_product
 from rewardlab.model.rounding import Part, name_seed, round_together, round_weights
 
@@ -244,12 +244,13 @@ COPYING: Final[dict[type[nn.Module], type[_Copying]]] = {
 """Layer class -> the one that computes with a copy; other subclasses may have a forward method of their own."""
 
 
-def matrices_with_copies(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (name, layer, name in the layer) of each matrix that has a half-precision copy where the model computes in
-    half precision. `prefix` is put before the names.
+def weights_with_copies(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (name, layer, name in the layer) of each weight that has a half-precision copy where the model computes in
+    half precision; of linear layers their biases, which are never drawn, are left out. `prefix` is put before the
+    names.
     """
     for path, layer in module.named_modules(prefix=prefix):
-        for own in ["weight"] if type(layer) in COPYING else matrices_of_experts(layer):
+        for own in ["weight"] if type(layer) in COPYING else weights_of_experts(layer):
             yield f"{path}.{own}", layer, own
 
 
@@ -270,8 +271,8 @@ class _Copied:
 
 
 class HalfWeights:
-    """The half-precision copies of the matrices of linear layers and joined experts of a model, kept up to date with
-    their weights and the draw."""
+    """The half-precision copies of the weights of linear layers and joined experts of a model, kept up to date with
+    them and the draw."""
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype, rounding: HalfRounding) -> None:
         """Make every such layer inside compute with copies from now on; a weight held in `dtype` is its own copy.
@@ -281,7 +282,7 @@ class HalfWeights:
         self.dtype, self.rounding = dtype, rounding
         self._layers = [
             _Copied(layer, type(layer), own, name_seed(name))
-            for name, layer, own in matrices_with_copies(module, prefix)
+            for name, layer, own in weights_with_copies(module, prefix)
             # Experts that are held in half precision are multiplied in it by their own class.
             if type(layer) in COPYING or getattr(layer, own).dtype is torch.float32
         ]
@@ -372,7 +373,7 @@ def line_about_others(module: nn.Module) -> str:
     for layer in module.modules():
         if type(layer) in known or isinstance(layer, nn.Embedding):
             continue
-        joined = matrices_of_experts(layer)
+        joined = weights_of_experts(layer)
         nearest += sum(
             parameter.numel()
             for name, parameter in layer.named_parameters(recurse=False)
@@ -392,10 +393,10 @@ def _share(value: float) -> str:
 
 
 def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
-    """Replace the matrices of linear layers and joined experts by half-precision values, rounded as for a file.
+    """Replace the weights of linear layers and joined experts by half-precision values, rounded as for a file.
 
     This halves their memory, and scoring needs no others. `prefix` is as in `HalfWeights`, which then takes these
     weights as their own copies.
     """
-    for name, layer, own in matrices_with_copies(module, prefix):
+    for name, layer, own in weights_with_copies(module, prefix):
         setattr(layer, own, nn.Parameter(round_weights(getattr(layer, own).detach(), dtype, name), False))

@@ -9,22 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from rewardlab.model.autograd import first_order
 
+ALIGNED: Final = 8
+"""Widths of matrices have to be multiples of this: PyTorch takes rows that begin at multiples of 16 bytes alone."""
 
-def matrices_of_experts(layer: nn.Module) -> list[str]:
-    """Return the names of the parameters of a layer of joined experts that are matrices of all of them; none of other
-    layers.
+
+def are_joined_experts(layer: nn.Module) -> bool:
+    """Return whether a layer is one of joined experts, by what transformers gives classes whose product it chooses."""
+    return hasattr(layer, "is_transposed") and hasattr(layer, "has_gate")
+
+
+def weights_of_experts(layer: nn.Module) -> list[str]:
+    """Return the names of the parameters of a layer of joined experts that have half-precision copies: matrices of all
+    of them, and their biases. None of other layers, nor of experts whose widths half precision cannot multiply.
     """
-    # What transformers gives each class whose product it chooses.
-    if not (hasattr(layer, "is_transposed") and hasattr(layer, "has_gate")):
+    if not are_joined_experts(layer):
         return []
-    return [name for name, parameter in layer.named_parameters(recurse=False) if parameter.ndim > 2]
+    joined = {name: weight for name, weight in layer.named_parameters(recurse=False) if weight.ndim > 1}
+    widths = {width for weight in joined.values() if weight.ndim > 2 for width in weight.shape[1:]}
+    return [] if any(width % ALIGNED for width in widths) else list(joined)
 
 
 def copy_name(own: str) -> str:
@@ -59,8 +68,8 @@ class _Seen:
 
 
 class HalfExperts(nn.Module):
-    """Joined experts with the same parameters and names that compute with half-precision copies of their matrices. The
-    layer's own class follows in the inheritance."""
+    """Joined experts with the same parameters and names that compute with half-precision copies of them. The layer's
+    own class follows in the inheritance."""
 
     kind: type[nn.Module]
     """The layer's own class."""
@@ -69,7 +78,7 @@ class HalfExperts(nn.Module):
         """Compute as the layer's own class does, in the dtype of the copies; without copies in that of the weights."""
         function: Any = _Copied
         copies: dict[str, Tensor] = {}
-        for own in matrices_of_experts(self):
+        for own in weights_of_experts(self):
             if (half := getattr(self, copy_name(own), None)) is not None:
                 copies[own] = function.apply(getattr(self, own), half)
         forward: Any = self.kind.forward
@@ -78,7 +87,7 @@ class HalfExperts(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> HalfExperts:
         """Move or cast the parameters as any layer does, and drop the copies, which are made again when needed."""
-        for own in matrices_of_experts(self):
+        for own in weights_of_experts(self):
             setattr(self, copy_name(own), None)
         base: Any = super()
         base._apply(fn, recurse)

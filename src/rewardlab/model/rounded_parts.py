@@ -1,4 +1,4 @@
-"""The shards of matrices under FSDP, rounded to half precision in place while the model computes."""
+"""The shards of weights under FSDP, rounded to half precision in place while the model computes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rewardlab.model.half import AS_SAVED, matrices_with_copies
+from rewardlab.model.half import AS_SAVED, weights_with_copies
 from rewardlab.model.rounding import Part, name_seed, round_together
 
 
 class RoundedParts:
-    """The shards of matrices that would have copies, rounded in place while a model under FSDP computes.
+    """The shards of weights that would have copies, rounded in place while a model under FSDP computes.
 
     FSDP casts the weights it gathers to half precision, to the nearest. That changes nothing if they are rounded
     already, so their shards are rounded before. The float32 values are kept beside them and put back before the weights
@@ -21,11 +21,11 @@ class RoundedParts:
     """
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
-        """Take the float32 matrices that train of linear layers and joined experts; `prefix` is as in `HalfWeights`."""
+        """Take the float32 weights that train of linear layers and joined experts; `prefix` is as in `HalfWeights`."""
         self.dtype = dtype
         self._weights = [
             (name_seed(name), weight)
-            for name, layer, own in matrices_with_copies(module, prefix)
+            for name, layer, own in weights_with_copies(module, prefix)
             if (weight := getattr(layer, own)).requires_grad and weight.dtype is torch.float32
         ]
         self._draw: tuple[int, ...] | None = None
