@@ -237,16 +237,20 @@ def test_a_signal_that_ends_the_process_at_once_leaves_nothing_half_written(
 
 
 def test_what_a_killed_process_left_of_other_data_is_removed_once_it_is_old(tmp_path: Path) -> None:
-    for key, hours in (("old", 25), ("new", 1)):
+    old, new = "0" * 32, "f" * 32
+    thesis = tmp_path / ".thesis.tmp-old"  # of the user, whose folder it may be
+    (thesis / "chapters").mkdir(parents=True)
+    os.utime(thesis, (0, 0))
+    for key, hours in ((old, 25), (new, 1)):
         left_over = tmp_path / f".{key}.tmp-1"
         left_over.mkdir()
         (left_over / "tokens.bin").write_bytes(b"half")
         for path in (left_over / "tokens.bin", left_over):
             os.utime(path, (time.time() - 3600 * hours,) * 2)
-    begun_long_ago = tmp_path / ".new.tmp-1"
+    begun_long_ago = tmp_path / f".{new}.tmp-1"
     os.utime(begun_long_ago, (0, 0))
     assert Cache(tmp_path).make("k", write)[1] is True
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".k.lock", ".new.tmp-1", "k"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".{new}.tmp-1", ".k.lock", thesis.name, "k"]
 
 
 def test_of_several_that_want_the_same_one_writes_and_the_others_wait(

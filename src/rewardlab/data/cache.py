@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import shutil
 import tempfile
 import time
@@ -39,6 +40,8 @@ BENEATH = ("core/files.py", "core/spec.py", "core/types.py", "core/zst.py")
 settings of a renderer mean."""
 ABANDONED_S: Final = 24 * 3600.0
 """A process that prepares data writes more often than this, even one that was stopped for a night."""
+LEFT_OVER: Final = re.compile(r"\.[0-9a-f]{32}\.tmp-[0-9]+")
+"""Names of the temporary folders of keys."""
 READING = (
     *("incomplete_pairs", "ties", "max_replies", "margin_column", "strength_as"),
     *("shp", "max_per_post", "min_score_ratio", "attributes", "map_label"),
@@ -163,7 +166,10 @@ class Cache:
         """Remove temporary folders of other keys in which nothing was written for so long that their process must have
         been killed."""
         assert self.folder is not None
-        for left_over in self.folder.glob(".*.tmp-*"):
+        for left_over in self.folder.iterdir():
+            # What is named otherwise is not of this cache, whose folder a user chooses.
+            if not LEFT_OVER.fullmatch(left_over.name):
+                continue
             # It may be another user's, or have gone meanwhile.
             with suppress(OSError):
                 if time.time() - max(path.stat().st_mtime for path in (left_over, *left_over.iterdir())) > ABANDONED_S:
