@@ -13,7 +13,7 @@ from rewardlab.data.config import ReadingConfig, RenderingConfig
 from rewardlab.data.finding import find_sources
 from rewardlab.data.templates import build_renderer
 from rewardlab.data.unread import unread
-from rewardlab.data.winners import ROWS
+from rewardlab.data.winners import ROWS, first_of
 
 THINKING = "{% if enable_thinking is defined and enable_thinking is false %}{{ 'No thoughts.' }}{% endif %}" + CHATML
 NAMING = CHATML.replace("message['role']", "(message.name or message['role'])")
@@ -27,7 +27,7 @@ def told(tmp_path: Path) -> Any:
         write_jsonl(tmp_path / "rows.jsonl", [PAIR | row for row in rows])
         (source,) = find_sources([str(tmp_path / "rows.jsonl")], "train")
         renderer = build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=256, **rendering))
-        return unread(source, ReadingConfig(), renderer)
+        return unread(first_of(source), ReadingConfig(), renderer)
 
     return lines
 

@@ -12,7 +12,7 @@ from rewardlab.cli import main
 from rewardlab.core.files import write_jsonl
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources
-from rewardlab.data.winners import ROWS, first_of, other_winners
+from rewardlab.data.winners import ROWS, first_of, other_winners, tell_other_winners
 
 PAIR = {"prompt": "Why?", "chosen": "a", "rejected": "b"}
 NAMELESS = {"chosen_column": "answer_1", "rejected_column": "answer_2"}
@@ -79,6 +79,27 @@ def test_where_the_names_of_the_replies_say_nothing_more_columns_may_be_verdicts
     (line,) = told(nameless(**{name: values}), **NAMELESS)
     assert f"If {name} ({shown}) says which of the two is, name it with --label-column {name}, " in line
     assert not told(nameless(**{name: values}), label_column=name, map_label=("x=1",), **NAMELESS)
+
+
+def test_what_is_read_and_other_numbers_and_words_are_no_verdicts() -> None:
+    sides = {"chosen_column": "answer_1", "rejected_column": "answer_2"}
+    margins = nameless(preference_margin=[0.5, 1.5, 2.5])
+    assert told(margins, **sides)
+    assert not told(margins, margin_column="preference_margin", **sides)
+    assert not told(nameless(num_votes=list(range(9))), **sides)
+    assert not told(nameless(overall_length=list(range(100, 190, 10))), **sides)
+    assert not told(nameless(preferred_language=["en", "de", "fr"]), **sides)
+    assert told(nameless(safer_answer=["answer 1", "answer 2"]), **sides)
+
+
+def test_rows_that_cannot_be_looked_at_end_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_jsonl(path := tmp_path / "rows.jsonl", [PAIR])
+    (source,) = find_sources([str(path)], "train")
+    path.unlink()
+    tell_other_winners(source, ReadingConfig())
+    odd = [PAIR | {"preference_\ud83d": n} for n in range(2)] + [PAIR | {"score_chosen": 10**5000, "score_rejected": 1}]
+    tell_other_winners(source, ReadingConfig(), odd)
+    assert not [record for record in caplog.records if record.levelname == "WARNING" and "Traceback" in record.message]
 
 
 @pytest.mark.parametrize(

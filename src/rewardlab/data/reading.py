@@ -38,7 +38,7 @@ from rewardlab.data.store import TokenStore
 from rewardlab.data.tally import SourceReport, Tally
 from rewardlab.data.unread import unread
 from rewardlab.data.weights import counts_by_share, report_shares, shares_in_words
-from rewardlab.data.winners import tell_other_winners
+from rewardlab.data.winners import first_of, tell_other_winners
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
@@ -117,14 +117,15 @@ def read_named(
     for said in idle_flags(reading, [report.format for several in sources.values() for report in several]):
         logger.warning("data: %s", said)
     # What is held out for evaluation comes from the same sources as training data.
-    sources_read = [source for wanted in named for source in wanted.sources()]
-    for source in {(one.path, one.name, one.split): one for one in sources_read}.values():
-        tell_other_winners(source, reading)
-    for wanted in named:
-        if wanted.purpose == "train":
-            for source in wanted.sources():
-                for said in unread(source, reading, renderer):
-                    logger.warning("data: %s: %s", source.label, said)
+    told: set[tuple[object, ...]] = set()
+    training_first = sorted(named, key=lambda wanted: wanted.purpose != "train")
+    for purpose, source in ((wanted.purpose, source) for wanted in training_first for source in wanted.sources()):
+        if (known := (source.path, source.name, source.split)) in told:
+            continue
+        told.add(known)
+        tell_other_winners(source, reading, rows := first_of(source))
+        for said in unread(rows, reading, renderer) if purpose == "train" else ():
+            logger.warning("data: %s: %s", source.label, said)
     return Read(parts=parts, sources=sources, preparation=preparation, weights=weights)
 
 

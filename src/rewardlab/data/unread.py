@@ -14,10 +14,8 @@ from rewardlab.core.terminal import quoted
 from rewardlab.core.types import Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.finding import Source
 from rewardlab.data.rows import BESIDE_CONTENT, MEDIA, Row, UnusableRowError, joined_parts, said_by, show
 from rewardlab.data.templates import mentions, setting
-from rewardlab.data.winners import first_of
 
 COLUMNS: Final[Mapping[str, str]] = {
     "margin": "--margin-column margin takes it as a margin in the loss",
@@ -42,9 +40,8 @@ class _Whole(Message):
         return {**self.more, **super().as_dict()}
 
 
-def unread(source: Source, reading: ReadingConfig, renderer: Renderer) -> list[str]:
-    """Return a line for each thing in the first rows that other trainers use and this run does not."""
-    rows = first_of(source)
+def unread(rows: Sequence[Row], reading: ReadingConfig, renderer: Renderer) -> list[str]:
+    """Return a line for each thing in the first rows of a dataset that other trainers use and this run does not."""
     fields = (
         f"messages have `{name}`, which others give to this chat template, and which changes what it writes. Here it "
         f"is given the role and the content alone, in training and wherever the model scores: write what is meant into "

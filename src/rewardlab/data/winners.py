@@ -35,6 +35,8 @@ SAID: Final = frozenset(
     | {"verdict", "vote", "votes", "winner", "wins"}
 )
 """Words of such columns, where the names of the two replies say nothing of which is better."""
+COUNTS: Final = {"overall", "vote", "votes"}
+"""Those that are in names of other numbers too, such as `num_votes`, which have many values."""
 MOST_VERDICTS: Final = 4
 """A column with more values than the first, the second, a tie and none says something else, unless they are numbers,
 which may tell how much better one reply is, and the names of the two replies say nothing."""
@@ -54,9 +56,15 @@ NUMBER: Final = re.compile(r"(.*_)?(choice|id|idx|index)", re.IGNORECASE)
 """Columns that hold the number of the better reply, as a rule, where they hold 0 and 1."""
 
 
-def tell_other_winners(source: Source, reading: ReadingConfig) -> None:
-    """Log a warning for each thing in the first rows that may say another winner than the one that is read."""
-    for said in other_winners(first_of(source), reading):
+def tell_other_winners(source: Source, reading: ReadingConfig, rows: Sequence[Row] | None = None) -> None:
+    """Log a warning for each thing in the first rows that may say another winner than the one that is read. `rows` are
+    `first_of` the dataset, where these are known."""
+    try:
+        found = other_winners(first_of(source) if rows is None else rows, reading)
+    except Exception:  # of any class: what is odd in rows is told by whoever reads all of them, and ends nothing here
+        logger.debug("data: %s: its first rows could not be looked at", source.label, exc_info=True)
+        return
+    for said in found:
         logger.warning("data: %s: %s", source.label, said)
 
 
@@ -86,14 +94,19 @@ def _verdicts(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfi
     """Yield a line for each column that may say which of two replies is preferred."""
     place = _place(*sides)
     rated = {name for pair in _rated(rows, place) for name in pair} if place else set()
-    others = {name for row in rows for name in row} - set(reading.own_columns.values()) - rated
-    for name in sorted(others):
-        if not VERDICT.fullmatch(name) and not (place and SAID & set(map(str.casefold, _words(name)))):
+    read = {*reading.own_columns.values(), *reading.attribute_weights, reading.margin_column}
+    for name in sorted({name for row in rows for name in row} - read - rated):
+        said = SAID & set(map(str.casefold, _words(name))) if place else set()
+        if not VERDICT.fullmatch(name) and not said:
             continue
         values = {row.get(name) for row in rows if isinstance(row.get(name), str | bool | int | float)}
         words = sorted((str(value) for value in values - {""}), key=lambda word: (to_float(word), word))
         is_scale = bool(place) and all(math.isfinite(to_float(word)) for word in words)
-        if 1 < len(words) <= MOST_VERDICTS or (is_scale and len(words) > 1):
+        few = len(words) <= MOST_VERDICTS
+        known = VERDICT.fullmatch(name) or (few or said - COUNTS if is_scale else _name_a_place(words))
+        if not known:
+            continue
+        if len(words) > 1 and (few or is_scale):
             shown = ", ".join(map(short, words[:SHOWN])) + (", …" if len(words) > SHOWN else "")
             yield (
                 f"the column {name} is not read: the reply in {sides[0]} counts as the better one in every row. If "
@@ -106,6 +119,12 @@ def _verdicts(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfi
 def _words(name: str) -> list[str]:
     """Return the words of a name, numbers, and what stands between them."""
     return re.findall(r"[A-Z]?[a-z]+|[A-Z]|[0-9]+|.", name, re.DOTALL)
+
+
+def _name_a_place(values: Sequence[str]) -> bool:
+    """Return whether one of some values names a place, such as `first` or `answer 1`."""
+    places = set().union(*PLACES)
+    return any(places & set(map(str.casefold, _words(value))) for value in values)
 
 
 def _place(first: str, second: str) -> tuple[str, str] | None:
