@@ -181,3 +181,13 @@ def test_what_is_on_no_hub_has_no_spec(monkeypatch, base_model, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     names = ("their/model", "no such", "--", "a..b", str(base_model), str(tmp_path / "none"), "/", "a/b/c")
     assert [spec_of(name) for name in names] == [None] * len(names)
+
+
+def test_a_hub_that_cannot_be_asked_gives_no_spec(monkeypatch):
+    """The library of HTTP has errors of its own."""
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("403 Forbidden")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refused)
+    assert spec_of("their/model") is None

@@ -118,7 +118,8 @@ def file_of(path: str, name: str) -> Path | None:
 
     try:
         return Path(hf_hub_download(path, name))
-    except (OSError, ValueError):
-        # There is no such file or no such model, the hub does not give it to this account or is not reached, or no
-        # model of the hub can have this name: where the model itself is missing, its configuration is refused for it.
+    except Exception:
+        # Of any class: there is no such file or model, no model of the hub can have this name, or the hub does not give
+        # it to this account or is not reached, for which the library of HTTP has errors of its own. Where the model
+        # itself is missing, its configuration is refused for it.
         return None
