@@ -68,7 +68,7 @@ def parse(
     known = settings_of(settings_type)
     path, words = _split_config(_expand(arguments))
     flags, lines = renamed_flags(words, known)
-    in_file, more_lines = renamed(read_settings(path), known, f"--config {path}") if path is not None else ({}, [])
+    in_file, more_lines = renamed(_settings_in(path), known, f"--config {path}") if path is not None else ({}, [])
     for line in (*more_lines, *lines):
         logger.info("%s", line)
     if conventions is not None:
@@ -120,6 +120,15 @@ def parse(
         if setting.default is dataclasses.MISSING and name not in values:
             raise ConfigError(f"{_flag(name, hints)} is missing; see `rewardlab {command} --help`.")
     return from_mapping(settings_type, values, where=f"rewardlab {command}" if path is None else f"--config {path}")
+
+
+def _settings_in(path: Path) -> dict[str, object]:
+    """Return `read_settings`. Raises ConfigError for `None` too, which YAML reads as a text, and which a setting such
+    as `system_prompt` would take; in JSON it stands in quotes."""
+    in_file = read_settings(path)
+    for name in (name for name, value in in_file.items() if value == "None" and path.suffix != ".json"):
+        raise ConfigError(f"--config {path}: {name}: got the text 'None'. Write null for no value, or leave it out.")
+    return in_file
 
 
 def _require_own(in_file: Mapping[str, object], known: Mapping[str, Setting], where: str) -> None:

@@ -330,9 +330,6 @@ def _convert(value: object, hint: Any, where: str) -> object:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        # YAML reads it as a text, which a setting such as `system_prompt` would take.
-        if value == "None" and type(None) in arguments:
-            raise ConfigError(f"{where}: got the text 'None'. Write null for no value, or leave it out.")
         kinds = [argument for argument in arguments if argument is not type(None)]
         if len(kinds) == 1:
             return _convert(value, kinds[0], where)
