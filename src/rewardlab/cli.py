@@ -79,7 +79,9 @@ def _words_for(error: RuntimeError | MemoryError | UnicodeEncodeError) -> str | 
     """Return the message for an error of Python or torch that the user can correct; None for any other."""
     if isinstance(error, UnicodeEncodeError):
         by = sys.getfilesystemencoding()
-        if lookup(by).name not in {lookup(error.encoding).name} - {"utf-8"}:
+        # Python calls all tables of one byte a character by one name.
+        own = lookup(by).name if error.encoding == "charmap" else lookup(error.encoding).name
+        if lookup(by).name != own or own == "utf-8":
             return None
         return (
             f"error: {brief(error.object)}: cannot be the name of a file here, where the locale's names are in {by}. "

@@ -190,6 +190,9 @@ def test_a_name_that_the_locale_cannot_write_is_told_with_what_to_set(monkeypatc
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
     said = refusal(capsys, "end")
     assert said.startswith("'zł.jsonl': cannot be the name of a file here, where the locale's names are in iso8859-1")
+    monkeypatch.setattr(cli, "commands", lambda: {"end": lambda _: "ł.jsonl".encode("cp1252")})
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "cp1252")
+    assert "names are in cp1252" in refusal(capsys, "end")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive")])

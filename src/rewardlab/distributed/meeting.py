@@ -128,9 +128,9 @@ def _telling(line: str) -> Iterator[None]:
         teller.cancel()
 
 
-def require_same_folder(folder: Path, ranks: Ranks) -> None:
-    """Raise ConfigError on every rank unless `folder`, which the first one has made, is the same for all of them, and
-    each can write there, as each does at the first checkpoint."""
+def require_same_folder(folder: Path, ranks: Ranks, *, all_write: bool = True) -> None:
+    """Raise ConfigError on every rank unless `folder`, which the first one has made, is the same for all of them and,
+    if `all_write`, as they do at the first checkpoint, each can write there."""
     if ranks.size == 1:
         return
     # A name that no machine has asked for yet; what a killed process leaves is swept with other temporary files.
@@ -148,8 +148,8 @@ def require_same_folder(folder: Path, ranks: Ranks) -> None:
             f"there what the first one writes. All need the same folder: name it by its whole path, on a file system "
             f"that all their machines share."
         )
-    refusals = ((rank, why) for rank, why in enumerate(ranks.gather(_refusal(proof, ranks.rank))) if why)
-    for rank, why in refusals:
+    refusals = ranks.gather(_refusal(proof, ranks.rank) if all_write else "")
+    for rank, why in ((rank, why) for rank, why in enumerate(refusals) if why):
         raise ConfigError(
             f"--output-dir {visible(str(folder))}: process {rank} of the run, counted from 0, cannot write there: "
             f"{why}. Every process writes its part of a checkpoint there."

@@ -110,7 +110,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     """
     # Only the first rank touches the run folder: ranks that each took its lock would lock each other out.
     interrupted = ranks.by_first(lambda: _claim(config, held, given))
-    require_same_folder(config.run.output_dir, ranks)
+    require_same_folder(config.run.output_dir, ranks, all_write=config.run.checkpoints)
     _require_same_rows(ranks, given)
     require_sharding(config, ranks, goes_on=interrupted is not None)
     if config.run.compat != "none":
