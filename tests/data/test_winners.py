@@ -96,10 +96,10 @@ def test_rows_that_cannot_be_looked_at_end_nothing(tmp_path: Path, caplog: pytes
     write_jsonl(path := tmp_path / "rows.jsonl", [PAIR])
     (source,) = find_sources([str(path)], "train")
     path.unlink()
-    tell_other_winners(source, ReadingConfig())
+    assert first_of(source) == []
     odd = [PAIR | {"preference_\ud83d": n} for n in range(2)] + [PAIR | {"score_chosen": 10**5000, "score_rejected": 1}]
     tell_other_winners(source, ReadingConfig(), odd)
-    assert not [record for record in caplog.records if record.levelname == "WARNING" and "Traceback" in record.message]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from contextlib import suppress
 from itertools import islice, zip_longest
 from typing import Final
 
-from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_float
 from rewardlab.core.terminal import number_of, quoted, short
 from rewardlab.data.config import ReadingConfig
@@ -73,7 +72,7 @@ def first_of(source: Source) -> list[Row]:
     rows: list[Row] = []
     if source.streaming:
         return rows
-    with suppress(DataError):  # whoever reads all rows says so, or counts it
+    with suppress(Exception):  # of any class: whoever reads all rows says so, or counts it
         for _, row in islice(read_source(source), ROWS):
             if not isinstance(row, UnreadRow):
                 rows.append(row)
