@@ -108,3 +108,24 @@ def test_each_precision_is_tried_with_the_kernels_that_a_run_would_take(monkeypa
     compute = ComputeConfig(attention_backend=named, linear_backend="torch")
     assert precision.half_speed(config, disk_class_of(config), compute, layout="shared", train=True) > 0
     assert wanted == [(tried[0], "torch"), (tried[1], "auto")]
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize(
+    ("rounds", "ratio", "counted"),
+    [
+        pytest.param([(0.4, 0.32)] * 4 + [(0.4, 0.25)] * 12, 1.6, 5, id="noise in each of the first four rounds"),
+        pytest.param([(0.26, 0.2)] * 16, 1.3, 16, id="near the limit to the end"),
+        pytest.param([(3.0, 1.0)] * 16, 3.0, 3, id="clear"),
+        pytest.param([(0.9, 1.0)] * 16, 0.9, 3, id="clearly slower"),
+        pytest.param([(2.6, 2.0)] * 16, 1.3, 3, id="near the limit, and too long"),
+    ],
+)
+def test_a_ratio_near_the_limit_is_measured_for_longer(monkeypatch, rounds, ratio, counted):
+    seconds = [time for one in rounds for time in one]
+    monkeypatch.setattr(precision, "_seconds_of_step", lambda *given, **options: seconds.pop(0))
+    config = CONFIGS["llama"]()
+    compute = ComputeConfig(attention_backend="segments", linear_backend="torch")
+    measured = precision.half_speed(config, disk_class_of(config), compute, layout="shared", train=True)
+    assert measured == ratio
+    assert len(seconds) == 2 * (16 - counted)

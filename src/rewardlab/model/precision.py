@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from rewardlab.batch import pack
+from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.types import Log
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.attention import NAME, padded_implementation
@@ -23,6 +23,11 @@ WORTH_HALF: Final = 1.3
 machine should choose the same arithmetic every time."""
 TRIAL_GROUPS: Final = ((114, (43, 50)),) * 2
 """(shared tokens, tokens of each reply) of the micro-batch that is timed: about the lengths of Anthropic's HH."""
+CLEAR: Final = 1.2
+"""By what factor a ratio must differ from WORTH_HALF for a few rounds to decide. Nearer to it, noise would."""
+LONGEST: Final = 10.0
+"""Seconds after which no round is added, so that wide models, whose rounds are long, do not wait."""
+MOST_ROUNDS: Final = 16
 
 
 def choose_precision(
@@ -70,7 +75,8 @@ def half_speed(
 ) -> float:
     """Measure how many times as fast as fp32 bf16 is on this processor, with random weights in the model's shape.
 
-    With `train` the backward pass is measured too.
+    With `train` the backward pass is measured too. At least `repeats` rounds follow a first one that warms up, and up
+    to MOST_ROUNDS or LONGEST in all where the ratio is near WORTH_HALF.
     """
     models = {}
     for name in ("fp32", "bf16"):
@@ -88,18 +94,29 @@ def half_speed(
         models[name] = model.train(train)
     batch = pack(probe_groups(VOCABULARY, TRIAL_GROUPS), share=layout != "unshared")
     best = dict.fromkeys(models, float("inf"))
-    # The two take turns, so that other load on the machine slows both alike. The first repeat warms up and makes the
-    # half-precision copies of the weights, which in training serve all micro-batches of a step.
-    for _ in range(repeats + 1):
+    # The two take turns, so that other load on the machine slows both alike, and the shortest times are kept. The first
+    # round makes the half-precision copies of the weights, which in training serve all micro-batches of a step.
+    total = 0.0
+    for finished in range(1, MOST_ROUNDS + 1):
         for name, model in models.items():
-            started = time.perf_counter()
-            with torch.set_grad_enabled(train):
-                scores = model(batch)
-            if train:
-                scores.sum().backward()
-            best[name] = min(best[name], time.perf_counter() - started)
-            model.zero_grad(set_to_none=True)
-    return best["fp32"] / best["bf16"]
+            seconds = _seconds_of_step(model, batch, train=train)
+            best[name], total = min(best[name], seconds), total + seconds
+        ratio = best["fp32"] / best["bf16"]
+        clear = not WORTH_HALF / CLEAR < ratio < WORTH_HALF * CLEAR
+        if finished > repeats and (clear or total > LONGEST):
+            break
+    return ratio
+
+
+def _seconds_of_step(model: RewardModel, batch: PackedBatch, *, train: bool) -> float:
+    started = time.perf_counter()
+    with torch.set_grad_enabled(train):
+        scores = model(batch)
+    if train:
+        scores.sum().backward()
+    seconds = time.perf_counter() - started
+    model.zero_grad(set_to_none=True)
+    return seconds
 
 
 def _two_layers(model_config: Any, disk_class: Any, layout: AttentionLayout, dtype: torch.dtype) -> RewardModel:
