@@ -119,18 +119,18 @@ def test_distributions_that_grow_are_those_that_are_written_at_once(tmp_path: Pa
     file.unlink()
     records.add_distribution(5, scores[0])
     assert file.read_text() == f"{to_json(json.loads(wanted) | {'5': json.loads(wanted)['0']})}\n"
-    records.restore_distributions({})
+    records.restore_distributions([])
     assert file.read_text() == "{}\n"
-    records.restore_distributions({0: scores[0]})
+    records.restore_distributions([(0, scores[0])])
     records.add_distribution(1, scores[1])
     assert list(json.loads(file.read_text())) == ["0", "1"]
-    records.restore_distributions({})
+    records.restore_distributions([])
     records.add_distribution(3, scores[3])
     assert list(json.loads(file.read_text())) == ["3"]
 
 
 def test_a_run_without_evaluations_gets_no_file_of_distributions_by_resuming(tmp_path: Path) -> None:
-    Records(tmp_path).restore_distributions({})
+    Records(tmp_path).restore_distributions([])
     assert not (tmp_path / "reward_distributions.json").exists()
 
 
@@ -139,6 +139,6 @@ def test_a_rank_that_writes_nothing_leaves_no_file(tmp_path: Path) -> None:
     records.add(2, {"train_loss": 0.5})
     records.add(2, {"eval_loss": 0.5})
     records.add_distribution(2, {"chosen": [0.5], "rejected": [0.5]})
-    records.restore_distributions({})
+    records.restore_distributions([])
     assert records.rows[2] == {"step": 2, "train_loss": 0.5, "eval_loss": 0.5}
     assert not list(tmp_path.iterdir())

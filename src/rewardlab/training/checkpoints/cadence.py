@@ -13,14 +13,17 @@ from rewardlab.core.errors import RunInterrupted
 from rewardlab.core.signals import STUCK, StopRequests
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.training.checkpoints.checkpoint import prune, prune_after, write_checkpoint
+from rewardlab.training.checkpoints.row_files import RowFiles
+from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import RunConfig
 
 
 class Keeper:
     """Keeps checkpoints in the folder of a run. Every rank has one and calls the same methods in the same order."""
 
-    def __init__(self, config: RunConfig, run: Path, ranks: Ranks, stops: StopRequests) -> None:
-        self._config, self._run, self._ranks = config, run, ranks
+    def __init__(self, config: RunConfig, records: Records, ranks: Ranks, stops: StopRequests) -> None:
+        self._config, self._run, self._ranks = config, records.folder, ranks
+        self._rows = RowFiles(records)
         self.stops = stops
         self.kept_step = 0
         """The step of the last checkpoint, written or read; 0 if there is none, since step 0 needs no checkpoint."""
@@ -49,10 +52,16 @@ class Keeper:
         return due
 
     def keep(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> tuple[Path, float]:
-        """Write the checkpoint of a step; return its folder and how many seconds that took."""
+        """Write the checkpoint of a step, rows of the record included; return (folder, seconds that it took)."""
         started = time.monotonic()
         folder = write_checkpoint(
-            self._run, step, tensors, state, ranks=self._ranks, keep=self._config.checkpoint_limit
+            self._run,
+            step,
+            tensors,
+            state,
+            rows=self._rows,
+            ranks=self._ranks,
+            keep=self._config.checkpoint_limit,
         )
         self.kept_step, self._kept_at = step, time.monotonic()
         return folder, self._kept_at - started

@@ -2,7 +2,8 @@
 
 checkpoints/step_N/
   tensors/          weights that train and the optimiser's state (training/checkpoints/shards.py)
-  state.json        step, open sums of the log, rows of the record, what selects the best
+  state.json        step, open sums of the log, newest rows of the record, what selects the best
+  rows/             its earlier rows, where there are many (training/checkpoints/row_files.py)
   checkpoint.json   SHA-256 of every file, so that damage is seen before anything is read
 
 A folder is written under another name and renamed once all of it is on the disk. The tensors are in one file for each
@@ -29,13 +30,20 @@ from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.core.run_folder import CHECKPOINTS, saved_steps
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.training.checkpoints.distcp import METADATA, open_distcp
+from rewardlab.training.checkpoints.row_files import ROOM, RowFiles, name_of, read_rows
 from rewardlab.training.checkpoints.shards import INDEX, Held, open_shards, read_shards, write_shards
 
 logger = logging.getLogger("rewardlab")
 FORMAT: Final = 2
-INDICES: Final = {1: METADATA, FORMAT: INDEX}
+WITH_ROW_FILES: Final = 3
+"""As FORMAT, with rows in files of their own. Short runs have none, and versions up to 0.13 can go on with these."""
+INDICES: Final = {1: METADATA, FORMAT: INDEX, WITH_ROW_FILES: INDEX}
 """For each format, the file that says where the tensors are."""
-OPEN: Final[Mapping[int, Callable[[Path], dict[str, Held]]]] = {1: open_distcp, FORMAT: open_shards}
+OPEN: Final[Mapping[int, Callable[[Path], dict[str, Held]]]] = {
+    1: open_distcp,
+    FORMAT: open_shards,
+    WITH_ROW_FILES: open_shards,
+}
 SUMS: Final = "checkpoint.json"
 DAMAGED: Final = ".damaged"
 """Suffix added to the name of a checkpoint that is found to be damaged."""
@@ -75,7 +83,14 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, ranks: Ranks, keep: int
+    run: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    *,
+    rows: RowFiles,
+    ranks: Ranks,
+    keep: int,
 ) -> Path:
     """Write `checkpoints/step_N` in the folder of a run, remove all but the `keep` newest, and return its folder.
 
@@ -96,13 +111,17 @@ def write_checkpoint(
             raise
         sums = {f"tensors/{name}": digest for name, digest in written.items()}
         if ranks.is_first:
+            files, newest = rows.write(temporary)
+            kind = WITH_ROW_FILES if files else FORMAT
+            record = {"row_files": len(files), "rows": newest}
             # json.dumps and not `to_json`, which refuses NaN: the bar of the selection is NaN until an evaluation sets
             # it, and only this program reads the file.
-            write_text(temporary / "state.json", json.dumps({"format": FORMAT, "step": step, **state}))
+            write_text(temporary / "state.json", json.dumps({"format": kind, "step": step, **state, **record}))
             for name in (f"tensors/{INDEX}", "state.json"):
                 sums[name] = sha256_file(temporary / name)
-            write_summed_json(temporary / SUMS, {"format": FORMAT, "files": dict(sorted(sums.items()))})
+            write_summed_json(temporary / SUMS, {"format": kind, "files": dict(sorted((sums | files).items()))})
     if ranks.is_first:
+        rows.kept(target)
         # Earlier checkpoints are removed only now that the new one is complete on the disk.
         prune(run, keep=keep)
     return target
@@ -179,25 +198,27 @@ def _folders(run: Path) -> list[Path]:
 
 def _state(folder: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    if count := state.get("row_files", 0):
+        state["rows"] = [*read_rows(folder, count), *state["rows"]]
     return state
 
 
 def _damage(folder: Path) -> str:
     """Return what is wrong with a checkpoint; empty if nothing is."""
     try:
-        for place in (folder, folder / "tensors"):
-            if not stat.S_ISDIR(place.lstat().st_mode):
-                return f"{place.name} is not a folder"
+        _require_folders(folder, folder / "tensors")
         kind, sums = _listed(folder / SUMS)
-        for name in (f"tensors/{INDICES[kind]}", "state.json"):
-            if name not in sums:
-                return f"{SUMS} does not list {name}"
+        if kind == WITH_ROW_FILES:
+            _require_folders(folder / ROOM)
+        _require_listed(sums, f"tensors/{INDICES[kind]}", "state.json")
         for name, sha256 in sums.items():
             _require_plain(folder / name)
             if sha256_file(folder / name) != sha256:
                 return f"{name} does not match its checksum"
-        if _state(folder)["format"] != kind:
+        state = _state(folder)
+        if state["format"] != kind:
             return "state.json is of another format"
+        _require_listed(sums, *map(name_of, range(state.get("row_files", 0))))
         OPEN[kind](folder / "tensors")
     # Damaged JSON can parse as anything, so each of these errors means damage and none is a fault of the program.
     except (ValueError, TypeError, AttributeError) as error:
@@ -216,6 +237,18 @@ def _listed(path: Path) -> tuple[int, dict[str, str]]:
         raise ValueError(f"it is of format {kind}, and this version reads {', '.join(map(str, OPEN))}")
     files: Any = listed["sha256"] if kind == 1 else read_summed_json(path)["files"]
     return kind, dict(files)
+
+
+def _require_listed(sums: Mapping[str, str], *names: str) -> None:
+    for name in names:
+        if name not in sums:
+            raise ValueError(f"{SUMS} does not list {name}")
+
+
+def _require_folders(*places: Path) -> None:
+    for place in places:
+        if not stat.S_ISDIR(place.lstat().st_mode):
+            raise ValueError(f"{place.name} is not a folder")
 
 
 def _require_plain(path: Path) -> None:

@@ -248,10 +248,11 @@ class RewardJudge:
         if self.records.writes:
             folder, rows = self.folder / "evals", self.records.rows
             # Rows without this column are of training steps alone, and have no scores on the disk.
-            evaluated = [number for number in rows if rows[number].get("eval_pairs") is not None]
-            by_step = {number: read_scores(folder, f"step_{number}") for number in evaluated}
+            evaluated = [number for number in sorted(rows) if rows[number].get("eval_pairs") is not None]
+            # One at a time: rows of scores take far more memory than what is kept of them.
+            by_step = ((number, read_scores(folder, f"step_{number}")) for number in evaluated)
             self.records.restore_distributions(
-                {number: distributions(scores) for number, scores in by_step.items() if scores is not None}
+                (number, distributions(scores)) for number, scores in by_step if scores is not None
             )
         self._best_on_disk, saved = saved_step(self.folder / "best"), saved_steps(self.folder)
         # Every rank must have looked at the folders before the first one removes some of them below.

@@ -63,7 +63,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self.records = records
         self.parallel = machine.parallel
         self.ranks = self.parallel.ranks
-        self.keeper = Keeper(config, records.folder, self.ranks, machine.stops)
+        self.keeper = Keeper(config, records, self.ranks, machine.stops)
         self.observers = machine.observers
         self.batch_timeout_s = machine.batch_timeout_s
         self.step = 0
@@ -154,7 +154,6 @@ class Trainer(Generic[MicroBatch, JudgeT]):
             "evaluated_step": self._evaluated_step,
             "progress": self.log.progress.state(),
             "optimizer_numbers": optimizer_numbers(self.model, self.optimizer),
-            "rows": [self.records.rows[step] for step in sorted(self.records.rows)],
             "task": self.judge.state(),
         }
         self.parallel.drop_gathered()

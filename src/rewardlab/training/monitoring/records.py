@@ -147,6 +147,8 @@ class Records:
         self.folder = folder
         self.writes = writes
         self.rows: dict[int, dict[str, float | None]] = {}
+        self.rewritten = 0
+        """How often other rows than the last one changed."""
         self._distributions: dict[int, dict[str, npt.NDArray[np.float64]]] = {}
         self._last_step = -1
         self._csv = _Growing(path=folder / "metrics.csv")
@@ -164,6 +166,7 @@ class Records:
         # A row that is inserted, or of another than the last step, makes both files be written anew, and so does the
         # first row, which replaces files of an earlier run.
         is_last, is_new = step >= self._last_step, step not in self.rows
+        self.rewritten += not is_last
         row = self.rows.setdefault(step, {"step": step})
         self._last_step = max(self._last_step, step)
         row.update({name: finite_or_none(value) for name, value in values.items()})
@@ -182,6 +185,7 @@ class Records:
         """
         self.rows = {int(row["step"] or 0): current_columns(row) for row in rows}
         self._last_step = max(self.rows, default=-1)
+        self.rewritten += 1
         if not self.writes:
             return
         if self.rows:
@@ -208,9 +212,9 @@ class Records:
         else:
             self._write_distributions()
 
-    def restore_distributions(self, found: Mapping[int, Mapping[str, list[float]]]) -> None:
-        """Replace the reward distributions by those `found` in earlier evaluations, by step."""
-        self._distributions = {step: _as_arrays(found[step]) for step in sorted(found)}
+    def restore_distributions(self, found: Iterable[tuple[int, Mapping[str, list[float]]]]) -> None:
+        """Replace the reward distributions by those `found` in earlier evaluations: (step, scores), in order."""
+        self._distributions = {step: _as_arrays(scores) for step, scores in found}
         if self.writes:
             self._write_distributions()
 
