@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import threading
@@ -14,20 +15,21 @@ from typing import Any
 import pytest
 
 from rewardlab.cli import main
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, DataError, DiskFullError, RewardlabError
 from rewardlab.core.lock import only_process
 from rewardlab.core.signals import Terminated
-from rewardlab.experiments import local, running
+from rewardlab.experiments import local, one_run, running
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.local import run_all
-from rewardlab.experiments.one_run import redo
+from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import begin_record, end_record, record_of
 from rewardlab.experiments.slurm.queue import Queue
 from rewardlab.experiments.status import status_of, text_report
 from rewardlab.experiments.study import Study, amend, open_study
 from rewardlab.experiments.words import amendment_lines
-from study_folders import PLAN, do_all, finished_study, frozen_study
+from rewardlab.training.full_disk import told_when_full
+from study_folders import PLAN, do_all, finished_study, frozen_study, train_by_hand
 
 NOTHING = Queue(runs={}, others={})
 GATED = PLAN.replace(
@@ -128,6 +130,60 @@ def test_a_program_that_fails_is_shown_with_the_end_of_its_output(tmp_path: Path
     run_all(study, study.runs[:1], jobs=1, say=told.append)
     assert "plain/seed_0: failed: exit status 3" in told
     assert any(line.strip() == "no such folder: data" for line in told)
+
+
+def test_a_full_disk_in_a_run_is_told_without_flags_that_a_plan_has_not(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    one = study.runs[0]
+    file = study.run_folder(one) / "metrics.csv"
+
+    def fills_the_disk(arguments: Sequence[str]) -> None:
+        with told_when_full(study.run_folder(one)):
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    with pytest.raises(DiskFullError) as full:
+        do(study, one, fills_the_disk)
+    assert str(full.value) == (
+        f"{study.run_folder(one)}: No space left on device while writing {file}. Make room there; then the same "
+        f"command goes on, from the newest checkpoint if there is one. What was saved before is still there."
+    )
+    record = record_of(study, one)
+    assert (record.state, record.message) == ("failed", f"DiskFullError: {full.value}")
+    do(study, one, train_by_hand("plain", 0.7))
+    assert record_of(study, one).state == "done", "as the message says"
+
+
+def test_a_record_that_a_full_disk_does_not_take_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "records/plain/seed_0.json")
+
+    def fails(arguments: Sequence[str]) -> None:
+        raise DataError("no such column")
+
+    study = frozen_study(tmp_path)
+    monkeypatch.setattr(one_run, "end_record", full)
+    with pytest.raises(DataError, match="no such column"):
+        do(study, study.runs[0], fails)
+
+
+def test_a_run_that_can_write_neither_record_nor_output_is_told_to_want_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, flag: str) -> None:
+        raise RewardlabError(f"cannot write to {folder} (No space left on device).")
+
+    study = frozen_study(tmp_path)
+    monkeypatch.setattr(local, "command_of", lambda study, run: ["false"])
+    told: list[str] = []
+    run_all(study, study.runs[:1], jobs=1, say=told.append)
+    assert told[-1] == "plain/seed_0: waiting: exit status 1"
+    monkeypatch.setattr(local, "require_writable_folder", full)
+    run_all(study, study.runs[:1], jobs=1, say=told.append)
+    assert told[-1].endswith(
+        "logs/plain takes no more files: is its disk full? Make room; then the same command goes on."
+    )
 
 
 @pytest.mark.parametrize(("error", "by", "status"), [(KeyboardInterrupt, "Ctrl-C", 130), (Terminated, "SIGTERM", 75)])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from rewardlab.core.errors import ConfigError, RewardlabError
+from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
 from rewardlab.experiments.log import LOG
@@ -169,6 +170,13 @@ class _Work:
         if why.startswith("exit status"):  # which says nothing: what another program wrote at its end may
             for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]:
                 self._say(f"    {line}")
+            # A full disk takes neither the record of a run nor its output.
+            with suppress(RewardlabError):
+                require_writable_folder(log.parent, "--output-dir")
+                return
+            self._say(
+                f"    {log.parent} takes no more files: is its disk full? Make room; then the same command goes on."
+            )
 
 
 def log_size(study: Study) -> int:

@@ -7,15 +7,17 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
+from rewardlab.core.errors import ConfigError, DataError, DiskFullError, RunInterrupted
 from rewardlab.core.files import sha256_file, write_json
 from rewardlab.core.lock import only_process
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, holds_run, only_writer
 from rewardlab.core.signals import RESUME_LATER, StopRequests
+from rewardlab.core.terminal import visible
 from rewardlab.experiments.gates import require_gates_passed
 from rewardlab.experiments.many_ranks import Start, arguments_of_first, first_of, is_first
 from rewardlab.experiments.outcomes import Outcome
@@ -132,7 +134,10 @@ def _recorded(study: Study, run: Run, work: Callable[[], None]) -> None:
         end_record(study, run, state, f"exit status {error.code}")
         raise
     except BaseException as error:
-        end_record(study, run, "failed", f"{type(error).__name__}: {error}"[:2000])
+        # A disk that is full takes no record either, and its error would stand in place of the one that says more. A
+        # record that says that the run goes on is one of a process that is gone.
+        with suppress(OSError):
+            end_record(study, run, "failed", f"{type(error).__name__}: {error}"[:2000])
         raise
 
 
@@ -141,10 +146,25 @@ def _work(study: Study, run: Run, train: Train, start: Start, *, fresh: bool) ->
     if not run.program:
         arguments = _arguments(study, run, fresh=fresh and (folder / MANIFEST).exists())
         start.tell(arguments)
-        train(arguments)
+        with _told_when_full(folder):
+            train(arguments)
         return
     folder.mkdir(parents=True, exist_ok=True)
     _run_program(program_words(study, run))
+
+
+@contextmanager
+def _told_when_full(folder: Path) -> Iterator[None]:
+    """Say for a full disk how a run of a plan goes on; `rewardlab train` names its own flags, which a plan has not."""
+    try:
+        yield
+    except DiskFullError as full:
+        cause = full.__cause__ if isinstance(full.__cause__, OSError) else full
+        what = "" if cause.filename is None else f" while writing {visible(str(cause.filename))}"
+        raise DiskFullError(
+            f"{visible(str(folder))}: {cause.strerror or 'the disk is full'}{what}. Make room there; then the same "
+            f"command goes on, from the newest checkpoint if there is one. What was saved before is still there."
+        ) from full
 
 
 def _clear(study: Study, run: Run) -> None:
