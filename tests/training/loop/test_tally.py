@@ -15,6 +15,7 @@ from rewardlab.data.groups import Datasets
 from rewardlab.training.cost.throughput import Throughput
 from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.loop.tally import PreferenceTally
+from rewardlab.training.monitoring import progress
 from rewardlab.training.monitoring.progress import Logbook, Progress, StepReport
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -55,7 +56,7 @@ def report(sums, *, examples: int) -> StepReport:
 
 def test_any_task_is_logged_and_recorded_in_its_own_words(tmp_path, caplog):
     records = Records(tmp_path)
-    log = Logbook(records, WordTally(), num_steps=4, peak_flops=None, device=torch.device("cpu"))
+    log = Logbook(records, WordTally(), num_steps=4, eval_every=2, peak_flops=None, device=torch.device("cpu"))
     for loss, words in [(6.0, 2), (6.0, 4)]:
         log.progress.add(report(Words(loss, words), examples=words))
     with caplog.at_level("INFO", logger="rewardlab"):
@@ -67,6 +68,38 @@ def test_any_task_is_logged_and_recorded_in_its_own_words(tmp_path, caplog):
         log.note_speed(2)
     assert "SPEED  1.5 words/s  " in caplog.text
     assert log.closing_line().startswith("Speed: 1.5 words/s over 2 steps")
+
+
+def lines_about_evaluating(folder, caplog, *, seconds: float) -> list[str]:
+    """Of a run of 100 steps of 2 s, evaluated 11 times."""
+    device = torch.device("cpu")
+    log = Logbook(Records(folder), WordTally(), num_steps=100, eval_every=10, peak_flops=None, device=device)
+    with caplog.at_level("INFO", logger="rewardlab"):
+        log.note_evaluation(seconds)
+        for step in (4, 8, 10, 14):
+            log.progress.add(report(Words(1.0, 2), examples=2))
+            log.note_steps(step)
+            if step == 10:
+                log.note_evaluation(seconds)
+    return [one.getMessage() for one in caplog.records if "EVALUATING" in one.getMessage()]
+
+
+@pytest.mark.parametrize("seconds", [27.0, 0.0])
+def test_evaluations_that_are_short_are_not_told_of(seconds, tmp_path, caplog):
+    assert lines_about_evaluating(tmp_path, caplog, seconds=seconds) == []
+
+
+def test_evaluations_of_a_small_share_are_not_told_of(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(progress, "LONG_S", 0.0)
+    assert lines_about_evaluating(tmp_path, caplog, seconds=9.0) == [], "99 s beside 200 s"
+
+
+def test_evaluations_that_take_much_of_a_run_are_told_once_with_what_changes_it(tmp_path, caplog):
+    assert lines_about_evaluating(tmp_path, caplog, seconds=30.0) == [
+        "step 4/100  EVALUATING  takes about 62 % of the time of this run: 11 times 30s, and 3m20s of steps. "
+        "--eval-limit evaluates fewer rows (of test data, too), --eval-every less often, and a lower --eval-fraction "
+        "holds fewer out"
+    ]
 
 
 @pytest.mark.parametrize(("replies", "unit"), [(2, "pairs"), (4, "comparisons")])

@@ -75,12 +75,19 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self._trained: list[nn.Parameter] = []
         """The weights that train, in the order of the model; from the first step on, which checks their gradients."""
         self.device = next(model.parameters()).device
-        self.log = Logbook(records, steps.tally, num_steps=num_steps, peak_flops=machine.peak_flops, device=self.device)
+        self.eval_every = config.interval(num_steps)
+        self.log = Logbook(
+            records,
+            steps.tally,
+            num_steps=num_steps,
+            eval_every=self.eval_every,
+            peak_flops=machine.peak_flops,
+            device=self.device,
+        )
         self._next: Pending[list[MicroBatch]] | None = None
         self.optimizer = update.optimizer
         self.schedule = update.schedule
         self.max_grad_norm = update.max_grad_norm
-        self.eval_every = config.interval(num_steps)
 
     def fit(self) -> None:
         """Train to the last step, evaluating and saving as configured, from the start or from where `restore` left off.
@@ -111,9 +118,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
             self.log.show_step(self.step)
         if evaluates and self._evaluated_step != self.step:
             self._heed_stop()  # before the evaluation, which can outlast the time that a scheduler leaves until a kill
-            self.log.note_speed(self.step)
-            self.judge.evaluate(self.step, self.token_budget)
-            self._evaluated_step = self.step
+            self._evaluate()
         # Saving is collective, so ranks must decide alike. They judge the same scores, but different CPUs may round the
         # metrics differently; without this agreement one rank would wait in a save that the others skip.
         (best, stop) = self.ranks.any(self.judge.best_is_due(self.step), evaluates and bool(self.judge.should_stop()))
@@ -131,6 +136,13 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         if not last:
             self._heed_stop()
         return last
+
+    def _evaluate(self) -> None:
+        self.log.note_speed(self.step)
+        started = time.perf_counter()
+        self.judge.evaluate(self.step, self.token_budget)
+        self.log.note_evaluation(time.perf_counter() - started)
+        self._evaluated_step = self.step
 
     def heed_late_signal(self) -> None:
         """Raise RunInterrupted if a signal came after the last step; the rest is then done by resuming."""

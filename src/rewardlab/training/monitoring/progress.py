@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch._dynamo.utils import counters
@@ -16,6 +17,11 @@ from rewardlab.training.monitoring.records import Records
 
 logger = logging.getLogger("rewardlab")
 SumsT = TypeVar("SumsT")
+
+MUCH: Final = 1 / 3
+"""Share of a run's time above which evaluating is told to take much of it."""
+LONG_S: Final = 300.0
+"""Seconds of evaluating in a whole run, below which nothing is said of its share."""
 
 
 @runtime_checkable
@@ -111,11 +117,20 @@ class Logbook:
     """Adds up steps, and logs and records the sums; `progress` holds what has not been logged yet."""
 
     def __init__(
-        self, records: Records, tally: Tally[Any], *, num_steps: int, peak_flops: PeakFlops | None, device: torch.device
+        self,
+        records: Records,
+        tally: Tally[Any],
+        *,
+        num_steps: int,
+        eval_every: int,
+        peak_flops: PeakFlops | None,
+        device: torch.device,
     ) -> None:
         """`peak_flops` is what utilisation is measured against; without it there is none."""
         self.progress = Progress()
         self._records, self._tally, self._num_steps = records, tally, num_steps
+        self._evaluations = 1 + math.ceil(num_steps / eval_every)
+        self._evaluation_s: float | None = None
         self._peak_flops, self._device = peak_flops, device
         self._programs = compiled_programs()
 
@@ -124,7 +139,28 @@ class Logbook:
         num_steps, values = self.progress.close_window(self._tally, self._peak_flops, peak_memory(self._device))
         self._records.add(step, values)
         self._log(step, num_steps, values)
+        if self._evaluation_s is not None:
+            self._tell_of_evaluations(step, self._evaluation_s)
         return values
+
+    def note_evaluation(self, seconds: float) -> None:
+        """Take the first evaluation of this process as what each takes; the next line of steps may tell of it."""
+        if self._evaluation_s is None:
+            self._evaluation_s = seconds
+
+    def _tell_of_evaluations(self, step: int, each_s: float) -> None:
+        """Log once, if so, that evaluating takes much of the run, with the settings that change it."""
+        self._evaluation_s = 0.0
+        total = self.progress.total
+        evaluating, training = each_s * self._evaluations, total.seconds / total.steps * self._num_steps
+        if evaluating > LONG_S and evaluating > MUCH * (evaluating + training):
+            logger.info(
+                "step %d/%d  EVALUATING  takes about %.0f %% of the time of this run: %d times %s, and %s of steps. "
+                "--eval-limit evaluates fewer rows (of test data, too), --eval-every less often, and a lower "
+                "--eval-fraction holds fewer out",
+                *(step, self._num_steps, 100 * evaluating / (evaluating + training)),
+                *(self._evaluations, duration(each_s), duration(training)),
+            )
 
     def show_step(self, step: int) -> None:
         """Log the open steps, without closing their sums or recording them: the next row is as it would be without."""
