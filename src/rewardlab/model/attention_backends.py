@@ -23,7 +23,7 @@ from torch import Tensor
 from rewardlab.model.attention_formula import Formula
 from rewardlab.model.past import Past
 from rewardlab.model.product_attention import Products
-from rewardlab.model.prompt_layout import PromptLayout, Ragged, mask_after
+from rewardlab.model.prompt_layout import PromptLayout, Ragged, additive, mask_after
 
 
 def segments(
@@ -93,8 +93,8 @@ def _attend_after(
     window = formula.window
     if window is None or num_seen + length <= window:
         if (num_seen or not formula.is_plain) and length > (step := _rows_written(num_seen + length, query, formula)):
-            return _attend_in_blocks(step, num_seen, query, key, value, formula)
-        mask = layout.mask(num_seen, length, query.device) if num_seen else None
+            return _attend_in_blocks(step, num_seen, query, key, value, layout, formula)
+        mask = layout.mask(num_seen, length, query.device, added_as=_added_as(value, formula)) if num_seen else None
         return _attend(query, key, value, mask, formula)
     outputs = []
     # A block also sees the window in front of its first token, so blocks as long as the window would compute nearly
@@ -106,10 +106,20 @@ def _attend_after(
         keys = slice(_reached(num_seen + start, formula), num_seen + stop)
         in_front = num_seen + start - keys.start
         causal = in_front == 0 and stop - start <= window
-        mask = None if causal else layout.mask(in_front, stop - start, query.device, window)
+        mask = None
+        if not causal:
+            added_as = _added_as(value, formula)
+            mask = layout.mask(in_front, stop - start, query.device, window, added_as=added_as)
         outputs.append(_attend(query[:, :, start:stop], key[:, :, keys], value[:, :, keys], mask, formula))
         start = stop
     return torch.cat(outputs, 2)
+
+
+def _added_as(value: Tensor, formula: Formula) -> torch.dtype | None:
+    """Return the dtype of a mask that is added to logits where PyTorch's attention keeps it for the backward pass: that
+    of one mask is then shared by all layers. Under autocast the values have the dtype in which it computes. None for a
+    boolean mask."""
+    return value.dtype if formula.is_plain and torch.is_grad_enabled() else None
 
 
 def _rows_written(num_keys: int, query: Tensor, formula: Formula) -> int:
@@ -119,21 +129,26 @@ def _rows_written(num_keys: int, query: Tensor, formula: Formula) -> int:
 
 
 def _attend_in_blocks(
-    step: int, num_seen: int, query: Tensor, key: Tensor, value: Tensor, formula: Formula
+    step: int, num_seen: int, query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula
 ) -> Float[Tensor, "1 H _ _"]:
-    """Compute `_attend_after` without a window for so many tokens at a time, whose masks are not kept."""
-    outputs = []
+    """Compute `_attend_after` without a window for so many tokens at a time; masks are kept only if a backward pass
+    needs them."""
+    outputs, added_as = [], _added_as(value, formula)
     for start in range(0, query.shape[2], step):
         block = query[:, :, start : start + step]
         seen = num_seen + start + block.shape[2]
-        mask = mask_after(num_seen + start, block.shape[2], query.device)
+        place = (num_seen + start, block.shape[2], query.device)
+        mask = mask_after(*place) if added_as is None else layout.mask(*place, added_as=added_as)
         outputs.append(_attend(block, key[:, :, :seen], value[:, :, :seen], mask, formula))
     return torch.cat(outputs, 2)
 
 
 def mask(query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula) -> Float[Tensor, "1 H T _"]:
     """Compute the whole row at once under a dense T × T mask; work and memory grow with the square of T."""
-    return _attend(query, key, value, layout.dense_mask(query.device, formula.window), formula)
+    seen = layout.dense_mask(query.device, formula.window)
+    if (added_as := _added_as(value, formula)) is not None:
+        seen = layout.keep(("added", formula.window, added_as), lambda: additive(seen, added_as))
+    return _attend(query, key, value, seen, formula)
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula) -> Float[Tensor, "1 H T _"]:
@@ -397,7 +412,10 @@ def _compiled_flex(device_type: str) -> Callable[..., Tensor]:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, formula: Formula) -> Tensor:
-    """Compute attention under a boolean mask, or causal attention if `mask` is None; windows are in the mask."""
+    """Compute attention under a mask, or causal attention if it is None; windows are in the mask.
+
+    A mask is boolean, or, where the formula is plain, may be what is added to the logits.
+    """
     grouped = query.shape[1] != key.shape[1]
     # On CUDA only flash attention takes fewer key heads than query heads, and it takes neither a mask nor float32. With
     # these PyTorch would write out all logits; where each key head is repeated, it has a kernel that does not.

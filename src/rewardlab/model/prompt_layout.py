@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from rewardlab.batch import send
@@ -28,6 +28,14 @@ def mask_after(
     """
     seen = torch.ones(length, num_seen + length, dtype=torch.bool, device=device).tril(num_seen)
     return seen if window is None else seen.triu(num_seen - window + 1)
+
+
+def additive(mask: Bool[Tensor, "*s"], dtype: torch.dtype) -> Float[Tensor, "*s"]:
+    """Return what is added to logits under a boolean mask: 0 where a key is seen, −∞ where not.
+
+    PyTorch's attention makes this of a boolean mask in every call, and keeps each for the backward pass.
+    """
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
 class PromptLayout:
@@ -76,9 +84,22 @@ class PromptLayout:
         made: Made = self._made[key]
         return made
 
-    def mask(self, num_seen: int, length: int, device: torch.device, window: int | None = None) -> Bool[Tensor, "r s"]:
-        """Return `mask_after`, which is made once and kept for all layers."""
-        return self.keep((num_seen, length, window), lambda: mask_after(num_seen, length, device, window))
+    def mask(
+        self,
+        num_seen: int,
+        length: int,
+        device: torch.device,
+        window: int | None = None,
+        *,
+        added_as: torch.dtype | None = None,
+    ) -> Shaped[Tensor, "r s"]:
+        """Return `mask_after`, or what is added to logits of dtype `added_as`; made once, kept for all layers."""
+
+        def make() -> Tensor:
+            mask = mask_after(num_seen, length, device, window)
+            return mask if added_as is None else additive(mask, added_as)
+
+        return self.keep((num_seen, length, window, added_as), make)
 
     def owners(self, device: torch.device) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
         """Return for every token the number of its group, and of its reply in the row (−1 for shared tokens)."""
