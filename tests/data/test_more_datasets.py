@@ -64,6 +64,15 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "ScalerLab/JudgeBench": [
         {"pair_id": "1", "source": "s", "question": "Why?", "response_A": "BAD", "response_B": "GOOD", "label": "B>A"}
     ],
+    "Label Studio's pairwise": [
+        {"prompt": "Why?", "answer1": "BAD", "answer2": "GOOD", "pw": [{"selected": "right"}], "annotator": 3}
+    ],
+    "Argilla's exports": [
+        {
+            **{"id": "a", "status": "completed", "prompt": "Why?", "response1": "BAD", "response2": "GOOD"},
+            **{"preference.responses": ["response2"], "preference.responses.users": ["u"]},
+        }
+    ],
     "Anthropic's model-written evaluations": [
         {"question": "Why?", "answer_matching_behavior": "BAD", "answer_not_matching_behavior": "GOOD"}
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loading import ALLOW_DROPS, load, write
-from parsing import PAIR
+from parsing import PAIR, cause, preference, replies
 
 AGAINST: dict[str, Any] = {**PAIR, "labels": {"ann": 0, "bob": 0}}
 
@@ -78,3 +78,13 @@ def test_replies_have_the_numbers_of_the_row_however_many_annotators_prefer_the_
     assert isinstance(said, list)
     assert [one.first for one in judged.comparisons] == [int(label < 0.5) for label in said]
     assert judged.ranking == {(0,): (1, 0), (1,): (0, 1)}.get(tuple(sorted(set(said))))
+
+
+@pytest.mark.parametrize("labels", [[{"selected": "right"}], '[{"selected": "right"}]'], ids=["list", "CSV"])
+def test_a_pairwise_choice_of_label_studio_is_a_label_by_its_annotator(labels: object) -> None:
+    row = {"prompt": "Why?", "answer1": "a", "answer2": "b", "pw": labels, "annotator": 3}
+    named = {"chosen_column": "answer1", "rejected_column": "answer2", "label_column": "pw"}
+    read = preference(row, **named, map_label=("left=1", "right=0"))
+    (one,) = read.comparisons
+    assert (replies(read)[one.first], one.label, one.annotator) == ("b", 1.0, "3")
+    assert cause(row, **named, map_label=("left=1",)) == "unmapped_label"

@@ -92,6 +92,31 @@ def test_what_is_read_and_other_numbers_and_words_are_no_verdicts() -> None:
     assert told(nameless(safer_answer=["answer 1", "answer 2"]), **sides)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "shown"),
+    [
+        ("pw", ["left", "right"], "left, right"),
+        ("pw", [[{"selected": "left"}], [{"selected": "right"}]], "left, right"),  # Label Studio, JSON_MIN
+        ("pw", ['[{"selected": "left"}]', '[{"selected": "right"}]'], "left, right"),  # the same as CSV
+        ("quality.responses", [["answer_1", "answer_2"], ["answer_1"], None], "answer_1, answer_2"),  # Argilla
+        ("mark", ["Answer 1", "answer-2", "both"], "Answer 1, answer-2, both"),
+    ],
+)
+def test_a_column_of_any_name_that_names_both_replies_is_told(name: str, values: list[Any], shown: str) -> None:
+    # Each of these exports trained half of its rows the wrong way round, and nothing was said.
+    (line,) = told(nameless(**{name: values}), **NAMELESS)
+    assert line.startswith(f"the column {name} is not read: the reply in answer_1 counts as the better one in every")
+    assert f"If {name} ({shown}) says which" in line
+    assert not told(nameless(**{name: values}), label_column=name, map_label=("left=1",), **NAMELESS)
+
+
+def test_columns_that_name_one_reply_or_none_or_stand_beside_named_sides_are_not_told() -> None:
+    assert not told(nameless(shown_first=["answer_1", "answer_1"]), **NAMELESS)
+    assert not told(nameless(politics=["left", "centre"], tags=[["left"], ["north"]]), **NAMELESS)
+    assert not told([PAIR | {"chosen": f"a {n}", "wing": ("left", "right")[n % 2]} for n in range(4)])
+    assert not told(nameless(note=[f"answer_{n % 2 + 1}{n}" for n in range(9)]), **NAMELESS)
+
+
 def test_rows_that_cannot_be_looked_at_end_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_jsonl(path := tmp_path / "rows.jsonl", [PAIR])
     (source,) = find_sources([str(path)], "train")

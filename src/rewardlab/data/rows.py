@@ -323,6 +323,14 @@ def has_tools(row: Row) -> bool:
     return isinstance(tools, (list, tuple)) and any(isinstance(tool, Mapping) for tool in tools)
 
 
+def require_no_tools(row: Row) -> None:
+    """Raise UnusableRowError if `has_tools`."""
+    if has_tools(row):
+        raise UnusableRowError(
+            "tools", f"tools is {show(row['tools'])}, which the prompt would lack; if it does, take the column out"
+        )
+
+
 def _holds(value: object) -> bool:
     """Return whether a value is more than nothing, as tables write that too: NaN, or a text for it."""
     if isinstance(value, str):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, zip_longest
 from typing import Final
@@ -15,7 +15,7 @@ from rewardlab.core.files import to_float
 from rewardlab.core.terminal import number_of, quoted, short
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source
-from rewardlab.data.formats.mapping import unpacked
+from rewardlab.data.formats.mapping import choice_of, unpacked
 from rewardlab.data.judgements import SCORES
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import Row, UnreadRow
@@ -94,11 +94,13 @@ def _verdicts(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfi
     place = _place(*sides)
     rated = {name for pair in _rated(rows, place) for name in pair} if place else set()
     read = {*reading.own_columns.values(), *reading.attribute_weights, reading.margin_column}
-    for name in sorted({name for row in rows for name in row} - read - rated):
+    for name in sorted({name for row in rows for name in row} - read - rated - set(sides)):
         said = SAID & set(map(str.casefold, _words(name))) if place else set()
-        if not VERDICT.fullmatch(name) and not said:
+        values = {value for row in rows for value in _said(row.get(name))}
+        if place and _name_the_sides(values, sides):
+            said |= {"winner"}
+        elif not VERDICT.fullmatch(name) and not said:
             continue
-        values = {row.get(name) for row in rows if isinstance(row.get(name), str | bool | int | float)}
         words = sorted((str(value) for value in values - {""}), key=lambda word: (to_float(word), word))
         is_scale = bool(place) and all(math.isfinite(to_float(word)) for word in words)
         few = len(words) <= MOST_VERDICTS
@@ -113,6 +115,27 @@ def _verdicts(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfi
                 f"{quoted(name)}, and with --map-label VALUE=1 what means {sides[0]}, with VALUE=0 what means "
                 f"{sides[1]}, with VALUE=0.5 a tie."
             )
+
+
+def _said(value: object) -> list[str | bool | int | float]:
+    """Return what a value may say of two replies: a text or a number, as it stands, or one from each annotator, as
+    Argilla exports it (`["response_1"]`) and Label Studio (`[{"selected": "left"}]`)."""
+    held = unpacked(value)
+    entries = held if isinstance(held, list | tuple) else [value]
+    return [one for one in map(choice_of, entries) if isinstance(one, str | bool | int | float)]
+
+
+def _name_the_sides(values: Collection[object], sides: tuple[str, str]) -> bool:
+    """Return whether values are the names of the two columns with the replies, or left and right, and perhaps a third
+    for a tie. A column of any name with such values is a verdict."""
+    words = {_letters(value) for value in values if isinstance(value, str)}
+    few = len(values) <= MOST_VERDICTS
+    return few and any(names <= words for names in (set(map(_letters, sides)), {"left", "right"}))
+
+
+def _letters(name: str) -> str:
+    """Return a name without case and what stands between its words: `response_1` is `Response 1`."""
+    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def _words(name: str) -> list[str]:

@@ -1,17 +1,20 @@
-"""Preferences as LLaMA-Factory and ms-swift keep them: ShareGPT conversations with two replies, Alpaca's instructions,
-and messages with a rejected reply.
+"""Preferences as other trainers keep them: ShareGPT conversations with two replies, Alpaca's instructions, messages with
+a rejected reply, and OpenAI's preferred and non-preferred outputs.
 
 Sources: the README of the folder data of https://github.com/hiyouga/LLaMA-Factory; "Custom Dataset" in the docs of
-https://github.com/modelscope/ms-swift.
+https://github.com/modelscope/ms-swift; "Direct preference optimization" in the guides of OpenAI's API.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rewardlab.data.formats.context import with_input
+from rewardlab.data.formats.mapping import unpacked
 from rewardlab.data.formats.plain import read_explicit, read_implicit
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules
-from rewardlab.data.rows import Row, UnusableRowError, is_absent, is_message, said_by, show
+from rewardlab.data.rows import Row, UnusableRowError, is_absent, is_message, require_no_tools, said_by, show
 
 
 def _read_sharegpt(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -48,6 +51,21 @@ def _read_swift(row: Row, place: str, rules: Rules) -> ParsedRow:
     return read_explicit({**row, "prompt": turns[:-1], "chosen": turns[-1:], "rejected": rejected}, place, rules)
 
 
+def _read_openai(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read input, which has messages and perhaps tools, + preferred_output + non_preferred_output, messages as well."""
+    given = unpacked(row["input"])
+    if not isinstance(given, Mapping) or not isinstance(given.get("messages"), (list, tuple)):
+        raise UnusableRowError("bad_roles", f"input is {show(given)}, wanted an object with a list of messages")
+    require_no_tools(given)
+    sides = {"chosen": row["preferred_output"], "rejected": row["non_preferred_output"]}
+    return read_explicit({**row, "prompt": given["messages"], **sides}, place, rules)
+
+
+OPENAI = Schema(
+    name="OpenAI's preferred and non-preferred outputs",
+    needed=("input", "preferred_output", "non_preferred_output"),
+    read=_read_openai,
+)
 SWIFT = Schema(
     name="ms-swift, messages and a rejected reply",
     needed=("messages",),

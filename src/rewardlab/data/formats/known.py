@@ -11,9 +11,9 @@ from typing import Final
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import is_number
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats.instructed import ALPACA, SHAREGPT, SWIFT
+from rewardlab.data.formats.instructed import ALPACA, OPENAI, SHAREGPT, SWIFT
 from rewardlab.data.formats.judged import JUDGED
-from rewardlab.data.formats.kwise import KWISE, NECTAR, RATED, STACK_EXCHANGE, ULTRAFEEDBACK, rated_by
+from rewardlab.data.formats.kwise import KWISE, NECTAR, NEMO, RATED, STACK_EXCHANGE, ULTRAFEEDBACK, rated_by
 from rewardlab.data.formats.lone import UNPAIRED, UNPAIRED_CONVERSATIONS, lone
 from rewardlab.data.formats.mapping import mapped, require_columns
 from rewardlab.data.formats.plain import LONG_FORM, PAIRS, WHOLE
@@ -48,6 +48,7 @@ SCHEMAS = (
     ALPACA,
     WHOLE,
     SWIFT,
+    OPENAI,
     JUDGED,
     HELPSTEER2_PREFERENCE,
     HELPSTEER3,
@@ -55,6 +56,7 @@ SCHEMAS = (
     RATED,
     STACK_EXCHANGE,
     NECTAR,
+    NEMO,
     ULTRAFEEDBACK,
     WEBGPT,
     SUMMARIES,

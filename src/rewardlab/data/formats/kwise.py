@@ -1,5 +1,5 @@
-"""Several replies to a prompt with scores, ratings, ranks or votes: own rows, Nectar, UltraFeedback, HelpSteer, Stack
-Exchange."""
+"""Several replies to a prompt with scores, ratings, ranks or votes: own rows, Nectar, NeMo-RL, UltraFeedback, HelpSteer,
+Stack Exchange."""
 
 from __future__ import annotations
 
@@ -71,16 +71,36 @@ def compare_usable(
 def _read_nectar(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read prompt + answers, each with a rank of which 1 is the best. Equal ranks are ties."""
     answers = _entries(row["answers"], "answers", "answer")
+    return _compare_ranked(row["prompt"], answers, "answer", row, place, rules)
+
+
+def _compare_ranked(
+    prompt: object, answers: Sequence[Mapping[str, object]], text: str, row: Row, place: str, rules: Rules
+) -> ParsedRow:
+    """Return the comparisons of answers, each with a reply in `text` and a `rank`, which is better the lower it is."""
     written = [answer.get("rank") for answer in answers]
     ranks = [None if is_unrated(rank) else to_float(rank) for rank in written]
     if not all(rank is None or math.isfinite(rank) for rank in ranks):
         raise UnusableRowError("bad_scores", f"the ranks are {show(written)}")
     ranked = {
-        "prompt": row["prompt"],
-        "responses": [answer["answer"] for answer in answers],
+        "prompt": prompt,
+        "responses": [answer[text] for answer in answers],
         "scores": [None if rank is None else -rank for rank in ranks],
     }
     return _read_kwise({**row, **ranked, "ranking": None}, place, rules)
+
+
+def _read_nemo(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read NeMo-RL's context + completions, each with a rank, the lowest of which is the best. Equal ranks are ties."""
+    completions = _entries(row["completions"], "completions", "completion")
+    return _compare_ranked(row["context"], completions, "completion", row, place, rules)
+
+
+def _has_ranks(row: Row) -> bool:
+    """Return whether the completions of a row have ranks; those of other datasets are texts, or have ratings."""
+    completions = row.get("completions")
+    first = completions[0] if isinstance(completions, (list, tuple)) and completions else None
+    return isinstance(first, Mapping) and {"completion", "rank"} <= first.keys()
 
 
 # --- ratings -------------------------------------------------------------------------------------------------
@@ -224,6 +244,9 @@ def _instruction(row: Row) -> object:
 
 KWISE = Schema(name="K-wise", needed=("prompt", "responses"), one_of=("scores", "ranking"), read=_read_kwise)
 NECTAR = Schema(name="Nectar, answers with ranks", needed=("prompt", "answers"), read=_read_nectar)
+NEMO = Schema(
+    name="NeMo-RL, completions with ranks", needed=("context", "completions"), read=_read_nemo, suits=_has_ranks
+)
 STACK_EXCHANGE = Schema(
     name="Stack Exchange, answers with votes",
     needed=("question", "answers"),

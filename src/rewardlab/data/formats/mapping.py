@@ -13,6 +13,9 @@ from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, is_absent, sho
 LISTS = ("responses", "scores", "label")
 """Columns whose text may be a list (of labels, also an object) as JSON, as CSV files have it."""
 
+CHOICE = "selected"
+"""Where Label Studio's results of a pairwise choice hold `left` or `right`."""
+
 
 def mapped(row: Row, reading: ReadingConfig) -> Row:
     """Return a row with its columns named as `--prompt-column` and its like say, and its label as `--map-label` says.
@@ -54,7 +57,7 @@ def _with_numbers(row: dict[str, object], values: Mapping[str, float]) -> Row:
     if isinstance(label, Mapping):
         number: object = {who: _number(said, values) for who, said in label.items()}
     elif isinstance(label, (list, tuple)):
-        number = [_number(said, values) for said in label]
+        number = [_number(choice_of(said), values) for said in label]
     elif is_absent(label) and "" not in values:
         raise UnusableRowError("missing_field", f"no {name!r}, which --map-label reads")
     else:
@@ -80,6 +83,11 @@ def _number(value: object, values: Mapping[str, float]) -> float | None:
     raise UnusableRowError(
         "unmapped_label", f"the label is {show(value)}, and --map-label names {', '.join(values) or 'nothing'}"
     )
+
+
+def choice_of(value: object) -> object:
+    """Return what Label Studio's result of a pairwise choice says, `left` or `right`; any other value as it is."""
+    return value[CHOICE] if isinstance(value, Mapping) and CHOICE in value else value
 
 
 def unpacked(value: object) -> object:

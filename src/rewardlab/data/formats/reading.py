@@ -10,7 +10,7 @@ from rewardlab.data.formats.known import SCHEMAS, nearest
 from rewardlab.data.formats.mapping import mapped
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules
-from rewardlab.data.rows import CappedRow, Row, UnusableRowError, has_tools, media_of, require_bounded, show
+from rewardlab.data.rows import CappedRow, Row, UnusableRowError, media_of, require_bounded, require_no_tools
 
 ONE: Final = "a dataset is read by the format of its first row: rows of another belong into a file of their own"
 
@@ -47,10 +47,7 @@ def _known(row: Row, schema: Schema, rules: Rules) -> Row:
             f"a row with {media}, of which the texts alone would be judged; if they "
             "stand alone, take the column out or rename it",
         )
-    if has_tools(row):
-        raise UnusableRowError(
-            "tools", f"tools is {show(row['tools'])}, which the prompt would lack; if it does, take the column out"
-        )
+    require_no_tools(row)
     if isinstance(row, CappedRow):
         raise UnusableRowError("over_post_cap", f"more than {rules.reading.max_per_post} judgements of its post")
     known = mapped(row, rules.reading)

@@ -54,7 +54,10 @@ def _said(row: Row) -> list[tuple[str, object]]:
         pairs = [(read_name(who), said) for who, said in labels.items()]
     elif isinstance(labels, (list, tuple)):
         names = row.get("annotators")
-        names = range(1, len(labels) + 1) if is_absent(names) else unpacked(names)
+        if is_absent(names):
+            lone = len(labels) == 1 and not is_absent(row.get("annotator"))
+            names = [row["annotator"]] if lone else range(1, len(labels) + 1)
+        names = unpacked(names)
         if not isinstance(names, (list, tuple, range)) or len(names) != len(labels):
             raise UnusableRowError("bad_label", f"{len(labels)} labels by the annotators {show(row.get('annotators'))}")
         pairs = [(read_name(who), said) for who, said in zip(names, labels, strict=True)]
