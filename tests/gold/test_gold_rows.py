@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from pathlib import Path, PurePath
@@ -35,6 +36,20 @@ def test_a_row_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     (found,) = read_gold_rows(write(tmp_path / "rows.jsonl", row))
     assert found.as_json() == row
     assert found.is_cut == (True, False)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_tables_hold_scores_as_json(tmp_path: Path, ending: str) -> None:
+    row = {**ROW, "samples": [{"seed": 3, "stop": "length"}, {"error": "no"}], "gold_errors": {"1": "no"}}
+    path = tmp_path / f"rows.{ending}"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t" if ending == "tsv" else ",")
+        writer.writerow(row)
+        writer.writerow([value if isinstance(value, str) else json.dumps(value) for value in row.values()])
+        writer.writerow(["b", "hi", json.dumps(["x", "y"]), "", "", ""])
+    first, second = read_gold_rows(path)
+    assert first.as_json() == row
+    assert (second.gold, second.samples, dict(second.gold_errors)) == (None, (), {})
 
 
 def test_rows_without_ids_are_numbered_over_all_files(tmp_path: Path) -> None:

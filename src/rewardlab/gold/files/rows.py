@@ -18,11 +18,14 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import is_number
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Conversation, Message, prompt_key
+from rewardlab.data.formats.mapping import unpacked
 from rewardlab.data.prompts import prompt_turns, reply_text
 from rewardlab.data.readers import read_each_row
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.gold.files.parts import parts_of
 
+CELLS: Final = ("gold", "samples", "gold_errors")
+"""Columns that CSV files hold as JSON."""
 OWN: Final = ("id", "prompt", "responses", "samples", "gold", "gold_errors")
 """Columns that the stages write; every other column of a row is kept as it is."""
 HALF: Final = "has half of a surrogate pair in it, which no tokenizer can read"
@@ -105,6 +108,8 @@ def read_gold_rows(paths: Path | Sequence[Path], *, labelled: bool = False) -> I
 def read_gold_row(row: Mapping[str, Any], where: str, number: int, *, labelled: bool = False) -> GoldRow:
     """Return a row of a file. Raises DataError, beginning with `where`, as `read_gold_rows` does."""
     name = "responses" if row.get("responses") is not None else "replies"
+    # Cells of CSV files are texts, but for the replies and messages.
+    row = {**row, **{column: unpacked(row.get(column) or None) for column in CELLS if isinstance(row.get(column), str)}}
     responses, samples, errors = row.get(name), row.get("samples"), row.get("gold_errors")
     if not isinstance(responses, list):
         raise DataError(f"{where}: `responses` is not a list of texts. {WANTED}")
