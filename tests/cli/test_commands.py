@@ -120,8 +120,8 @@ def test_eval_has_the_flags_of_its_configuration():
         "--cache-dir none --models n --no-reuse --slice kind --thresholds 0.5 -1 --perturb --calibrated "
         "--ensemble o p --ensemble-penalty 2 --shp kwise --max-per-post 5 --min-score-ratio 2 "
         "--attributes helpfulness=1 --prompt-column ask --chosen-column good --rejected-column bad --label-column wins "
-        "--response-column one --responses-column all --scores-column stars --map-label A=1 --streaming "
-        "--shuffle-buffer 9 --gold gold.jsonl"
+        "--response-column one --responses-column all --scores-column stars --strength-column sure --map-label A=1 "
+        "--streaming --shuffle-buffer 9 --gold gold.jsonl"
     )
     wanted = EvalConfig.of(
         gold=Path("gold.jsonl"),
@@ -136,6 +136,7 @@ def test_eval_has_the_flags_of_its_configuration():
         response_column="one",
         responses_column="all",
         scores_column="stars",
+        strength_column="sure",
         map_label=("A=1",),
         streaming=True,
         shuffle_buffer=9,

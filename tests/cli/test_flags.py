@@ -78,6 +78,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--response-column completion", {"response_column": "completion"}),
     ("--responses-column answers", {"responses_column": "answers"}),
     ("--scores-column ratings", {"scores_column": "ratings"}),
+    ("--strength-column magnitude", {"strength_column": "magnitude"}),
     ("--map-label A=1 B=0 tie=0.5", {"map_label": ("A=1", "B=0", "tie=0.5")}),
     ("--streaming", {"streaming": True}),
     ("--shuffle-buffer 9", {"shuffle_buffer": 9}),

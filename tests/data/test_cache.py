@@ -88,6 +88,7 @@ def key(folder: Path, *, count: int = 5, **changed: Any) -> str:
         {"map_label": ("A=1",)},
         {"prompt_column": "question"},
         {"scores_column": "ratings"},
+        {"strength_column": "sure"},
         {"incomplete_pairs": "error"},
         {"template": "other"},
         {"num_embeddings": 100},

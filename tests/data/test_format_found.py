@@ -145,7 +145,7 @@ def test_a_margin_or_weight_that_nothing_reads_is_told(tmp_path: Path, caplog: p
     assert margin == (
         "data: both.jsonl: the column margin is not read; --margin-column margin takes it as a margin in the loss."
     )
-    assert "the column weight is not read; where the column is called strength, --strength-as weight weights" in weight
+    assert "the column weight is not read; --strength-column weight --strength-as weight weights" in weight
     assert told("both.jsonl", both, both) == [margin, weight], "also from the cache"
     assert told("both.jsonl", both, both, margin_column="margin") == [weight]
     strong = {"margin": 2, "strength": 1}

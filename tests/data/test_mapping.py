@@ -153,3 +153,17 @@ def test_the_format_says_which_columns_were_taken_for_which(tmp_path: Path) -> N
     path = write(tmp_path / "a.jsonl", [{**OWN, "winner": "A"}])
     (report,) = load(path, **COLUMNS, **WORDS).reports
     assert report.format == "pairs, by the columns prompt (question), chosen (good), rejected (bad), label (winner)"
+
+
+def test_a_strength_under_another_name() -> None:
+    row = {"prompt": "Why?", "chosen": "a", "rejected": "b", "magnitude": 3, "strength": 1}
+    (one,) = preference(row, strength_column="magnitude", strength_as="weight").comparisons
+    assert (one.strength, one.weight) == (3.0, 3.0)
+    kwise = {"prompt": "Why?", "responses": ["a", "b"], "scores": [1, 0], "magnitude": "2.5"}
+    assert preference(kwise, strength_column="magnitude", strength_as="margin").comparisons[0].margin == 2.5
+    assert cause({**row, "magnitude": -1}, strength_column="magnitude") == "bad_strength"
+    assert cause({**row, "magnitude": None}, strength_column="magnitude", strength_as="weight") == "missing_strength"
+    # A column by which a format is known stays what it is.
+    steered = {"prompt": "Why?", "response_1": "a", "response_2": "b", "preference_strength": 2}
+    read = preference(steered, strength_column="preference_strength", strength_as="weight")
+    assert (read.replies[0][0].content, read.comparisons[0].weight) == ("b", 2.0)

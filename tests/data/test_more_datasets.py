@@ -64,6 +64,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "ScalerLab/JudgeBench": [
         {"pair_id": "1", "source": "s", "question": "Why?", "response_A": "BAD", "response_B": "GOOD", "label": "B>A"}
     ],
+    "infly/INF-ORM": [{name: [*turns(user("Why?")), {**A, "content": PAIR[name]}] for name in PAIR} | {"magnitude": 3}],
     "Label Studio's pairwise": [
         {"prompt": "Why?", "answer1": "BAD", "answer2": "GOOD", "pw": [{"selected": "right"}], "annotator": 3}
     ],

@@ -13,7 +13,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
 from rewardlab.data.template_files import parse_arguments, require_template
 
-MAPPED_COLUMNS = ("prompt", "chosen", "rejected", "label", "response", "responses", "scores")
+MAPPED_COLUMNS = ("prompt", "chosen", "rejected", "label", "response", "responses", "scores", "strength")
 """Columns that a flag can name: `--prompt-column` and its like."""
 
 
@@ -72,6 +72,8 @@ class ReadingConfig:
     """Column to read as `responses`, the replies of a K-wise row."""
     scores_column: str | None = None
     """Column to read as `scores`."""
+    strength_column: str | None = None
+    """Column to read as `strength`, which `--strength-as` uses."""
     map_label: tuple[str, ...] = ()
     """What the values of the label mean, as `VALUE=NUMBER` (`A=1 B=0 tie=0.5`); rows with others are dropped."""
     num_workers: int | None = None

@@ -19,7 +19,9 @@ from rewardlab.data.templates import mentions, setting
 
 COLUMNS: Final[Mapping[str, str]] = {
     "margin": "--margin-column margin takes it as a margin in the loss",
-    "weight": "where the column is called strength, --strength-as weight weights the loss with it",
+    "weight": "--strength-column weight --strength-as weight weights the loss with it",
+    "magnitude": "--strength-column magnitude with --strength-as weight or margin uses it as how strongly the better "
+    "reply is preferred",
 }
 """Column that others weigh or shift the loss by -> how to have that here."""
 SYSTEM: Final = ("system_prompt", "system_message")
@@ -57,7 +59,11 @@ def _numbers(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
     for row in rows:
         # Comparisons that are written out have weights and margins of their own.
         for name, remedy in () if "comparisons" in row else COLUMNS.items():
-            if math.isfinite(to_float(row.get(name))) and name not in (reading.margin_column, reading.strength_as):
+            if math.isfinite(to_float(row.get(name))) and name not in (
+                reading.margin_column,
+                reading.strength_as,
+                reading.strength_column,
+            ):
                 yield f"the column {name} is not read; {remedy}."
 
 

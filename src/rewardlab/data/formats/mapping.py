@@ -28,7 +28,9 @@ def mapped(row: Row, reading: ReadingConfig) -> Row:
     names, values = reading.own_columns, reading.label_values
     if isinstance(row, UnreadRow) or not (names or values):
         return row
-    known = {name: value for name, value in row.items() if name not in names and name not in names.values()}
+    # A strength may also be what a format is known by, such as HelpSteer2's `preference_strength`: it stays.
+    renamed = {own for name, own in names.items() if name != "strength"}
+    known = {name: value for name, value in row.items() if name not in names and name not in renamed}
     for name, own in names.items():
         if own in row:
             known[name] = unpacked(row[own]) if name in LISTS else row[own]
