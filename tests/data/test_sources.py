@@ -95,6 +95,8 @@ class TestAccount:
             "swapped": 0,
             "second_preferred": 0,
             "json_texts": 0,
+            "system_turns": 0,
+            "scripts": {"Latin": 1},
             "unused_by_limit": 0,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }

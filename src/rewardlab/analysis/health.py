@@ -15,7 +15,7 @@ from typing import Any, Final
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import AT_EVALUATION, MOSTLY, WHILE_TRAINING, History, Look, RunFacts
-from rewardlab.analysis.signs_at_ends import reversed_at_the_end, shallow_labels
+from rewardlab.analysis.signs_at_ends import one_side_cut, reversed_at_the_end, shallow_labels
 from rewardlab.core.types import Estimate
 
 GONE: Final = 3
@@ -49,6 +49,9 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "fp32; on quantised weights --quantization int8, or none; after --save-dtype in half precision, float32.",
         "other_precision": "In half precision another model is served than in float32. Serve it in float32; train "
         "with --precision fp32, or, if it was not, with --half-rounding stochastic.",
+        "one_side_cut": "A model may learn who was cut, and nothing else. Raise --max-seq-len, or leave long rows out "
+        "with --truncation drop; --diagnostic-mode length_matched shows what is left among replies of nearly equal "
+        "length.",
         "truncated": "Raise --max-seq-len, or leave long rows out with --truncation drop.",
     }
 )
@@ -86,12 +89,16 @@ class Health:
         """Sign that was reported -> checks since it was last seen."""
 
     def start(
-        self, truncation: Mapping[str, tuple[int, int]], shortened: Mapping[str, tuple[int, int]] = MappingProxyType({})
+        self,
+        truncation: Mapping[str, tuple[int, int]],
+        shortened: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        cut_alone: Mapping[str, tuple[int, int, int]] = MappingProxyType({}),
     ) -> list[WarningSign]:
-        """Return the signs in the data: whether most of its replies were cut.
+        """Return the signs in the data: whether most of its replies were cut, or cuts tell which reply is preferred.
 
         `truncation` maps a name of data to (replies whose prompt was cut, replies), `shortened` to (replies of which
-        the middle was cut, replies). A rule of truncation cuts only one of the two.
+        the middle was cut, replies), `cut_alone` to (comparisons of which the preferred reply alone was cut, of which
+        the other one alone was, comparisons). A rule of truncation cuts only one of prompts and middles.
         """
         signs = []
         for what, counts in (("prompts were cut", truncation), ("replies lost their middle", shortened)):
@@ -99,7 +106,7 @@ class Health:
             if cut:
                 shares = "; ".join(f"{part} of {of} replies of the {name} data" for name, (part, of) in cut.items())
                 signs.append(self._sign("truncated", f"{what} to fit the limit of tokens: {shares}."))
-        return signs
+        return [*signs, *self._seen("one_side_cut", one_side_cut(cut_alone))]
 
     def judge_baselines(self, baselines: Mapping[str, Mapping[str, Estimate]]) -> list[WarningSign]:
         """Return a sign if a baseline leaves next to nothing to learn; see `shallow_labels`."""

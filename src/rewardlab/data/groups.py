@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
@@ -150,6 +151,10 @@ class Groups(Sequence[TokenGroup]):
         """Return [G] the number of replies of each group."""
         return self._column(lambda store: np.diff(store.columns["reply_end"], prepend=0))
 
+    def num_comparisons(self) -> Numbers:
+        """Return [G] the number of comparisons of each group."""
+        return self._column(lambda store: np.diff(store.columns["comparison_end"], prepend=0))
+
     def num_tokens(self) -> Numbers:
         """Return [G] tokens of each group, with shared tokens counted once."""
         return self._column(lambda store: np.diff(store.columns["token_end"], prepend=0))
@@ -171,6 +176,22 @@ class Groups(Sequence[TokenGroup]):
             return np.minimum.reduceat(tokens, np.append(0, ends[:-1])) if len(ends) else ends
 
         return self._column(fewest)
+
+    def cut_alone(self) -> tuple[Numbers, Numbers]:
+        """Return ([G] comparisons of which the preferred reply alone lost tokens to the limit, of its prompt or of its
+        own; [G] those of which the other one alone did). Ties are left out."""
+
+        def counts(store: TokenStore, *, of_preferred: bool) -> Numbers:
+            columns = store.columns
+            is_cut_R = (columns["truncated_tokens"] > 0) | (columns["truncated_reply_tokens"] > 0)
+            group_C = np.repeat(np.arange(store.num_groups), np.diff(columns["comparison_end"], prepend=0))
+            start_G = np.append(0, columns["reply_end"])[:-1]
+            one_C, other_C = (is_cut_R[start_G[group_C] + columns[name]] for name in ("first", "second"))
+            preferred_C = np.where(columns["label"] > 0.5, one_C, other_C)
+            alone_C = (one_C != other_C) & (columns["label"] != 0.5) & (preferred_C == of_preferred)
+            return np.bincount(group_C, weights=alone_C, minlength=store.num_groups).astype(np.int64)
+
+        return self._column(partial(counts, of_preferred=True)), self._column(partial(counts, of_preferred=False))
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return [G] a column of the stores that has one entry for each group."""

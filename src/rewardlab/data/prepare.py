@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -15,8 +15,10 @@ from rewardlab.data.config import DataConfig, TrainingDataConfig
 from rewardlab.data.controlled import controls_of, report_control, selected
 from rewardlab.data.dataset_names import NOTHING, Given, all_named
 from rewardlab.data.groups import Groups, Part
+from rewardlab.data.kinds import Kinds, unlike
 from rewardlab.data.reading import log_source, read_named
 from rewardlab.data.splits import RULES, HeldOut, count_shared, hold_out
+from rewardlab.data.tally import SourceReport
 from rewardlab.data.token_report import TokenReport, report_of, require_enough, tell_typed
 
 logger = logging.getLogger("rewardlab")
@@ -106,6 +108,7 @@ def load_data(
         reports["control"] = report_control(config, whole, seed)
         train, evaluation, test = selected(train), selected(evaluation), selected(test)
     reports["shared"] = _count_all_shared(train, evaluation, test)
+    _tell_other_kinds(sources, fills_system=rendering.system_prompt is not None)
     if 0 < len(evaluation) < FEW_EVALUATIONS:
         logger.warning(
             "only %d evaluation %s: too few to choose a checkpoint by; name more with --eval-dataset or "
@@ -155,6 +158,19 @@ def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, di
             phrases = number_of(shared["phrases"], "phrase")
             logger.info("the %s data share %s as replies with the %s data", name, phrases, other_name)
     return counts
+
+
+def _tell_other_kinds(sources: Mapping[str, Sequence[SourceReport]], *, fills_system: bool) -> None:
+    """Log a warning if evaluation or test data of their own are of another kind than the training data."""
+    counted: dict[str, Kinds] = {}
+    for purpose, several in sources.items():
+        kinds = counted[purpose] = Kinds()
+        for report in several:
+            kinds.add(report.kept, report.system_turns, report.scripts)
+    for purpose, name in (("eval", "evaluation"), ("test", "test")):
+        if purpose in counted:
+            for line in unlike(counted["train"], counted[purpose], name, fills_system=fills_system):
+                logger.warning("data: %s", line)
 
 
 Rows = TypeVar("Rows", Part, Groups)

@@ -15,6 +15,7 @@ from rewardlab.data.finding import Source
 from rewardlab.data.formats import unit_of
 from rewardlab.data.formats.shown import described_in_brief
 from rewardlab.data.judgements import ParsedRow
+from rewardlab.data.kinds import has_system_turn, script_of
 from rewardlab.data.rows import CAUSES, FILTERS, UnusableRowError
 
 MAX_EXAMPLES = 3
@@ -53,6 +54,10 @@ class SourceReport:
     """Comparisons that rows of judged replies hold with a label below ½: `second` is preferred."""
     json_texts: int = 0
     """Kept rows in which a text is messages written as JSON, which are read as the text that they are."""
+    system_turns: int = 0
+    """Kept rows whose prompt has a system turn."""
+    scripts: Mapping[str, int] = field(default_factory=dict)
+    """Script of most letters of the first reply -> kept rows."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Cause -> judgements of kept groups of rows that a flag left out."""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -84,6 +89,8 @@ class SourceReport:
             "swapped": self.swapped,
             "second_preferred": self.second_preferred,
             "json_texts": self.json_texts,
+            "system_turns": self.system_turns,
+            "scripts": dict(self.scripts),
             "unused_by_limit": self.unused_by_limit,
             "sha256": self.sha256,
             **({} if self.hub is None else {"hub": dict(self.hub)}),
@@ -139,6 +146,8 @@ class Tally:
     swapped: int = 0
     second_preferred: int = 0
     json_texts: int = 0
+    system_turns: int = 0
+    scripts: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     left_out_example: str = ""
@@ -161,6 +170,9 @@ class Tally:
         self.swapped += parsed.label is not None and parsed.label < 0.5
         self.second_preferred += parsed.second_preferred
         self.json_texts += has_json_text(parsed.preference)
+        self.system_turns += has_system_turn(parsed.preference)
+        if script := script_of(parsed.preference.replies[0][-1].content):
+            self.scripts[script] += 1
 
     def drop(self, place: str, unusable: UnusableRowError) -> None:
         """Count a row that was dropped."""
@@ -181,6 +193,8 @@ class Tally:
         self.swapped += later.swapped
         self.second_preferred += later.second_preferred
         self.json_texts += later.json_texts
+        self.system_turns += later.system_turns
+        self.scripts.update(later.scripts)
         self.skipped.update(later.skipped)
         self.left_out.update(later.left_out)
         self.left_out_example = self.left_out_example or later.left_out_example
@@ -194,7 +208,7 @@ class Tally:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tally:
         """Return the counts from a mapping: the inverse of `as_dict`. Other names in it are ignored."""
-        counters = {name: Counter(values[name]) for name in ("dropped", "skipped", "left_out")}
+        counters = {name: Counter(values[name]) for name in ("dropped", "skipped", "left_out", "scripts")}
         return cls(**{name: values[name] for name in vars(cls())} | counters)
 
     def report(self, source: Source, *, used: int, sha256: str | None) -> SourceReport:
@@ -212,6 +226,8 @@ class Tally:
             swapped=self.swapped,
             second_preferred=self.second_preferred,
             json_texts=self.json_texts,
+            system_turns=self.system_turns,
+            scripts=dict(self.scripts.most_common()),
             unused_by_limit=self.kept - used,
             sha256=sha256,
             format=self.format,

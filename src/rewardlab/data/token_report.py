@@ -60,6 +60,11 @@ class TokenReport:
     """Comparisons left out of preferences that were kept, with those replies or between identical tokens."""
     prompts_differ_after_cut: int
     """Preferences whose replies kept different amounts of the prompt."""
+    cut_preferred: int
+    """Comparisons of which the preferred reply alone lost something, of its prompt or in its middle."""
+    cut_other: int
+    """Comparisons of which the other reply alone did."""
+    comparisons: int
     special_tokens_in_text: int
     """Replies in whose conversation a control token is typed. The renderer's spec says how it is read."""
     tokens: int
@@ -106,6 +111,7 @@ def tokenize(
 def report_of(part: Part) -> TokenReport:
     """Return what tokenising did to a part of the data, from the columns of its stores."""
     causes_P, groups = part.causes(), part.groups()
+    preferred_G, other_G = groups.cut_alone()
     codes, firsts, counts = np.unique(causes_P[causes_P > 0], return_index=True, return_counts=True)
     in_order = [(LEFT_OUT[codes[n] - 1], codes[n], int(counts[n])) for n in np.argsort(firsts)]
     return TokenReport(
@@ -122,6 +128,9 @@ def report_of(part: Part) -> TokenReport:
         lost_replies=_total(groups.column("lost_replies")),
         lost_comparisons=_total(groups.column("lost_comparisons")),
         prompts_differ_after_cut=_total(groups.column("prompts_differ")),
+        cut_preferred=_total(preferred_G),
+        cut_other=_total(other_G),
+        comparisons=_total(groups.num_comparisons()),
         special_tokens_in_text=_total(groups.column("num_typed")),
         tokens=_total(groups.num_tokens()),
         unshared_tokens=_total(groups.num_unshared_tokens()),

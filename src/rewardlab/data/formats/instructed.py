@@ -1,5 +1,5 @@
-"""Preferences as other trainers keep them: ShareGPT conversations with two replies, Alpaca's instructions, messages with
-a rejected reply, and OpenAI's preferred and non-preferred outputs.
+"""Preferences as other trainers keep them: ShareGPT conversations with two replies, Alpaca's instructions, messages
+with a rejected reply, and OpenAI's preferred and non-preferred outputs.
 
 Sources: the README of the folder data of https://github.com/hiyouga/LLaMA-Factory; "Custom Dataset" in the docs of
 https://github.com/modelscope/ms-swift; "Direct preference optimization" in the guides of OpenAI's API.

@@ -1,5 +1,5 @@
-"""Several replies to a prompt with scores, ratings, ranks or votes: own rows, Nectar, NeMo-RL, UltraFeedback, HelpSteer,
-Stack Exchange."""
+"""Several replies to a prompt with scores, ratings, ranks or votes: own rows, Nectar, NeMo-RL, UltraFeedback,
+HelpSteer, Stack Exchange."""
 
 from __future__ import annotations
 

@@ -47,13 +47,15 @@ class HealthWatch:
         self.signs: list[WarningSign] = []
         write_text(self.path, "")
 
-    def start(self, truncation: Mapping[str, tuple[int, int]], shortened: Mapping[str, tuple[int, int]]) -> None:
-        """Check the data for warning signs.
-
-        `truncation` is name -> (replies whose prompt was cut, replies), `shortened` name -> (replies that lost their
-        middle, replies).
-        """
-        self._tell(self.health.start(truncation, shortened))
+    def start(self, tokens: Mapping[str, TokenReport]) -> None:
+        """Check the data for warning signs, by what tokenising did to each kind of them."""
+        self._tell(
+            self.health.start(
+                {name: (report.truncated_replies, report.replies) for name, report in tokens.items()},
+                {name: (report.shortened_replies, report.replies) for name, report in tokens.items()},
+                {name: (report.cut_preferred, report.cut_other, report.comparisons) for name, report in tokens.items()},
+            )
+        )
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
         """Check the values of a row for warning signs."""
@@ -174,10 +176,7 @@ def watch_run(
         intended=_intended(config.data.diagnostic),
     )
     health = HealthWatch(folder, Health(facts), cadence)
-    health.start(
-        {name: (report.truncated_replies, report.replies) for name, report in tokens.items()},
-        {name: (report.shortened_replies, report.replies) for name, report in tokens.items()},
-    )
+    health.start(tokens)
     health.judge_baselines(baselines)
     return Watch(
         observers=Observers([*observers, Observer(name="the watch for warning signs", row=health.row)]), health=health

@@ -1,0 +1,104 @@
+"""What kind of conversations a dataset holds, counted while it is read, and where two datasets are of other kinds: a
+model that learns the one is then judged on the other, and nothing in its numbers says so."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rewardlab.core.terminal import number_of
+from rewardlab.core.types import Preference
+
+FEWEST: Final = 20
+"""Rows of each of two datasets without which nothing is said. If they are alike, each of the shares below is then
+reached with a probability below 1e-5."""
+MOST: Final = 0.9
+"""Share of rows with a system turn from which nearly all have one; with as few without one, nearly none has."""
+OFTEN: Final = 0.5
+"""Share of the rows of one dataset that are in letters that the other does not use."""
+SELDOM: Final = 0.02
+"""Share of rows up to which a dataset does not use letters."""
+LOOKED_AT: Final = 200
+"""Characters of a row's first reply that are looked at."""
+SCRIPTS: Final[Mapping[str, re.Pattern[str]]] = {
+    name: re.compile(f"[{letters}]")
+    for name, letters in {
+        "Latin": "A-Za-z\u00c0-\u024f\u1e00-\u1eff",
+        "Greek": "\u0370-\u03ff\u1f00-\u1fff",
+        "Cyrillic": "\u0400-\u052f",
+        "Armenian": "\u0530-\u058f",
+        "Hebrew": "\u0590-\u05ff",
+        "Arabic": "\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff",
+        "Devanagari": "\u0900-\u097f",
+        "Bengali": "\u0980-\u09ff",
+        "Gujarati": "\u0a80-\u0aff",
+        "Tamil": "\u0b80-\u0bff",
+        "Telugu": "\u0c00-\u0c7f",
+        "Thai": "\u0e00-\u0e7f",
+        "Georgian": "\u10a0-\u10ff",
+        "Ethiopic": "\u1200-\u137f",
+        "Korean": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
+        "Japanese": "\u3040-\u30ff",
+        "Chinese": "\u3400-\u4dbf\u4e00-\u9fff",
+    }.items()
+}
+"""Name of a script -> its letters. Characters that Chinese and Japanese share count as Chinese."""
+
+
+@dataclass(kw_only=True)
+class Kinds:
+    """Counts over the rows of one dataset or of several."""
+
+    rows: int = 0
+    system_turns: int = 0
+    """Rows whose prompt has a system turn."""
+    scripts: Counter[str] = field(default_factory=Counter)
+    """Script of most letters of the first reply -> rows."""
+
+    def add(self, rows: int, system_turns: int, scripts: Mapping[str, int]) -> None:
+        """Add the counts of more rows."""
+        self.rows += rows
+        self.system_turns += system_turns
+        self.scripts.update(scripts)
+
+
+def has_system_turn(preference: Preference) -> bool:
+    """Return whether the prompt has a system turn."""
+    return any(turn.role == "system" for turn in preference.prompt)
+
+
+def script_of(text: str) -> str | None:
+    """Return the script of most letters at the beginning of a text; None if it has none that is known."""
+    head = text[:LOOKED_AT]
+    if head.isascii():
+        return "Latin" if SCRIPTS["Latin"].search(head) else None
+    counts = {name: len(letters.findall(head)) for name, letters in SCRIPTS.items()}
+    most = max(counts, key=counts.__getitem__)
+    return most if counts[most] else None
+
+
+def unlike(train: Kinds, other: Kinds, name: str, *, fills_system: bool) -> Iterable[str]:
+    """Yield a line for each way in which other data are of another kind than those for training.
+
+    `fills_system` says that conversations without a system turn are given one, so that all have it.
+    """
+    if min(train.rows, other.rows) < FEWEST:
+        return
+    shares = sorted(kinds.system_turns / kinds.rows for kinds in (train, other))
+    if not fills_system and shares[0] <= 1 - MOST and shares[1] >= MOST:
+        yield (
+            f"{other.system_turns} of {number_of(other.rows, f'{name} row')} have a system turn, and "
+            f"{train.system_turns} of {number_of(train.rows, 'training row')}: the model learns conversations of one "
+            f"form and is judged on those of another. --system-prompt gives a system turn to conversations that have "
+            f"none, and so does a column `system`."
+        )
+    for script, count in other.scripts.most_common():
+        if count >= OFTEN * other.rows and train.scripts[script] <= SELDOM * train.rows:
+            yield (
+                f"{count} of {number_of(other.rows, f'{name} row')} are in {script} letters, and "
+                f"{train.scripts[script]} of {number_of(train.rows, 'training row')}: numbers on them say what the "
+                f"model does in a language that it did not learn in training. Is it the right file?"
+            )
