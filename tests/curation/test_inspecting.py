@@ -19,12 +19,12 @@ from rewardlab.core.spec import SPEC_FILE
 from rewardlab.curation.inspecting import run
 from rewardlab.curation.inspecting.columns import KINDS, join, summarise
 from rewardlab.curation.inspecting.config import InspectConfig
-from rewardlab.curation.inspecting.scripts import count_scripts
 from rewardlab.curation.rows import walk
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources
 from rewardlab.data.judgements import Rules
 from rewardlab.data.rows import CAUSES
+from rewardlab.data.scripts import count_scripts
 from rewardlab.report.inspection import inspection_report
 from rewardlab.report.inspection_page import inspection_page
 

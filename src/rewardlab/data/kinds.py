@@ -3,7 +3,6 @@ model that learns the one is then judged on the other, and nothing in its number
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +10,11 @@ from typing import Final
 
 from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Preference
+from rewardlab.data.scripts import count_scripts
 
 FEWEST: Final = 20
 """Rows of each of two datasets without which nothing is said. If they are alike, each of the shares below is then
-reached with a probability below 1e-5."""
+reached by chance with a probability below 1e-4."""
 MOST: Final = 0.9
 """Share of rows with a system turn from which nearly all have one; with as few without one, nearly none has."""
 OFTEN: Final = 0.5
@@ -23,29 +23,6 @@ SELDOM: Final = 0.02
 """Share of rows up to which a dataset does not use letters."""
 LOOKED_AT: Final = 200
 """Characters of a row's first reply that are looked at."""
-SCRIPTS: Final[Mapping[str, re.Pattern[str]]] = {
-    name: re.compile(f"[{letters}]")
-    for name, letters in {
-        "Latin": "A-Za-z\u00c0-\u024f\u1e00-\u1eff",
-        "Greek": "\u0370-\u03ff\u1f00-\u1fff",
-        "Cyrillic": "\u0400-\u052f",
-        "Armenian": "\u0530-\u058f",
-        "Hebrew": "\u0590-\u05ff",
-        "Arabic": "\u0600-\u06ff\u0750-\u077f\u08a0-\u08ff",
-        "Devanagari": "\u0900-\u097f",
-        "Bengali": "\u0980-\u09ff",
-        "Gujarati": "\u0a80-\u0aff",
-        "Tamil": "\u0b80-\u0bff",
-        "Telugu": "\u0c00-\u0c7f",
-        "Thai": "\u0e00-\u0e7f",
-        "Georgian": "\u10a0-\u10ff",
-        "Ethiopic": "\u1200-\u137f",
-        "Korean": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
-        "Japanese": "\u3040-\u30ff",
-        "Chinese": "\u3400-\u4dbf\u4e00-\u9fff",
-    }.items()
-}
-"""Name of a script -> its letters. Characters that Chinese and Japanese share count as Chinese."""
 
 
 @dataclass(kw_only=True)
@@ -71,13 +48,9 @@ def has_system_turn(preference: Preference) -> bool:
 
 
 def script_of(text: str) -> str | None:
-    """Return the script of most letters at the beginning of a text; None if it has none that is known."""
-    head = text[:LOOKED_AT]
-    if head.isascii():
-        return "Latin" if SCRIPTS["Latin"].search(head) else None
-    counts = {name: len(letters.findall(head)) for name, letters in SCRIPTS.items()}
-    most = max(counts, key=counts.__getitem__)
-    return most if counts[most] else None
+    """Return the script of most letters at the beginning of a text; None if it has no letters."""
+    counts = count_scripts([text[:LOOKED_AT]])
+    return max(counts, key=lambda script: (counts[script], script), default=None)
 
 
 def unlike(train: Kinds, other: Kinds, name: str, *, fills_system: bool) -> Iterable[str]:

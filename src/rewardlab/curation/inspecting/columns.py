@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Comparison, Conversation, Preference
-from rewardlab.curation.inspecting.scripts import count_scripts
 from rewardlab.curation.rows import ReadRow
 from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import EndsInPadding, Renderer
 from rewardlab.data.judgements import ParsedRow
 from rewardlab.data.layout import Rendered, common_prefix_length
 from rewardlab.data.rows import UnusableRowError
+from rewardlab.data.scripts import count_scripts
 from rewardlab.data.splits import Texts, first_turn_key, reply_key
 from rewardlab.data.tally import Tally
 
