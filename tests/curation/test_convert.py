@@ -116,6 +116,16 @@ class TestOwnForm:
         assert told["provenance"]["command"]
         assert told["provenance"]["packages"]["zstandard"]
 
+    def test_columns_that_are_not_written_are_told(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO", logger="rewardlab")
+        rows = [{**pair(k), "id": f"mine-{k}", "topic": "plants", "empty": None, "label": 1} for k in range(2)]
+        first = run(tmp_path, write(tmp_path / "in.jsonl", rows), output="first.jsonl")
+        (line,) = (record.getMessage() for record in caplog.records if "not written" in record.getMessage())
+        assert line.endswith("not written, since they are no part of a preference: the columns id, topic")
+        caplog.clear()
+        run(tmp_path, first.output, output="second.jsonl")
+        assert not [record for record in caplog.records if "not written" in record.getMessage()]
+
     def test_the_format_that_was_found_is_in_the_manifest(self, tmp_path: Path) -> None:
         source = write(tmp_path / "shp.jsonl", SCHEMAS["SHP"])
         convert(configured(ConvertConfig, source, output=tmp_path / "out.jsonl"))

@@ -16,21 +16,23 @@ import numpy.typing as npt
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import provenance, versions_of
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import listed, plural
 from rewardlab.core.types import Preference
 from rewardlab.curation.config import RowsConfig
 from rewardlab.curation.rewriting import files_of
 from rewardlab.curation.rows import ReadRow, map_rows
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source, find_sources
-from rewardlab.data.formats import unit_of
+from rewardlab.data.formats import SCHEMAS, unit_of
+from rewardlab.data.formats.context import COLUMNS as CONTEXT
 from rewardlab.data.hub import hub_facts
-from rewardlab.data.judgements import Rules
+from rewardlab.data.judgements import SCORES, Rules
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.reading import tell_oddities
-from rewardlab.data.rows import UnusableRowError
+from rewardlab.data.rows import Row, UnusableRowError
 from rewardlab.data.sources import Stream, chosen_by_limit, open_streamed, open_units
 from rewardlab.data.tally import SourceReport, Tally
-from rewardlab.data.winners import tell_other_winners
+from rewardlab.data.winners import first_of, tell_other_winners
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
@@ -39,6 +41,15 @@ Mask = npt.NDArray[np.bool_]
 Extract = TypeVar("Extract")
 PACKAGES: Final = ("rewardlab", "numpy", "scipy", "pyarrow", "datasets", "datasketch", "zstandard")
 """Packages that decide what these tools write."""
+
+
+KNOWN: Final = frozenset(
+    {name for schema in SCHEMAS for name in (*schema.needed, *schema.one_of)}
+    | {name for pair in SCORES for name in pair}
+    | {*CONTEXT, "input", "label", "labels", "strength", "annotator", "annotators", "margin", "score_ratio", "score_A"}
+    | {"score_B", "post_id", "three_most_similar_preferences", "individual_preference", "turn", "judge", "worker"}
+)
+"""Columns that formats read."""
 
 
 @dataclass(kw_only=True)
@@ -91,7 +102,23 @@ class Reading:
         told = (self.source.label, report.rows_read, rows, report.kept, dropped)
         logger.info("data: %s: %d %s read, %d kept, dropped: %s", *told)
         tell_oddities(report)
-        tell_other_winners(self.source, self.rules.reading)
+        rows = first_of(self.source)
+        tell_other_winners(self.source, self.rules.reading, rows)
+        if lost := not_written(rows, self.rules.reading):
+            logger.info(
+                "data: %s: not written, since they are no part of a preference: the columns %s",
+                self.source.label,
+                listed(lost),
+            )
+
+
+def not_written(rows: Sequence[Row], reading: ReadingConfig) -> list[str]:
+    """Return the columns of rows that hold something and that no format knows, so that they are not written; with them
+    an `id`, but for rows of the project's own form, which keep theirs."""
+    read = {*KNOWN, *reading.own_columns.values(), *reading.attribute_weights, reading.margin_column}
+    own = bool(rows) and {"replies", "comparisons"} <= rows[0].keys()
+    read |= {"id", "source"} if own else set()
+    return list(dict.fromkeys(name for row in rows for name, value in row.items() if name not in read and value))
 
 
 def open_all(config: RowsConfig, names: Sequence[str], seed: int) -> list[Reading]:
