@@ -16,12 +16,12 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import httpx2
 import stamina
@@ -29,6 +29,7 @@ from stamina.instrumentation import RetryDetails, get_on_retry_hooks, set_on_ret
 
 from rewardlab.client.config import ClientConfig
 from rewardlab.client.failures import BadAnswerError, RefusedError, UnavailableError
+from rewardlab.client.reaching import LOOK, by_proxy, lasting, opened, proxy_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import visible
 
@@ -43,15 +44,13 @@ MAX_WAIT_S: Final = 30.0
 """Longest backoff, in seconds, unless the server asks for a longer one."""
 SPREAD: Final = 0.25
 """The random extra wait after a `Retry-After` is at most this fraction of it."""
-NAMED: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-"""Variables of the environment that httpx2 reads."""
-HEADER_NAME: Final = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
-HEADER_VALUE: Final = re.compile(rb"(?:[^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?")
-"""What HTTP allows (RFC 9110, 5.1 and 5.5)."""
-C = TypeVar("C")
 logger = logging.getLogger("rewardlab")
 SUCH_AS: Final = "Give one such as http://127.0.0.1:8000."
 CLOSED: Final = "the client was closed while it waited for scores. Make a new one."
+BUSY: Final = "The server has more to do than it takes: send less at a time (max_concurrency, max_batch)."
+TITLE: Final = re.compile(rb"<title>([^<]+)", re.IGNORECASE)
+MOST_OF_A_PAGE: Final = 10_000
+"""Bytes of a page in which its title is looked for."""
 SHOWN: Final = 300
 """Most characters that a message quotes from a server's answer."""
 
@@ -71,13 +70,21 @@ class _AgainError(Exception):
     """A failure that is retried. Its text is logged with every retry, so it quotes nothing from a server."""
 
     def __init__(
-        self, what: str, *, where: str, retry_after_s: float | None = None, said: str = "", away: bool = False
+        self,
+        what: str,
+        *,
+        where: str,
+        retry_after_s: float | None = None,
+        said: str = "",
+        away: bool = False,
+        remedy: str = LOOK,
     ) -> None:
         super().__init__(what)
         self.where = where
         self.retry_after_s = retry_after_s
         self.said = said
         self.away = away
+        self.remedy = remedy
 
 
 def _log_attempts() -> None:
@@ -113,7 +120,10 @@ class Http:
         """How often the server was found away."""
         self._turns = asyncio.Semaphore(config.max_concurrency)
         given = dict(config.httpx_options)
-        headers = dict(given.pop("headers", None) or {})
+        try:
+            headers = dict(given.pop("headers", None) or {})
+        except (TypeError, ValueError):  # whose words may quote a part of them
+            raise ConfigError("httpx_options: headers: expected a mapping of names to values.") from None
         if config.token is not None:
             headers["authorization"] = f"Bearer {config.token}"
         # Only connecting is limited here; `_ask` limits the time of an answer, over all attempts together.
@@ -123,6 +133,7 @@ class Http:
             httpx2.Limits(max_connections=config.max_concurrency, max_keepalive_connections=config.max_concurrency),
         )
         self._client = opened(httpx2.AsyncClient, self.url, headers=headers, **given)
+        self._by_proxy = by_proxy(proxy_of(self.url, given))
 
     async def get(self, path: str) -> Answer:
         """Return the answer to `GET path`. Raises as `post` does."""
@@ -171,7 +182,7 @@ class Http:
                 )
                 raise UnavailableError(
                     f"{where}: {error}{error.said}.{after} It was asked up to {self._config.attempts} times "
-                    f"(attempts). See that the server is up and its address is right."
+                    f"(attempts). {error.remedy}{self._by_proxy}"
                 ) from error.__cause__
             except TimeoutError:
                 before = f"; the last attempt: {last[0]}" if last else ""
@@ -198,6 +209,9 @@ class Http:
                 raise
             self.absences += 1
             said = f": {error}" if str(error) else ""
+            if remedy := lasting(error):
+                what = f"no answer ({type(error).__name__}){said}"
+                raise UnavailableError(f"{where}: {what.rstrip('.')}. {remedy}{self._by_proxy}") from error
             raise _AgainError(f"no answer ({type(error).__name__})", where=where, said=said, away=True) from error
         except httpx2.HTTPError as error:
             raise BadAnswerError(f"{where}: {type(error).__name__}: {error}.") from error
@@ -206,14 +220,20 @@ class Http:
             wait_s = seconds_of(response.headers.get("retry-after"))
             self.absences += status in AWAY
             raise _AgainError(
-                _status(status), where=where, retry_after_s=wait_s, said=_said(response), away=status in AWAY
+                _status(status),
+                where=where,
+                retry_after_s=wait_s,
+                said=_said(response),
+                away=status in AWAY,
+                remedy=BUSY if status == HTTPStatus.TOO_MANY_REQUESTS else LOOK,
             )
+        # An answer in the form of an error of ours or of an engine is the server's own, and no proxy's.
         if response.is_success:
-            return _parsed(response, where)
-        raise _refused(response, where)
+            return _parsed(response, where, self._by_proxy)
+        raise _refused(response, where, path, "" if _error_of(response) else self._by_proxy)
 
 
-def _parsed(response: httpx2.Response, where: str) -> Answer:
+def _parsed(response: httpx2.Response, where: str, by_proxy: str) -> Answer:
     """Return an answer. Raises BadAnswerError if it is not JSON."""
     try:
         # json.loads accepts NaN and Infinity, which some servers write; each score is checked later.
@@ -221,21 +241,21 @@ def _parsed(response: httpx2.Response, where: str) -> Answer:
     except (ValueError, RecursionError) as error:
         raise BadAnswerError(
             f"{where}: {_status(response.status_code)}, but the {len(response.content)} bytes of the answer are not "
-            f"JSON. Is this the address of a server of scores, and not of a page or a proxy?"
+            f"JSON{_said(response)}. Is this the address of a server of scores, and not of a page or a proxy?{by_proxy}"
         ) from error
 
 
-def _refused(response: httpx2.Response, where: str) -> RefusedError:
+def _refused(response: httpx2.Response, where: str, path: str, by_proxy: str) -> RefusedError:
     """Return the error for an answer that a retry would not change."""
     status = response.status_code
     if response.is_redirect:
+        # The path is that of one route, which would be asked for behind an address that ends with it.
+        to = visible(response.headers.get("location", "another address")).removesuffix(path)[:SHOWN]
         return RefusedError(
-            f"{where}: {_status(status)}: the server sends to "
-            f"{visible(response.headers.get('location', 'another address'))[:SHOWN]}. Give that address as url.",
-            status=status,
+            f"{where}: {_status(status)}: the server sends to {to}. Give that address as url.{by_proxy}", status=status
         )
     return RefusedError(
-        f"{where}: {_status(status)}{_said(response)}.{_remedy(status)}",
+        f"{where}: {_status(status)}{_said(response)}.{_remedy(status)}{_of_a_proxy(response)}{by_proxy}",
         status=status,
         kind=_word(response, "type"),
         param=_word(response, "param"),
@@ -272,29 +292,6 @@ def seconds_of(retry_after: str | None) -> float | None:
     return max(0.0, (when - datetime.now(UTC)).total_seconds())
 
 
-def opened(kind: Callable[..., C], url: str, **options: Any) -> C:
-    """Return a client of httpx2 (`kind`) for an address.
-
-    Raises ConfigError if httpx2 cannot use the options, or the proxies and certificates that the environment names.
-    """
-    # A proxy that the environment names cannot reach the loopback address of this machine.
-    options.setdefault("trust_env", not is_local(url))
-    named = f", or the environment's proxies or certificates ({', '.join(NAMED)})" if options["trust_env"] else ""
-    try:
-        client = kind(**options)
-    # A proxy may need a package that is not installed, and have an address that is none.
-    except (TypeError, ValueError, OSError, ImportError, httpx2.InvalidURL) as error:
-        raise ConfigError(f"httpx_options{named}: httpx2 cannot use them: {str(error).rstrip('.')}.") from error
-    for name, value in httpx2.Headers(options.get("headers")).raw:
-        # httpx2 would say so when it is asked, as if the server were away, and show the value, which may be secret.
-        if not HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
-            raise ConfigError(
-                f"httpx_options: HTTP cannot carry the header {name.decode('latin-1')!r:.60} or its value, such as one "
-                f"with an end of line."
-            )
-    return client
-
-
 def base_of(url: str, *, instead: str = "token=…, or httpx_options={'auth': (user, password)}") -> str:
     """Return the address without a slash at its end.
 
@@ -318,12 +315,6 @@ def base_of(url: str, *, instead: str = "token=…, or httpx_options={'auth': (u
     return shown.rstrip("/")
 
 
-def is_local(url: str) -> bool:
-    """Return whether an address belongs to this machine."""
-    host = httpx2.URL(url).host
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def _status(status: int) -> str:
     """Return `404 Not Found`."""
     try:
@@ -339,6 +330,13 @@ def _remedy(status: int) -> str:
         413: " Nothing is truncated unasked: send shorter conversations, or fewer at a time (max_batch). The replies "
         "to one prompt go together to a rewardlab server: score fewer of them in a call.",
     }.get(status, "")
+
+
+def _of_a_proxy(response: httpx2.Response) -> str:
+    """Return what a body that is too large for something before the server needs; empty for any other answer."""
+    if response.status_code != HTTPStatus.REQUEST_ENTITY_TOO_LARGE or _error_of(response):
+        return ""
+    return " The limit is that of something before the server, such as nginx (client_max_body_size)."
 
 
 def _error_of(response: httpx2.Response) -> Any:
@@ -361,10 +359,20 @@ def _said(response: httpx2.Response) -> str:
         message = "; ".join(
             f"{_place(item.get('loc'))}: {item.get('msg', '')}" for item in error if isinstance(item, dict)
         )
+    if error is None:
+        message = _title(response)
     if not isinstance(message, str) or not message:
         return ""
     text = visible(message).rstrip(".")
     return f": {text[:SHOWN]}{' …' if len(text) > SHOWN else ''}"
+
+
+def _title(response: httpx2.Response) -> str:
+    """Return the title of a page, as proxies answer; empty for none, and for one that only repeats the status."""
+    title = TITLE.search(response.content[:MOST_OF_A_PAGE])
+    words = " ".join(title[1].decode("utf-8", "replace").split()) if title else ""
+    words = words.removeprefix(str(response.status_code)).strip()
+    return "" if words in _status(response.status_code) else words
 
 
 def _place(loc: Any) -> str:

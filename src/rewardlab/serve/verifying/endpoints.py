@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 import httpx2
 
 from rewardlab.client import dialects, offers
-from rewardlab.client.http import base_of, opened
+from rewardlab.client.http import base_of
 from rewardlab.client.protocol import SCORE_PATH, SPEC_PATH, SpecResponse
+from rewardlab.client.reaching import LOOK, by_proxy, lasting, opened, proxy_of
 from rewardlab.core.errors import EndpointError
 
 NAMED_BY: Final = "--served-name"
@@ -200,7 +201,7 @@ class Wire:
             raise Refusal(said, remedy="Raise --timeout-s, or see what the server does.") from error
         except self._errors as error:
             said = f"{type(error).__name__}: {error}"
-            raise Refusal(said, remedy="See that the server is up and its address is right.") from error
+            raise Refusal(said, remedy=f"{lasting(error) or LOOK}{by_proxy(proxy_of(self.base, {}))}") from error
         if (status := response.status_code) != 200:
             said = f"HTTP {status}: {_quoted(response.text)}"
             raise Refusal(said, status=status, remedy=REMEDIES.get(status, OTHERWISE))
