@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -263,6 +264,40 @@ def test_a_client_reaches_another_process_as_address_and_settings(kind: type[Any
         assert (type(other), other.url, other.config) == (kind, own.url, own.config)
         scores = [_scored(own), _scored(other)]  # the second after the first is closed
     assert scores == [[number_of([5])]] * 2
+
+
+class Named(RewardClient):
+    """A client with an argument and an attribute of its own."""
+
+    def __init__(self, url: str, name: str, **settings: Any) -> None:
+        super().__init__(url, **settings)
+        self.name = name
+
+
+class AsyncNamed(AsyncRewardClient):
+    """The same for asynchronous programs."""
+
+    def __init__(self, url: str, name: str, **settings: Any) -> None:
+        super().__init__(url, **settings)
+        self.name = name
+
+
+@pytest.mark.parametrize("kind", [Named, AsyncNamed])
+def test_what_a_subclass_of_a_client_has_added_reaches_another_process(kind: type[Any]) -> None:
+    with Threaded() as url:
+        own = kind(url, "mine", check=False)
+        if isinstance(own, RewardClient):
+            assert own.score_token_ids([[5]]) == [number_of([5])]
+            own.close()
+        other = pickle.loads(pickle.dumps(own))
+        assert (type(other), other.name, other.config.check) == (kind, "mine", False)
+        assert _scored(other) == [number_of([5])]
+
+
+def test_settings_that_cannot_be_changed_reach_another_process() -> None:
+    inner = MappingProxyType({"x-team": "rewards"})
+    own = AsyncRewardClient("http://127.0.0.1:1", httpx_options=MappingProxyType({"headers": inner}))
+    assert pickle.loads(pickle.dumps(own)).config.httpx_options == {"headers": {"x-team": "rewards"}}
 
 
 def _scored(client: Any) -> list[float]:

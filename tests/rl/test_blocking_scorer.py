@@ -8,6 +8,7 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -67,6 +68,31 @@ def test_it_reaches_another_process_as_what_it_was_made_of(where: str, request: 
     with again:
         assert again._scorer.config == scorer._scorer.config
         assert again.score(TALKS) == pytest.approx(expected, abs=2e-5)
+
+
+class Named(BlockingScorer):
+    """A scorer with an argument and an attribute of its own."""
+
+    def __init__(self, source: str, name: str, **settings: object) -> None:
+        super().__init__(source, **settings)
+        self.name = name
+
+
+class AsyncNamed(RewardScorer):
+    """The same for asynchronous programs."""
+
+    def __init__(self, source: str, name: str, **settings: object) -> None:
+        super().__init__(source, **settings)
+        self.name = name
+
+
+@pytest.mark.parametrize("kind", [Named, AsyncNamed])
+def test_what_a_subclass_has_added_reaches_another_process_with_settings_that_cannot_be_changed(kind: type) -> None:
+    made = kind("http://127.0.0.1:1", "mine", client=MappingProxyType({"attempts": 2}))
+    again = pickle.loads(pickle.dumps(made))
+    assert (type(again), again.name) == (kind, "mine")
+    config = again._scorer.config if isinstance(again, BlockingScorer) else again.config
+    assert config.client == {"attempts": 2}
 
 
 def test_inside_a_running_loop_it_waits_too(folder: Path) -> None:

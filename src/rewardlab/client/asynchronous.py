@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar, Unpack
@@ -20,6 +19,7 @@ from rewardlab.client.rendering import Artifact, ByFunction, formatting_of
 from rewardlab.client.rows import Answered, Row, requests_of, rows_of_conversations, rows_of_groups, rows_of_tokens
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.opened_once import OpenedOnce
+from rewardlab.core.remaking import added, remade
 from rewardlab.core.spec import OutputAs
 from rewardlab.core.types import Message
 
@@ -60,8 +60,11 @@ class AsyncRewardClient:
         """Digest -> the model of this server that passed the check."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to another process as address and settings, the token among them; there it connects anew."""
-        return partial(type(self), self.url, **vars(self.config)), ()
+        """Travel to another process as address and settings, the token among them; there it connects anew.
+
+        What a subclass has added travels too, and its `__init__` is not called again.
+        """
+        return remade, (AsyncRewardClient, type(self), (self.url,), vars(self.config)), added(self, MADE)
 
     async def __aenter__(self) -> AsyncRewardClient:
         try:
@@ -282,6 +285,12 @@ class AsyncRewardClient:
                 f"{self.config.artifact} has {self._artifact.digest}: they are different models. Serve that folder, or "
                 f"give the one that is served."
             )
+
+
+MADE: Final = frozenset(
+    ("config", "_http", "url", "_once", "_jobs", "_artifact", "_endpoint", "_proving", "_proved", "_checked")
+)
+"""What `AsyncRewardClient.__init__` makes, which stays in its process."""
 
 
 async def _gathered(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -12,6 +11,7 @@ from rewardlab.client.config import ClientConfig, Settings
 from rewardlab.client.endpoint import EndpointSpec
 from rewardlab.client.rows import Answered
 from rewardlab.core.loop_thread import LoopThread
+from rewardlab.core.remaking import added, remade
 
 
 class RewardClient:
@@ -31,7 +31,7 @@ class RewardClient:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """See `AsyncRewardClient.__reduce__`."""
-        return partial(type(self), self.url, **vars(self.config)), ()
+        return remade, (RewardClient, type(self), (self.url,), vars(self.config)), added(self, {"_client", "_thread"})
 
     def __enter__(self) -> RewardClient:
         try:

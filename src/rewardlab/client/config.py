@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.remaking import writable
 from rewardlab.core.spec import OutputAs
 
 Engine = Literal["auto", "rewardlab", "vllm", "sglang"]
@@ -78,6 +79,7 @@ class ClientConfig:
             object.__setattr__(self, "token", bare_token(self.token, name="token"))
         if not isinstance(self.httpx_options, Mapping):
             raise ConfigError(f"httpx_options: expected a mapping, got a {type(self.httpx_options).__name__}.")
+        object.__setattr__(self, "httpx_options", writable(self.httpx_options))
 
 
 class Settings(TypedDict, total=False):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rewardlab.client.config import CHOICES, ClientConfig
 from rewardlab.core.config import did_you_mean, require, settings_of
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.remaking import writable
 from rewardlab.core.spec import OutputAs
 from rewardlab.rl.noise import LARGEST_TOLERANCE
 
@@ -72,6 +73,7 @@ class ScorerConfig:
             tolerance is None or 0 <= tolerance <= LARGEST_TOLERANCE,
             f"noise_tolerance: expected a number from 0 to {LARGEST_TOLERANCE}, got {tolerance!r:.40}.",
         )
+        object.__setattr__(self, "client", writable(self.client))
         for name in self.client:
             if name not in settings_of(ClientConfig):
                 near = did_you_mean(name, settings_of(ClientConfig))

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.loop_thread import LoopThread
+from rewardlab.core.remaking import added, remade
 from rewardlab.core.terminal import number_of
 from rewardlab.rl.config import ScorerConfig
 from rewardlab.rl.noise import Noise
@@ -141,7 +142,8 @@ class BlockingScorer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process as source and settings; there it loads or connects anew."""
-        return type(self), (self._sources, self._scorer.config)
+        sources = (self._sources, self._scorer.config)
+        return remade, (BlockingScorer, type(self), sources, {}), added(self, {"_sources", "_scorer", "_thread"})
 
     def __enter__(self) -> BlockingScorer:
         return self

@@ -19,6 +19,7 @@ from rewardlab.analysis.ensembles import Scale, combinations
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.opened_once import OpenedOnce
+from rewardlab.core.remaking import added, remade
 from rewardlab.rl.config import ScorerConfig, is_address, require_known
 from rewardlab.rl.members import About, Found, member_of, require_scores
 from rewardlab.rl.noise import FloatArray, Noise
@@ -106,7 +107,8 @@ class RewardScorer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process as source and settings; there it loads or connects anew."""
-        return type(self), (self._sources, self.config)
+        own = {"config", "_sources", "_members", "_about", "_once"}
+        return remade, (RewardScorer, type(self), (self._sources, self.config), {}), added(self, own)
 
     async def __aenter__(self) -> RewardScorer:
         try:
