@@ -72,6 +72,23 @@ def test_it_is_told_before_the_model_is_looked_for(files, capsys, words, said):
     assert not Path(files["out"]).exists()
 
 
+def test_the_other_processes_of_a_run_are_told(files, capsys, monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr("rewardlab.distributed.meeting.tell_of_failure", told.append)
+    words = ["train", "--model", "x", "--dataset", files["missing"], "--output-dir", files["out"]]
+    for size in (None, "2"):
+        if size is not None:
+            monkeypatch.setenv("RANK", "1")
+            monkeypatch.setenv("WORLD_SIZE", size)
+        with pytest.raises(SystemExit):
+            main(words)
+        assert f"{told[0]}\n" in capsys.readouterr().err if size else not told
+    with pytest.raises(SystemExit):
+        main([*words, "--steps", "none"])
+    assert len(told) == 2
+    assert "--steps" in told[1]
+
+
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "words", ["train --dataset {odd_csv}", "eval --dataset {missing}", "probe --dataset {empty}", "score"]

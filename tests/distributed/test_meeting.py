@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.distributed.meeting import lost, meet
+from rewardlab.distributed import meeting
+from rewardlab.distributed.meeting import _agreed_name, lost, meet
 from rewardlab.distributed.sharding import joined_ranks
 
 WAITS = """
@@ -45,6 +48,23 @@ with sharding.joined_ranks() as ranks:
     assert seen.wait(60)
     # In one piece: both write to one pipe, and a line and its end could be parted by the other's.
     os.write(1, f"attempt {attempt}: {sum(ranks.gather(1))} are there\\n".encode())
+"""
+
+NOT_ALL = """
+import os, sys
+from rewardlab.core.errors import ConfigError, RankError
+from rewardlab.distributed import sharding
+
+def fails():
+    raise ConfigError("this process sees no GPU")
+
+if os.environ["RANK"] == sys.argv[1]:
+    sharding.device_of_rank = fails
+try:
+    with sharding.joined_ranks():
+        pass
+except (ConfigError, RankError) as error:
+    print(error)
 """
 
 
@@ -98,6 +118,68 @@ def test_processes_that_torchrun_starts_again_meet_anew(tmp_path):
     answer = subprocess.run(begun, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr[-3000:]
     assert answer.stdout.splitlines() == ["attempt 1: 2 are there"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
+def test_processes_that_wait_are_told_why_one_of_them_does_not_come(failing, place):
+    begun = [
+        subprocess.Popen(
+            [sys.executable, "-c", NOT_ALL, str(failing)],
+            env={**os.environ, "RANK": str(rank), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=300)[0] for process in begun]
+    finally:
+        for process in begun:
+            process.kill()
+    why = "this process sees no GPU\n"
+    assert said[failing] == why
+    assert said[1 - failing] == f"this process ended, because rank {failing} failed before the ranks met: {why}"
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_all_that_meet_hear_of_one_that_fails_and_the_next_attempt_hears_nothing_of_it(failing):
+    """In one store, as torchrun keeps it over several attempts."""
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def agreed(rank: int, why: str) -> tuple[str, str]:
+        store = TCPStore("127.0.0.1", served.port, is_master=False, timeout=timedelta(seconds=60))
+        return _agreed_name(store, rank, 3, timedelta(seconds=60), why)
+
+    names = set()
+    for why in ("no such file", ""):
+        with ThreadPoolExecutor(3) as threads:
+            found = list(threads.map(agreed, range(3), [why if rank == failing else "" for rank in range(3)]))
+        assert {outcome for _, outcome in found} == {why}
+        names |= {name for name, _ in found}
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_process_that_fails_waits_for_others_only_so_long(rank, place, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(meeting, "TELLS_FOR_S", 0.5)
+    meeting.tell_of_failure("no such file")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"WORLD_SIZE": "1"}, {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, {"RANK": "x"}, {"RANK": None}],
+    ids=["the only process", "all of one torchrun", "no number", "no rank"],
+)
+def test_where_nobody_has_to_be_told_a_failure_waits_for_nobody(environment, place, monkeypatch):
+    for name, value in environment.items():
+        if value is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr("torch.distributed.rendezvous", lambda *_, **__: pytest.fail("it waits"))
+    meeting.tell_of_failure("no such file")
 
 
 def test_machines_that_cannot_connect_are_told_what_to_name(place, monkeypatch):

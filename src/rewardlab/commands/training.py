@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rewardlab.arguments import (
     QuickstartArguments,
@@ -10,6 +12,7 @@ from rewardlab.arguments import (
 from rewardlab.commands.judging import report_on
 from rewardlab.commands.parsing import parse_command
 from rewardlab.console import is_first_process, print_report
+from rewardlab.core.errors import words_of
 from rewardlab.core.run_folder import with_settings_of_run
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals, ending_with_status
 from rewardlab.data.config import DataConfig
@@ -39,17 +42,18 @@ def _apart(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def train(arguments: Sequence[str]) -> None:
-    config = parse_train(arguments)
-    from rewardlab.data.dataset_names import require_sources
-    from rewardlab.training.publishing import publisher_of
-
     with ending_with_status():
-        # Checked before torch is imported, so that a mistyped file name is reported at once.
-        require_sources(config.data)
+        with _told_to_others():
+            config = parse_train(arguments)
+            from rewardlab.data.dataset_names import require_sources
+            from rewardlab.training.publishing import publisher_of
+
+            # Checked before torch is imported, so that a mistyped file name is reported at once.
+            require_sources(config.data)
+            publish = publisher_of(config.publish)  # which refuses a token that is not there
         if config.run.dry_run:
             _try_run(config)
             return
-        publish = publisher_of(config.publish)
         from rewardlab.report.run import next_steps, precision_blocks, train_report
         from rewardlab.training.run import train
 
@@ -70,13 +74,24 @@ def train(arguments: Sequence[str]) -> None:
         report_on(result.output_dir)
 
 
+@contextmanager
+def _told_to_others() -> Iterator[None]:
+    """Tell the other processes of the run, if there are any, of an error before they meet: they wait for this one."""
+    try:
+        yield
+    except Exception as error:  # of any class: whatever ends this process, the others wait for it
+        if "RANK" in os.environ:
+            from rewardlab.distributed.meeting import tell_of_failure
+
+            tell_of_failure(words_of(error) if isinstance(error, OSError) else str(error))
+        raise
+
+
 def _try_run(config: RewardTrainerConfig) -> None:
     """Try a training run in small, and print what the whole run would take."""
-    from rewardlab.training.publishing import publisher_of
     from rewardlab.training.rehearsal import rehearse
     from rewardlab.training.rehearsed import dry_run_report
 
-    publisher_of(config.publish)  # which refuses a token that is not there
     if (tried := rehearse(config)) is not None:
         report = dry_run_report(tried)
         print_report(_noticed(report, config.data))

@@ -8,14 +8,14 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import torch.distributed as dist
 
-from rewardlab.core.errors import ConfigError, LostRankError
+from rewardlab.core.errors import ConfigError, LostRankError, RankError
 from rewardlab.core.signals import signals_as_ever
 from rewardlab.core.terminal import visible, visible_message
 from rewardlab.distributed.ranks import Ranks
@@ -36,6 +36,15 @@ ASKS: Final = "rewardlab/asks"
 ANSWER: Final = "rewardlab/answer"
 """Keys with this and such a name hold that of the meeting."""
 HEARD: Final = "heard"
+"""Keys with this, after the name of the meeting, and the number of a rank hold why it fails; empty if it does not."""
+OUTCOME: Final = "outcome"
+"""Key, after the name of the meeting, that holds why it does not take place; empty if it does."""
+READ: Final = "read"
+"""Keys with this, after the name of the meeting, and the number of a rank: it knows that it does not take place."""
+TELLS_FOR_S: Final = 120.0
+"""Seconds for which a process that has failed waits for others that it can tell. They may come as much later as reading
+a library from a slow disk takes."""
+TELL_OF_FAILURE_AFTER_S: Final = 2.0
 BY_GLOO: Final = "gloo/transport/"
 """What stands in every error of gloo about a connection: the source file that raised it."""
 
@@ -47,18 +56,20 @@ def meet(backend: str, *, timeout: timedelta) -> str:
     left there. So whatever belongs to a meeting stands there under its name, which no other meeting has.
 
     Tells what is waited for if that takes long. Raises ConfigError if the environment is not complete, or the processes
-    do not meet before the timeout.
+    do not meet before the timeout, and RankError if one of them comes by `tell_of_failure`.
     """
     _require_environment()
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    who = f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, counted from 0,"
+    who, place = _who_and_where()
     try:
         # Meeting the other ranks waits in native code, where Python's handlers are not called; with the default ones a
         # signal still ends the process.
-        with _telling(f"{who} waits at {visible(place)} (MASTER_ADDR, MASTER_PORT) for the others"), signals_as_ever():
+        waits = f"{who} waits at {place} (MASTER_ADDR, MASTER_PORT) for the others"
+        with _telling(waits, TELL_AFTER_S), signals_as_ever():
             store, rank, size = next(iter(_namespace.rendezvous("env://", timeout=timeout)))
             store.set_timeout(timeout)
-            name = _agreed_name(store, rank, size, timeout)
+            name, failure = _agreed_name(store, rank, size, timeout)
+            if failure:
+                raise RankError(f"this process ended, because {failure}")
             own = _namespace.PrefixStore(name, store)
             dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:
@@ -74,35 +85,88 @@ def meet(backend: str, *, timeout: timedelta) -> str:
             "--master-port."
         )
         raise ConfigError(
-            f"{who} did not meet the others at {visible(place)} (MASTER_ADDR, MASTER_PORT): {said} {how}"
+            f"{who} did not meet the others at {place} (MASTER_ADDR, MASTER_PORT): {said} {how}"
         ) from error
     return name
 
 
-def _agreed_name(store: Any, rank: int, size: int, timeout: timedelta) -> str:
-    """Return a name that the first rank has drawn, on all ranks.
+def tell_of_failure(why: str) -> None:
+    """Tell the processes that wait in `meet`, or will, why this one, which is one of them, ends before it gets there.
+
+    Waits for them for some time, and does nothing where nobody would hear of it, or has to.
+    """
+    size, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    # A torchrun that has started all of them ends them as soon as one has failed.
+    if size == "1" or "RANK" not in os.environ or (size == here and "TORCHELASTIC_RUN_ID" in os.environ):
+        return
+    timeout = timedelta(seconds=TELLS_FOR_S)
+    # A ValueError for a port that is none. Whatever keeps the others from coming, the failure itself says more.
+    with suppress(ConfigError, RuntimeError, ValueError), signals_as_ever():
+        _require_environment()
+        who, place = _who_and_where()
+        waits = f"{who} has failed, and waits at {place} for the others, to tell them: {visible_message(why)}"
+        with _telling(waits, TELL_OF_FAILURE_AFTER_S):
+            store, rank, count = next(iter(_namespace.rendezvous("env://", timeout=timeout)))
+            store.set_timeout(timeout)
+            _agreed_name(store, rank, count, timeout, f"rank {rank} failed before the ranks met: {why}")
+
+
+def _who_and_where() -> tuple[str, str]:
+    place = visible(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+    return f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, counted from 0,", place
+
+
+def _agreed_name(store: Any, rank: int, size: int, timeout: timedelta, failure: str = "") -> tuple[str, str]:
+    """Return a name that the first rank has drawn, and the `failure` of one of the ranks, on all of them.
 
     Every rank asks under a name of its own, so that it cannot take the answer to a process of an earlier attempt for
     its own, and says that it has heard. Raises DistStoreError if that takes longer than the timeout.
     """
     own = secrets.token_hex(8)
-    if rank:
-        store.set(f"{ASKS}/{rank}", own)
-        name: str = store.get(f"{ANSWER}/{own}").decode()
-        store.set(f"{name}/{HEARD}/{rank}", "")
-        return name
-    name = f"rewardlab/{own}"
-    missing, end = list(range(1, size)), time.monotonic() + timeout.total_seconds()
-    while missing := [one for one in missing if not store.check([f"{name}/{HEARD}/{one}"])]:
-        if time.monotonic() >= end:
-            shown = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
-            raise dist.DistStoreError(f"process {shown} did not come within {timeout.total_seconds():g} s.")
+    if not rank:
+        name = f"rewardlab/{own}"
+        return name, _answer_all(store, name, size, timeout.total_seconds(), failure)
+    store.set(f"{ASKS}/{rank}", own)
+    name = store.get(f"{ANSWER}/{own}").decode()
+    store.set(f"{name}/{HEARD}/{rank}", failure)
+    outcome: str = store.get(f"{name}/{OUTCOME}").decode()
+    if outcome:
+        store.set(f"{name}/{READ}/{rank}", "")
+    return name, outcome
+
+
+def _answer_all(store: Any, name: str, size: int, timeout_s: float, failure: str) -> str:
+    """Tell all ranks the name of the meeting, and the first failure of one if there is any; return that.
+
+    Where there is one, the store may end with this process, so it waits until the others have read it, as long as a
+    process that fails does.
+    """
+    others, end = list(range(1, size)), time.monotonic() + timeout_s
+    if failure:
+        store.set(f"{name}/{OUTCOME}", failure)
+    missing = others
+    while missing:
         # Asked again and again, since what stands there may be what a process of an earlier attempt has asked.
         for one in missing:
             if store.check([f"{ASKS}/{one}"]):
                 store.set(f"{ANSWER}/{store.get(f'{ASKS}/{one}').decode()}", name)
-        time.sleep(ASK_EVERY_S)
-    return name
+        came = [one for one in missing if store.check([f"{name}/{READ if failure else HEARD}/{one}"])]
+        missing = [one for one in missing if one not in came]
+        said = [] if failure else [store.get(f"{name}/{HEARD}/{one}").decode() for one in came]
+        if any(said):
+            failure, missing = next(filter(None, said)), others
+            end = min(end, time.monotonic() + TELLS_FOR_S)
+            store.set(f"{name}/{OUTCOME}", failure)
+        elif missing and time.monotonic() >= end:
+            if failure:
+                break
+            shown = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+            raise dist.DistStoreError(f"process {shown} did not come within {timeout_s:g} s.")
+        if missing:
+            time.sleep(ASK_EVERY_S)
+    if not failure:
+        store.set(f"{name}/{OUTCOME}", "")
+    return failure
 
 
 def _require_environment() -> None:
@@ -117,9 +181,9 @@ def _require_environment() -> None:
 
 
 @contextmanager
-def _telling(line: str) -> Iterator[None]:
-    """Log a line if the block takes long. In a thread, since this one waits in native code."""
-    teller = threading.Timer(TELL_AFTER_S, logger.warning, ("%s", line))
+def _telling(line: str, after_s: float) -> Iterator[None]:
+    """Log a line if the block takes so long. In a thread, since this one waits in native code."""
+    teller = threading.Timer(after_s, logger.warning, ("%s", line))
     teller.daemon = True
     teller.start()
     try:

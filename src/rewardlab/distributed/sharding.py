@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rewardlab.core.errors import ConfigError, RunInterrupted
 from rewardlab.core.pending import let_finish
-from rewardlab.distributed.meeting import meet
+from rewardlab.distributed.meeting import meet, tell_of_failure
 from rewardlab.distributed.others import Others
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
 from rewardlab.model.half import HalfWeights
@@ -89,9 +89,14 @@ def joined_ranks(*, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield ALONE
         return
-    device = device_of_rank()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    try:
+        device = device_of_rank()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+    # Of any class, as drivers raise their own. The others would wait for this process as long as they wait for any.
+    except Exception as error:
+        tell_of_failure(str(error))
+        raise
     meeting = meet("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
     ranks = Ranks(rank=dist.get_rank(), size=dist.get_world_size())
     level = logger.level
