@@ -102,9 +102,9 @@ class Reading:
         told = (self.source.label, report.rows_read, rows, report.kept, dropped)
         logger.info("data: %s: %d %s read, %d kept, dropped: %s", *told)
         tell_oddities(report)
-        rows = first_of(self.source)
-        tell_other_winners(self.source, self.rules.reading, rows)
-        if lost := not_written(rows, self.rules.reading):
+        first = first_of(self.source)
+        tell_other_winners(self.source, self.rules.reading, first)
+        if lost := not_written(first, self.rules.reading):
             logger.info(
                 "data: %s: not written, since they are no part of a preference: the columns %s",
                 self.source.label,
