@@ -204,6 +204,13 @@ def test_any_edited_file_is_noticed(copy):
         load(copy)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_clone_without_git_lfs_is_told_what_fetches_its_files(copy, name):
+    (copy / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4379510\n")
+    with pytest.raises(ArtifactError, match=rf"{name}: this is a git-lfs pointer.*`git lfs pull` in [^`]*\(git-lfs"):
+        load(copy)
+
+
 def test_a_changed_template_is_refused(copy):
     path = copy / "chat_template.jinja"
     path.write_text(path.read_text().replace("<|im_end|>\n", "<|im_end|>"))

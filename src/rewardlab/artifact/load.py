@@ -31,7 +31,15 @@ from rewardlab.model.applying import apply_compute
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
-from rewardlab.model.files import INDEX, ONE_FILE, read_headers, require_same_sizes, told, weight_files
+from rewardlab.model.files import (
+    INDEX,
+    ONE_FILE,
+    read_headers,
+    require_no_pointer,
+    require_same_sizes,
+    told,
+    weight_files,
+)
 from rewardlab.model.forked import computing
 from rewardlab.model.half import hold_half, line_about_others
 from rewardlab.model.load import (
@@ -275,6 +283,11 @@ def _agreed(choice: Any, division: Division | None) -> Any:
 def require_files(path: Path, spec: RewardSpec) -> None:
     """Raise ArtifactError unless the spec belongs to the model and every file recorded in it is there and unchanged, or
     if another file is there by which engines would change scores (READ_BY_ENGINES)."""
+    for name in spec.files:
+        try:
+            require_no_pointer(path / name)
+        except ModelError as error:
+            raise ArtifactError(str(error)) from error
     require_head(path)
     require_config(path, spec)
     require_seal(path, spec)

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address
 from typing import Any, Final, TypeVar
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 import httpx2
 
@@ -79,7 +79,7 @@ def proxy_of(url: str, options: Mapping[str, Any]) -> str:
     if not options.get("trust_env", not is_local(url)) or any(options.get(own) for own in ("proxy", "mounts")):
         return ""
     address, proxies = httpx2.URL(url), getproxies_environment()
-    if proxy_bypass_environment(address.host, proxies):
+    if proxy_bypass(address.host):
         return ""
     return next((f"{scheme.upper()}_PROXY" for scheme in (address.scheme, "all") if proxies.get(scheme)), "")
 

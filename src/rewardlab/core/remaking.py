@@ -9,7 +9,7 @@ from typing import Any
 
 def remade(base: type, kind: type, arguments: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
     """Return an object of `kind`, a subclass of `base` or `base` itself, made by the `__init__` of `base`."""
-    made = kind.__new__(kind)
+    made = object.__new__(kind)
     base.__init__(made, *arguments, **settings)  # type: ignore[misc]  # of the class that is handed in
     return made
 

@@ -94,14 +94,19 @@ def _cause(name: str) -> str:
 def require_whole_files(folder: Path) -> None:
     """Raise ModelError for a file that is only a git-lfs pointer, and for weights that are damaged or cut off."""
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.stat().st_size <= POINTER_BYTES:
-            with path.open("rb") as file:
-                if file.read(len(POINTER)) == POINTER:
-                    raise ModelError(
-                        f"{path}: this is a git-lfs pointer, not the file itself. Run `git lfs pull` in {folder} "
-                        f"(git-lfs has to be installed), or download the file."
-                    )
+        require_no_pointer(path)
     read_headers(weight_files(folder))
+
+
+def require_no_pointer(path: Path) -> None:
+    """Raise ModelError for a file that is only a git-lfs pointer, as a clone leaves it without git-lfs."""
+    if path.is_file() and path.stat().st_size <= POINTER_BYTES:
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise ModelError(
+                    f"{path}: this is a git-lfs pointer, not the file itself. Run `git lfs pull` in {path.parent} "
+                    f"(git-lfs has to be installed), or download the file."
+                )
 
 
 def weight_files(folder: Path) -> list[Path]:
