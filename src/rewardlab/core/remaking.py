@@ -9,8 +9,9 @@ from typing import Any
 
 def remade(base: type, kind: type, arguments: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
     """Return an object of `kind`, a subclass of `base` or `base` itself, made by the `__init__` of `base`."""
-    made = object.__new__(kind)
-    base.__init__(made, *arguments, **settings)  # type: ignore[misc]  # of the class that is handed in
+    made: Any = object.__new__(kind)
+    # Of the class that is handed in, of which the object is an instance.
+    base.__init__(made, *arguments, **settings)  # type: ignore[misc]
     return made
 
 

@@ -335,6 +335,8 @@ def test_names_that_are_not_this_machines_are_misdirected(client_of):
     client = client_of(HttpConfig(hosts=("127.0.0.1", "localhost", "[::1]")))
     for host, status in {"evil.example": 421, "127.0.0.1:8000": 200, "localhost": 200, "[::1]:80": 200}.items():
         assert client.get("/v1/spec", headers={"host": host}).status_code == status
+    error = error_of(client.get("/v1/spec", headers={"host": "reward"})).error
+    assert "nginx: proxy_set_header Host 127.0.0.1" in error.message, "as a proxy with an upstream of this name calls"
 
 
 @pytest.mark.parametrize("spoil", [float("nan"), float("inf"), None])

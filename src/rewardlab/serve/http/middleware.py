@@ -91,8 +91,9 @@ class Door:
             return
         if config.hosts and host_of(headers.get("host", "")) not in config.hosts:
             raise MisdirectedError(
-                "This server has no token and answers under the names of this machine alone. Call it as 127.0.0.1, or "
-                "start it with a token."
+                "This server has no token and answers under the names of this machine alone. Call it as 127.0.0.1, "
+                "have a proxy before it send that name (nginx: proxy_set_header Host 127.0.0.1), or start it with a "
+                "token."
             )
         wanted = config.admin_token if path.startswith(ADMIN) else config.token
         if wanted is not None and not is_bearer(headers.get("authorization", ""), wanted):
