@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 from scipy.special import logit as logit_of
+from scipy.stats import t as student
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
@@ -221,6 +222,30 @@ def test_slope_and_intercept_of_a_calibrated_model_are_one_and_zero_and_a_sharpe
     doubled = calibration_slope(2 * logit, y, np.arange(4000))
     assert doubled.value == pytest.approx(slope.value / 2)
     assert calibration_intercept(2 * logit, y, np.arange(4000)).high < 0
+
+
+def test_limits_of_a_slope_are_where_its_score_test_rejects() -> None:
+    """With the variance of the labels there, which of single pairs is that of the model."""
+    logit = np.concatenate([np.linspace(0.5, 6.0, 48), [0.4, 0.9]])
+    y = np.append(np.ones(48), [0.0, 0.0])
+    found = calibration_slope(logit, y, np.arange(50))
+    for limit in (found.low, found.high):
+        p = expit(limit * logit)
+        score = (logit * (y - p)).sum() / np.sqrt((logit**2 * p * (1 - p)).sum())
+        assert abs(score) == pytest.approx(student.ppf(0.975, 49), rel=1e-6)
+    assert found.high - found.value > 1.1 * (found.value - found.low)
+
+
+def test_the_interval_of_a_slope_goes_by_prompt_and_by_how_soft_labels_are() -> None:
+    p, y = made(150)
+    logit = np.log(p / (1 - p))
+    one = calibration_slope(logit, y, np.arange(150))
+    repeated = calibration_slope(np.repeat(logit, 4), np.repeat(y, 4), np.repeat(np.arange(150), 4))
+    assert (repeated.low, repeated.high) == pytest.approx((one.low, one.high), rel=0.001)
+    apart = calibration_slope(np.repeat(logit, 4), np.repeat(y, 4), np.arange(600))
+    assert apart.high - apart.low == pytest.approx((one.high - one.low) / 2, rel=0.1)
+    soft = calibration_slope(logit, (p + expit(0.8 * logit)) / 2, np.arange(150))
+    assert soft.high - soft.low < (one.high - one.low) / 5
 
 
 def test_slope_and_intercept_do_not_depend_on_the_order_of_replies() -> None:

@@ -14,15 +14,14 @@ import numpy as np
 from rewardlab.analysis.combined import widened_to_parts
 from rewardlab.analysis.influence import (
     antisymmetric_correlations,
-    by_influence,
     by_leaving_out,
     correlations,
     share_by_influence,
     sums_by,
     without_interval,
 )
-from rewardlab.analysis.intervals import FloatArray, student_limits
-from rewardlab.analysis.reliability import logistic
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.reliability import coefficient_estimates, logistic
 from rewardlab.analysis.score_table import BoolArray, IntArray, Pairs, Replies
 from rewardlab.core.types import Estimate
 
@@ -58,18 +57,15 @@ def length_coefficients(pairs: Pairs, *, beta: float) -> tuple[Estimate, Estimat
     """
     difference = pairs.length_difference
     spread = float(np.sqrt(np.square(difference).mean())) if difference.size else 0.0
-    fitted = logistic(np.stack([pairs.logit(beta=beta), difference / (spread or 1.0)], axis=1), pairs.label)
+    x_N2 = np.stack([pairs.logit(beta=beta), difference / (spread or 1.0)], axis=1)
+    fitted = logistic(x_N2, pairs.label)
     if fitted is None:
         missing = without_interval(
             math.nan, len(np.unique(pairs.prompt)), method="margin and length do not vary, or separate the outcomes"
         )
         return missing, missing
-    coefficient, influence = fitted
-    first, second = (
-        by_influence(float(coefficient[k]), influence[:, k], pairs.prompt, fitted=2, formula=student_limits)
-        for k in range(2)
-    )
-    return first, second
+    margin, length = coefficient_estimates(x_N2, pairs.label, fitted, pairs.prompt, fitted_along=2)
+    return margin, length
 
 
 def length_controlled_accuracy(decided: Pairs) -> Estimate:

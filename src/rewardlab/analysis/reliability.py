@@ -10,14 +10,16 @@ is, by symmetry, that of the N folded ones, no lower than ½.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
-from scipy.optimize import isotonic_regression
-from scipy.special import expit
+from scipy.optimize import brentq, isotonic_regression
+from scipy.special import expit, stdtrit
 
-from rewardlab.analysis.influence import by_influence, without_interval
+from rewardlab.analysis.influence import by_influence, sums_by, without_interval
 from rewardlab.analysis.intervals import FloatArray, root_mean_square, student_limits
 from rewardlab.analysis.score_table import IntArray
 from rewardlab.analysis.stats import central_range
@@ -30,6 +32,10 @@ NO_FIT: Final = "no finite value fits best"
 """Method of a slope or an intercept without a value: the model ranks all pairs rightly, or is wrong where it is sure
 beyond what numbers hold."""
 _STEPS = 60
+# A limit that is further away than Student's by so many doublings is not looked for.
+_DOUBLINGS = 6
+ENOUGH_LOSSES: Final = 200.0
+"""Lost comparisons from which on a coefficient has Student's interval."""
 # A coefficient that gives a typical row a larger logit than this means that no finite one fits best.
 _LARGEST_LOGIT = 500.0
 # A column below this does not vary, since its coefficient and influences might be larger than float64 holds.
@@ -284,8 +290,7 @@ def calibration_slope(logit: FloatArray, y: FloatArray, clusters: IntArray) -> E
     fitted = logistic(logit[:, None], y)
     if fitted is None:
         return without_interval(math.nan, len(np.unique(clusters)), method=NO_FIT)
-    coefficient, influence = fitted
-    return by_influence(float(coefficient[0]), influence[:, 0], clusters, formula=student_limits)
+    return coefficient_estimates(logit[:, None], y, fitted, clusters)[0]
 
 
 def calibration_intercept(logit: FloatArray, y: FloatArray, clusters: IntArray) -> Estimate:
@@ -300,6 +305,103 @@ def calibration_intercept(logit: FloatArray, y: FloatArray, clusters: IntArray) 
         return without_interval(math.nan, len(np.unique(clusters)), method=NO_FIT)
     coefficient, influence = fitted
     return by_influence(float(coefficient[0]), influence[:, 0], clusters, formula=student_limits)
+
+
+def coefficient_estimates(
+    x_NP: FloatArray, y: FloatArray, fitted: tuple[FloatArray, FloatArray], clusters: IntArray, *, fitted_along: int = 0
+) -> list[Estimate]:
+    """Return the coefficients of a logistic regression, `fitted` as by `logistic`, with score intervals by prompt.
+
+    A limit is the b that the score test rejects only just, with the other coefficients fitted to it. Its variance is
+    the one that labels have if b is true: few labels against a sharp model do not say how few there might be, and
+    Student's interval, whose variance on both sides is that at the estimate, ends too low. That the labels of a prompt
+    are alike, or the model's form is wrong, multiplies this variance by what the spread of the influences is beyond it
+    at the estimate. Labels of 0 and 1 do not vary less than it says; soft ones do. Source: Rao (1948); with a variance
+    that is not the model's Boos (1992), The American Statistician 46, 327-333. Where many comparisons are lost, as many
+    as `ENOUGH_LOSSES` by the fitted probabilities, Student's interval is as good, and is taken since it costs nothing.
+    `fitted_along` is the `fitted` of `by_influence`.
+    """
+    expected_losses = float(expit(-np.abs(x_NP @ fitted[0])).sum())
+    found = []
+    for k, (value, influence) in enumerate(zip(fitted[0].tolist(), fitted[1].T, strict=True)):
+        own = by_influence(value, influence, clusters, fitted=fitted_along, formula=student_limits)
+        few = not math.isnan(own.low) and expected_losses < ENOUGH_LOSSES
+        found.append(_by_score(own, x_NP, y, fitted[0], k, clusters) if few else own)
+    return found
+
+
+def _by_score(
+    found: Estimate, x_NP: FloatArray, y: FloatArray, coefficient: FloatArray, k: int, clusters: IntArray
+) -> Estimate:
+    """Return coefficient k with the limits of its score test, from Student's, which it keeps where there are none."""
+    units = np.array([root_mean_square(column) for column in x_NP.T])
+    x, best = x_NP / units, coefficient * units
+    own, others = x[:, k], np.delete(x, k, axis=1)
+    at_best = np.delete(best, k)
+
+    def score(b: float) -> tuple[float, FloatArray, FloatArray]:
+        """Return the score at b, and what makes its variance: [N] slopes and variances of labels."""
+        shift = b * own + others @ at_best
+        if others.shape[1]:
+            moved = logistic(others, y, offset=shift)
+            shift = shift + others @ moved[0] if moved is not None else np.full_like(shift, math.nan)
+        vary = expit(shift) * expit(-shift)
+        rest = own
+        if others.shape[1] and np.isfinite(shift).all():
+            weighted = others * vary[:, None]
+            rest = own - others @ np.linalg.lstsq(weighted.T @ others, weighted.T @ own)[0]
+        return float(own @ (y - expit(shift))), rest, vary
+
+    _, rest, vary = score(float(best[k]))
+    information = float(np.square(rest) @ vary)
+    reach, quantile = (found.high - found.low) / 2 * float(units[k]), float(stdtrit(found.n - 1, (1 + found.level) / 2))
+    least = _least_excess(rest, vary, y, y - expit(x @ best), clusters)
+    excess = max((reach / quantile) ** 2 * information, least)
+
+    def spare(b: float) -> float:
+        """Return how far the score at b is beyond chance; below 0 near the estimate, infinite where nothing fits."""
+        size, slope, variance = score(b)
+        if not math.isfinite(size):
+            return math.inf
+        return abs(size) - quantile * math.sqrt(excess * float(np.square(slope) @ variance))
+
+    low, high = (_crossing(spare, float(best[k]), side * reach) / float(units[k]) for side in (-1.0, 1.0))
+    method = found.method.replace("t interval", "score interval")
+    return replace(found, low=min(low, found.value), high=max(high, found.value), method=method)
+
+
+def _least_excess(
+    slope: FloatArray, variance: FloatArray, y: FloatArray, residual: FloatArray, clusters: IntArray
+) -> float:
+    """Return by how much the variance of a score exceeds that of single labels of 0 and 1, at least.
+
+    Soft labels vary less. Labels of a prompt are alike by ρ, the mean product of two standardised residuals of it, as
+    in `_Redraws`: copies of a pair are as one.
+    """
+    each = np.abs(slope) * np.sqrt(variance)
+    whole = float(np.square(each).sum())
+    soft = max(1 - float((np.square(slope) * y * (1 - y)).sum()) / whole, 0.0)
+    z = np.where(variance > 0, np.sign(slope) * residual / np.sqrt(np.where(variance > 0, variance, 1.0)), 0.0)
+    sizes, z_C, zz_C, each_C = sums_by(clusters, np.ones_like(z), z, np.square(z), each)
+    scale = float(((sizes - 1) * zz_C).sum())
+    alike = min(max(float((np.square(z_C) - zz_C).sum()) / scale, 0.0), 1.0) if scale > 0 else 0.0
+    return soft * (1 - alike + alike * float(np.square(each_C).sum()) / whole)
+
+
+def _crossing(of: Callable[[float], float], start: float, step: float) -> float:
+    """Return where a function that is below 0 at `start` rises to 0, or start + step if it does not soon."""
+    end = start + step
+    for _ in range(_DOUBLINGS):
+        if math.isinf(reached := of(end)):
+            break
+        if reached >= 0:
+            return float(brentq(partial(_at_most, of, reached), start, end, rtol=1e-9))
+        end = start + 2 * (end - start)
+    return start + step
+
+
+def _at_most(of: Callable[[float], float], most: float, b: float) -> float:
+    return min(of(b), most)
 
 
 def logistic(
