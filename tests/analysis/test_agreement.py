@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau, pearsonr, spearmanr
 
-from rewardlab.analysis.agreement import CORRELATIONS, agreement, correlation
+from rewardlab.analysis.agreement import CORRELATIONS, agreement, correlation, deal_groups
 
 DRAW = np.random.default_rng(0)
 GOLD = DRAW.normal(size=400)
@@ -29,6 +29,14 @@ def test_the_interval_of_independent_rows_is_fishers():
     centre, reach = math.atanh(found.value), 1.96 / math.sqrt(397)
     assert found.low == pytest.approx(math.tanh(centre - reach), abs=0.02)
     assert found.high == pytest.approx(math.tanh(centre + reach), abs=0.02)
+
+
+def test_prompts_are_dealt_into_a_hundred_groups_of_like_size_and_fewer_into_one_each():
+    keys = [f"prompt {number}" for number in range(250)]
+    group_R = deal_groups(keys, [key for key in keys for _ in range(2)])
+    assert sorted(set(np.bincount(group_R))) == [4, 6]
+    assert len(set(group_R)) == 100
+    assert sorted(deal_groups(keys[:7], keys[:7])) == list(range(7))
 
 
 def test_rows_that_repeat_by_prompt_widen_it():

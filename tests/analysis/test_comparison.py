@@ -195,6 +195,15 @@ def test_gold_scores_that_judge_are_the_truth_and_their_ties_are_label_ties():
     assert result.others[0].paired.metrics["accuracy"].first.value == pytest.approx(match.match.value)
 
 
+def test_gold_scores_beside_labels_judge_nothing():
+    (gold,) = sets(GOLD)
+    bare = replace(gold, rows=[replace(row, comparisons=()) for row in gold.rows])
+    result = compare_models(sets(FIRST, SECOND, label=0.0), gold=bare)
+    assert not result.gold_labels
+    assert result.others[0].paired.metrics["accuracy"].first.value == pytest.approx(np.mean(FIRST[:, 0] < 0))
+    assert result.agreement["m0"].match.value == pytest.approx(np.mean((FIRST[:, 0] > 0) == (TRUTH > 0)))
+
+
 def test_a_beta_with_which_nothing_can_be_computed_is_refused():
     large = [replace(own, beta=1e160) for own in sets(FIRST, SECOND)]
     with pytest.raises(DataError, match=r"β = 1e\+160 times a score difference of .* is more than 1e\+150"):

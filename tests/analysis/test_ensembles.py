@@ -128,6 +128,13 @@ def test_disagreement_that_marks_the_errors_is_seen_and_noise_is_not():
     assert found.by_margin.value == pytest.approx(0.5), "the mean margins are of one size"
 
 
+def test_mistakes_with_the_smaller_mean_margins_are_told_by_these():
+    for wrong, told in ((-1.0, 1.0), (-3.0, 0.0)):
+        margin = np.where(np.arange(60) < 20, wrong, 2.0)
+        members = [rows_of(np.stack([margin + sign, np.zeros(60)], axis=1).tolist()) for sign in (0.5, -0.5)]
+        assert disagreement(combine(members, [PLAIN, PLAIN])).by_margin.value == told
+
+
 def test_labels_below_one_half_prefer_the_second_and_tied_ones_are_left_out():
     swapped = combine([rows_of([[0.0, 1.0]] * 12, label=0.0), rows_of([[0.0, 2.0]] * 12, label=0.2)], [PLAIN, PLAIN])
     assert disagreement(swapped).num_errors == 0
@@ -148,8 +155,9 @@ def test_what_a_member_adds_to_all_replies_of_a_prompt_and_its_unit_do_not_matte
     assert np.square(by_prompt).sum(axis=(1, 2)) == pytest.approx([30.0, 30.0])
 
 
-def test_a_member_that_tells_no_two_replies_to_a_prompt_apart_has_no_scale():
-    levels = np.repeat([0.1, 0.7, 0.3], 3)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_member_that_tells_no_two_replies_to_a_prompt_apart_has_no_scale(sign):
+    levels = sign * np.repeat([0.1, 0.7, 0.3], 3)
     with pytest.raises(DataError, match="member 2 gives all replies to each prompt the same score"):
         on_one_scale(np.stack([np.arange(9.0), levels]), [str(k // 3) for k in range(9)])
 

@@ -103,6 +103,15 @@ def test_influences_of_ranks_have_a_mean_of_nothing(x: np.ndarray, seed: int) ->
     assert math.isnan(value) or psi.mean() == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.parametrize("centred", [True, False])
+def test_pairs_of_one_prompt_alone_that_vary_leave_influences_finite(centred: bool) -> None:
+    for seed in range(8):
+        x, y = (np.concatenate([values, np.zeros(9)]) for values in draw(3, seed=seed))
+        value, psi = influence.pearson(x, y, np.arange(12) // 3, centred=centred)
+        assert abs(value) < 1
+        assert np.isfinite(psi).all()
+
+
 def test_an_auc_of_one_has_an_interval_with_a_width() -> None:
     found = area_under_curve(np.arange(20.0) + 100, np.arange(20.0), np.arange(20))
     assert (found.value, found.high) == (1.0, 1.0)

@@ -41,7 +41,8 @@ def test_the_best_and_those_like_it_may_be_the_best_and_a_bad_one_may_not():
     found = standings(gains(600, 0.5, 0.8, 0.8), np.arange(600))
     assert found["m0"].p_best < 0.05 < min(found["m1"].p_best, found["m2"].p_best)
     assert max(one.p_best for one in found.values()) == 1.0
-    assert found["m0"].rank.value == found["m0"].rank.low == 3
+    assert found["m0"].rank.value == found["m0"].rank.low == found["m0"].rank.high == 3
+    assert [(found[name].rank.low, found[name].rank.high) for name in ("m1", "m2")] == [(1, 2), (1, 2)]
     assert sum(one.first for one in found.values()) == pytest.approx(1)
 
 

@@ -169,6 +169,15 @@ def test_copies_of_a_pair_leave_the_null_as_wide_as_it_is_for_one() -> None:
     assert widths[2] < 0.8 * widths[1]
 
 
+def test_labels_of_their_own_leave_the_null_as_narrow_as_for_pairs_apart() -> None:
+    for seed in range(2):
+        generator = np.random.default_rng(seed)
+        p = expit(1.2 * generator.normal(size=80)).repeat(5)
+        y = (generator.random(400) < p).astype(np.float64)
+        apart, five = (reliability(logit_of(p), y, own, draws=150) for own in (np.arange(400), np.arange(400) // 5))
+        assert five.null_miscalibration[1] == pytest.approx(apart.null_miscalibration[1], rel=0.2)
+
+
 def test_nothing_to_judge_has_an_empty_curve() -> None:
     found = reliability(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
     assert (found.probability, found.band_low, found.miscalibration.method) == ((), (), "no data")
@@ -298,6 +307,9 @@ def test_a_model_that_sees_length_alone_gets_one_half_and_its_coefficient_is_tol
     assert honest.value == pytest.approx((signal > 0).mean(), abs=0.02)
     overrates = length_coefficients(pairs_of(signal + 0.02 * length, length, np.ones(3000)), beta=1.0)[1]
     assert overrates.high < 0
+    # In standard deviations of the length difference, whatever the unit of length.
+    thousands = length_coefficients(pairs_of(signal + 0.02 * length, length / 1000, np.ones(3000)), beta=1.0)[1]
+    assert (thousands.value, thousands.low) == pytest.approx((overrates.value, overrates.low))
 
 
 def in_strata(seed: int, *, prompts: int = 15, each: int = 8) -> Pairs:

@@ -106,11 +106,14 @@ def test_tests_are_by_prompt_and_refused_below_ten():
 
 
 @pytest.mark.slow
-def test_the_interval_of_a_shift_knows_that_its_unit_is_estimated():
-    """Against the jackknife over prompts: a shift that is the same for all replies is known as well as the unit."""
+@pytest.mark.parametrize("bent", [0.0, 0.6, -0.3])
+def test_the_interval_of_a_shift_knows_that_its_unit_is_estimated(bent):
+    """Against the jackknife over prompts: a shift that is the same for all replies is known as well as the unit; one
+    that is larger for scores far from the mean is known better, since the unit grows with it, and a smaller one worse.
+    """
     generator = np.random.default_rng(0)
     first, second = generator.normal(size=(2, 60))
-    moved = [scores + 1.5 + 0.1 * generator.normal(size=60) for scores in (first, second)]
+    moved = [scores + 1.5 + bent * scores**2 + 0.1 * generator.normal(size=60) for scores in (first, second)]
     before, after = rows_of([*first], [*second]), rows_of([*moved[0]], [*moved[1]])
     found = effect_of(before, after, every_reply(60), not_applicable=0, lost=0).estimates
     without = []

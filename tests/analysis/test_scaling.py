@@ -232,6 +232,26 @@ def test_a_change_of_losses_counts_pairs_that_come_out_the_unlikely_way_and_were
     assert np.isnan(three["NLL"].low), "two prompts have no interval"
 
 
+@pytest.mark.parametrize("count", [50, 200])
+def test_pairs_that_all_come_out_right_may_hide_as_many_mistakes_as_a_share_of_none_may(count):
+    """None of n failed: at 95 % the share that fails is at most 1 − 0.025^(1/n) (Clopper and Pearson 1934)."""
+    before, after, keys = np.full(count, 1.0), np.full(count, 3.0), [str(n) for n in range(count)]
+    found = loss_changes(before, after, np.ones(count), keys)["NLL"]
+    one = np.ones(1)
+    right, wrong = (nll(3 * sign * one, one) - nll(sign * one, one) for sign in (1, -1))
+    assert (found.value, found.low) == pytest.approx((right, right))
+    assert found.high == pytest.approx(right + (wrong - right) * (1 - 0.025 ** (1 / count)), abs=1e-9)
+    turned = loss_changes(-before, -after, np.zeros(count), keys)["NLL"]
+    assert (turned.low, turned.high) == pytest.approx((found.low, found.high))
+
+
+def test_pairs_made_surer_and_less_sure_alike_may_hide_a_change_either_way():
+    before = np.tile([1.0, 3.0], 25)
+    found = loss_changes(before, 4 - before, np.ones(50), [str(n) for n in range(50)])["NLL"]
+    assert found.value == pytest.approx(0, abs=1e-12)
+    assert found.high == pytest.approx(-found.low)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "each"), [(20, 1), (40, 1), (20, 4)])
 @pytest.mark.parametrize(("ahead", "sure", "temperature"), [(2.33, 3.0, 3.0), (2.33, 1.0, 0.8), (0.74, 3.0, 3.0)])

@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from rewardlab.analysis.score_table import ScoreTable, score_table
 from rewardlab.analysis.slices import _binned, slice_pairs
+from rewardlab.core.errors import DataError
 from score_rows import pair_rows
 
 values = arrays(
@@ -56,6 +57,11 @@ def test_a_column_of_any_kind_becomes_slices_in_a_natural_order(value, labels) -
     parts = slice_pairs(table(), beta=1.0, columns={"mine": column(value)})["mine"]
     assert [part.label for part in parts] == labels
     assert sum(part.num_comparisons for part in parts) == 60
+
+
+def test_a_column_does_not_take_the_place_of_a_built_in_slicing() -> None:
+    with pytest.raises(DataError, match="'source' has the name of a built-in slicing. Rename the column"):
+        slice_pairs(table(), beta=1.0, columns={"source": column(str)})
 
 
 def test_rare_values_are_put_together() -> None:

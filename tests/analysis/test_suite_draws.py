@@ -254,6 +254,7 @@ def test_the_sign_flip_test_is_the_paired_permutation_test(count: int) -> None:
     row = next(row for row in found["own"].rows if row.name == "Focus")
     own, other = (found[name].shares["Focus"].credits_E for name in ("own", "other"))
     p = significance(judged["own"], judged["other"], row, seed=0)
+    assert significance(judged["other"], judged["own"], row, seed=0) == p, "whichever of the two comes first"
     exact = count <= 8
     expected = permutation_test(
         (own - other,), lambda d, axis: d.sum(axis), permutation_type="samples", vectorized=True,

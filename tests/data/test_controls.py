@@ -189,11 +189,18 @@ def test_rejected_replies_come_from_other_conversations_and_are_other_texts():
     assert len(donors) > 30
 
 
-def test_where_hardly_any_donor_may_be_used_each_is_drawn_from_those_that_may():
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_where_hardly_any_donor_may_be_used_each_is_drawn_from_those_that_may(goes_on):
     rows = [of_many(2, id=f"f:{n}") for n in range(3)]
     same = tuple(replace(row, prompt=rows[0].prompt) for row in rows[:2])
     own = replace(rows[2], replies=(rows[0].replies[0], said("the only text that is new"), said("and another")))
     crowd = [replace(of_many(2, id=f"f:{n}"), prompt=rows[0].prompt) for n in range(3, 300)]
+    if goes_on:
+        # Prompts that go on from the first turn of the row belong to its conversation too; as many others have its own
+        # texts alone.
+        more = [(Message("assistant", "Go on."), Message("user", f"And {n}?")) for n in range(297)]
+        crowd = [replace(row, prompt=(*row.prompt, *turns)) for row, turns in zip(crowd, more, strict=True)]
+        crowd += [replace(same[0], id=f"g:{n}", prompt=(Message("user", f"Another {n}?"),)) for n in range(400)]
     with pool_of([gather([*same, own, *crowd])]) as folder:
         pool = open_pool(folder)
         drawn = [pool.draw(same[0], 1, np.random.default_rng(seed)) for seed in range(60)]

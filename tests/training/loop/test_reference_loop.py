@@ -50,8 +50,8 @@ def reference_loss(scores_R: Tensor, prompts: Sequence[Sequence[Judgement]]) -> 
 
 def run_reference(
     classifier: Any, batches: Sequence[tuple[list[list[int]], list[list[Judgement]]]]
-) -> tuple[list[float], list[float]]:
-    """(loss, gradient norm) of every step; the classifier's weights move."""
+) -> tuple[list[float], list[float], list[float]]:
+    """(loss, norm of all gradients, norm of the head's) of every step; the classifier's weights move."""
     classifier.config.get_text_config().pad_token_id = PAD
     classifier.eval()
     named = list(classifier.named_parameters())
@@ -60,7 +60,7 @@ def run_reference(
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": DECAY}, {"params": spared, "weight_decay": 0.0}], lr=LR, foreach=False
     )
-    losses, norms = [], []
+    losses, norms, of_head = [], [], []
     for rows, prompts in batches:
         longest = max(map(len, rows))
         ids_RL = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
@@ -69,13 +69,14 @@ def run_reference(
         optimizer.zero_grad()
         loss.backward()
         norm = sum(float(p.grad.square().sum()) for _, p in named if p.grad is not None) ** 0.5
+        of_head.append(float(classifier.score.weight.grad.norm()))
         for _, parameter in named:
             if parameter.grad is not None and norm > MAX_NORM:
                 parameter.grad.mul_(MAX_NORM / (norm + 1e-6))
         optimizer.step()
         losses.append(float(loss.detach()))
         norms.append(norm)
-    return losses, norms
+    return losses, norms, of_head
 
 
 def reference_rows(groups: Sequence[TokenGroup]) -> tuple[list[list[int]], list[list[Judgement]]]:
@@ -103,7 +104,8 @@ def settings(**changes: object) -> dict[str, Any]:
 
 
 Track = tuple[list[float], list[float], dict[str, Tensor]]
-"""(loss, gradient norm) of every step, and the weights afterwards by their names on the disk."""
+"""The loss of every step, the norms of all gradients and then of the head's, and the weights afterwards by their names
+on the disk."""
 
 
 def on_disk(model):
@@ -128,9 +130,9 @@ def five_steps(
     ]
     with arithmetic(dtype):
         ours = None if folder is None else our_steps(model, groups, folder)
-        losses, norms = run_reference(classifier, batches)
+        losses, norms, of_head = run_reference(classifier, batches)
     assert min(norms) > MAX_NORM, "clipping acts"
-    return ours, (losses, norms, classifier.state_dict()), before
+    return ours, (losses, norms + of_head, classifier.state_dict()), before
 
 
 def our_steps(model: RewardModel, groups: Sequence[TokenGroup], folder: Path) -> Track:
@@ -150,7 +152,8 @@ def our_steps(model: RewardModel, groups: Sequence[TokenGroup], folder: Path) ->
         reports.append(trainer.train_step(plan))
         trainer.step += 1
     assert micro_batches > 5, "steps are made of several micro-batches"
-    return [report.sums.mean_loss for report in reports], [report.grad_norm for report in reports], on_disk(model)
+    norms = [report.grad_norm for report in reports] + [report.head_grad_norm for report in reports]
+    return [report.sums.mean_loss for report in reports], norms, on_disk(model)
 
 
 @pytest.mark.quick_cases(1)
@@ -226,7 +229,7 @@ def test_a_run_from_rows_to_folder_equals_a_plain_loop_over_the_same_rows(tmp_pa
     classifier.get_input_embeddings().padding_idx = None
     before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
     assert all(PAD not in row for row in rows), "transformers finds the end by the pad"
-    losses, norms = run_reference(classifier, [(rows, prompts)] * 3)
+    losses, norms, _ = run_reference(classifier, [(rows, prompts)] * 3)
     assert min(norms) > MAX_NORM
     saved = load_file(result.last / "model.safetensors")
     for name, tensor in classifier.state_dict().items():
