@@ -376,7 +376,17 @@ def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigErr
     name = _dashed(short(flag).removeprefix("--"))
     placed = [words for words in own if not words.startswith("-") and _dashed(words.lower()) in (name, f"{name}s")]
     near = f" {placed[0]} is given without a flag." if placed else did_you_mean(name, known, also=also)
+    if not placed and name not in also and _is_of_training(name):
+        near = f" It is a setting of training.{near}"
+        if "train_config" in hints:
+            near = " It is a setting of training runs: give --train, and write it into the file of --train-config."
     return ConfigError(f"unknown flag {brief(flag)}.{near} `rewardlab {command} --help` lists the flags.")
+
+
+def _is_of_training(flag: str) -> bool:
+    from rewardlab.training.settings.config import RewardTrainerConfig
+
+    return flag.removeprefix("--").replace("-", "_") in settings_of(RewardTrainerConfig)
 
 
 def _flag(name: str, hints: Mapping[str, Any]) -> str:

@@ -358,6 +358,8 @@ def test_a_flag_that_does_not_resolve_is_refused_in_one_plain_line(line, message
         ("serve --model runs/a", "'--model'. MODELS is given without a flag."),
         ("plan run --study=a", "'--study'. STUDY is given without a flag."),
         ("eval --data a", "Did you mean '--dataset'?"),
+        ("diagnose --steps 8", "'--steps'. It is a setting of training runs: give --train, and write it into the file"),
+        ("eval --eval-dataset a", "'--eval-dataset'. It is a setting of training. Did you mean '--dataset'?"),
         ("eval --csv", "'--csv'. `rewardlab eval --help`"),
         ("gold sample --base-url u", "Did you mean '--url'?"),
     ],

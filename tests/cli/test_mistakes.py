@@ -79,6 +79,16 @@ def test_a_dataset_that_is_not_there_is_named_with_what_is(flags, tmp_path, caps
     assert str(tmp_path / "pairs.jsonl") in said
 
 
+def test_a_folder_with_the_name_of_a_file_is_told_for_what_it_is(flags, tmp_path, capsys):
+    folder = tmp_path / "pairs.csv"
+    folder.mkdir()
+    said = refusal(capsys, *flags, "--dataset", folder)
+    assert f"Looked for {folder}/train.* and {folder}.train.*" in said
+    assert said.endswith(f" {folder} is a folder without data files.\n")
+    write_pairs(folder / "mine.jsonl", 4)
+    assert refusal(capsys, *flags, "--dataset", folder).endswith(f" There is: {folder / 'mine.jsonl'}.\n")
+
+
 def test_names_of_other_trainers_are_told(flags, tmp_path, capsys):
     folder = tmp_path / "data"
     folder.mkdir()

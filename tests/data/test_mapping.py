@@ -51,7 +51,9 @@ def test_a_label_in_words_is_the_number_that_the_flag_gives_it(said: str, label:
     assert preference({**OWN, "winner": said}, **COLUMNS, **WORDS).comparisons[0].label == label
 
 
-@pytest.mark.parametrize(("said", "label"), [(1, 1.0), (1.0, 1.0), ("1", 1.0), (True, 0.25), (2, 0.0)])
+@pytest.mark.parametrize(
+    ("said", "label"), [(1, 1.0), (1.0, 1.0), ("1", 1.0), (" 1.0", 1.0), ("2.00", 0.0), (True, 0.25), (2, 0.0)]
+)
 def test_numbers_are_compared_as_numbers_and_switches_as_words(said: object, label: float) -> None:
     values = ("1=1", "2=0", "true=0.25")
     assert preference({**PAIR, "label": said}, map_label=values).comparisons[0].label == label
@@ -132,6 +134,8 @@ def test_a_column_that_is_not_there_is_an_error_that_lists_those_that_are(tmp_pa
         ({"map_label": ("A=2",)}, r"--map-label A=2: the number must be from 0 to 1"),
         ({"map_label": ("A=1", "A=0")}, r"--map-label A=0: this name is given twice"),
         ({"map_label": ("A=nan",)}, r"wanted NAME=NUMBER"),
+        ({"map_label": ("A=1,B=0",)}, r"several are written with spaces between them: --map-label A=1 B=0\."),
+        ({"attributes": ("helpful=1,short=-0.5",)}, r"spaces between them: --attributes helpful=1 short=-0\.5\."),
         ({"attributes": ("helpfulness",)}, r"--attributes helpfulness: wanted NAME=NUMBER"),
         ({"attributes": ("=1",)}, r"--attributes: a name is empty"),
         ({"prompt_column": "a", "chosen_column": "a"}, r"the column 'a' is named twice"),
@@ -147,6 +151,7 @@ def test_what_cannot_be_meant_is_refused(settings: dict[str, Any], message: str)
 
 def test_a_value_may_hold_the_sign_and_be_empty() -> None:
     assert ReadingConfig(map_label=("a=b=1", "=0.5")).label_values == {"a=b": 1.0, "": 0.5}
+    assert ReadingConfig(map_label=("both, bad=0.5",)).label_values == {"both, bad": 0.5}
 
 
 def test_the_format_says_which_columns_were_taken_for_which(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -182,13 +184,43 @@ class TestFiles:
         ("text", "message"),
         [
             ("prompt,chosen,rejected\na,b,c\na,b,c,d\n", r"f\.csv:3: 4 cells"),
-            ('prompt\n"a" b\n', r"f\.csv:2: not valid"),
+            ('prompt\n"a" b\n', r"f\.csv:2: not valid.* Double quotes within a cell are written twice\."),
+            (
+                'prompt,chosen,rejected\na,b,c\na,"b,c\nd,e,f\n',
+                r"f\.csv:3: a cell begins with a double quote here that none closes\. Double",
+            ),
+            ("Why is it so?,Because it is,No\n1,2,3\n", r"Is the first line a row\? A table begins with a line of"),
         ],
     )
     def test_broken_csv_is_an_error_with_file_and_line(self, tmp_path: Path, text: str, message: str) -> None:
         (tmp_path / "f.csv").write_text(text)
         with pytest.raises(DataError, match=message):
             load(tmp_path / "f.csv", **ALLOW_DROPS)
+
+    @pytest.mark.parametrize("name", ["f.csv", "f.jsonl", "f.jsonl.gz", "f.json"])
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (
+                b"\n\n\xc3\xa9 caf\xe9\n",
+                r":3: not UTF-8 text: byte 0xe9, which is 'é' in Windows-1252\. Save it again ",
+            ),
+            ("é,b\n".encode("utf-16"), r":1: not UTF-8 text: it is UTF-16\. .* iconv -f UTF-16 -t UTF-8 OLD > NEW\."),
+            (
+                b"PK\x03\x04\x14\x00\xff\xff",
+                r":1: not UTF-8 text: it is a zip archive, as Excel's workbooks are\. Save",
+            ),
+            (b"a\x00\xff\n", r":1: not UTF-8 text: byte 0xff, invalid start byte\. Is it UTF-8 text, and complete\?$"),
+            (b"a\n\xc3", r":2: not UTF-8 text: byte 0xc3, unexpected end of data\. Is it UTF-8 text, and complete\?$"),
+        ],
+    )
+    def test_a_file_that_is_not_utf8_is_told_with_the_line_and_what_to_do(
+        self, tmp_path: Path, name: str, content: bytes, message: str
+    ) -> None:
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        with pytest.raises(DataError, match=rf"{re.escape(str(path))}{message}"):
+            list(READERS[path.suffix](path) if path.suffix in READERS else read_each_row(path))
 
     def test_a_table_with_commas_is_none_with_tabs(self, tmp_path: Path) -> None:
         (tmp_path / "f.tsv").write_text("prompt,chosen,rejected\na,b,c\n")

@@ -62,6 +62,7 @@ def test_a_file_and_an_address_are_one_reward_unless_both_name_a_source(tmp_path
     ("settings", "said"),
     [
         ({"sauce": "x"}, "unknown setting 'sauce'. Did you mean 'source'?"),
+        ({"zebra": "x"}, "unknown setting 'zebra'. Settings: "),
         ({"time_out_s": 3}, "Did you mean 'timeout_s'?"),
         ({"how": "plus"}, "how: 'plus' is not one of"),
         ({"coefficient": "much"}, "coefficient: expected float"),

@@ -37,6 +37,8 @@ HASH_DIGITS: Final = 12
 """Length of `config_hash`, in hex digits."""
 MISSPELT: Final = 0.85
 """How similar (difflib's ratio) a known name is at least, for a name to be taken for that one and misspelt."""
+FEW: Final = 30
+"""Most settings that a message about an unknown one lists."""
 SHORTEST: Final = 3
 """Letters that an abbreviation has at least."""
 HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -149,10 +151,20 @@ def _converted(config_type: type, values: Mapping[str, object], where: str) -> d
     for name, value in renamed(values, known, where)[0].items():
         key = name.replace("-", "_")
         if key not in known:
-            near = did_you_mean(key, known, also=ALSO_CALLED)
+            near = did_you_mean(key, known, also=ALSO_CALLED) or _all_of(known)
             raise ConfigError(f"{where}: unknown setting {brief(name)}.{near}")
         converted[key] = _convert(value, known[key].hint, f"{where}: {name}")
     return converted
+
+
+def _all_of(known: Mapping[str, Setting]) -> str:
+    """Return where all settings stand, as a sentence: here if they are few."""
+    few = (
+        f"There are: {', '.join(known)}."
+        if len(known) <= FEW
+        else "docs/settings.md in rewardlab's repository has all."
+    )
+    return f" Correct it or take it out. {few}"
 
 
 def _build(part: Any, values: Mapping[str, object], before: object) -> Any:
@@ -339,7 +351,7 @@ def _convert(value: object, hint: Any, where: str) -> object:
         wanted = " or ".join(
             " or ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else kind.__name__ for kind in kinds
         )
-        raise ConfigError(f"{where}: expected {wanted}, got {brief(value)}.")
+        raise ConfigError(f"{where}: expected {wanted}, got {brief(value)}.{_how_to_write(value, kinds)}")
     if origin is Literal:
         return _convert_choice(value, arguments, where)
     if origin is tuple:
@@ -348,9 +360,25 @@ def _convert(value: object, hint: Any, where: str) -> object:
         require("" not in items, f"{where}: a name is empty. Leave it out.")
         return tuple(_convert(item, arguments[0], where) for item in items)
     if (plain := _convert_plain(value, hint)) is None:
-        raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {brief(value)}.")
+        wanted = getattr(hint, "__name__", hint)
+        raise ConfigError(f"{where}: expected {wanted}, got {brief(value)}.{_how_to_write(value, [hint])}")
     _require_usable(plain, where)
     return plain
+
+
+def _how_to_write(value: object, kinds: Sequence[Any]) -> str:
+    """Return how a value of another type is written as one of `kinds`, as a sentence; an empty text if that is clear.
+
+    YAML reads `no`, `off`, `yes` and `on` as truth values, what stands in quotes as text, and an empty value as null.
+    """
+    if value is None:
+        return " Give it a value, or take it out."
+    if isinstance(value, bool) and str in kinds:
+        return " Put a word such as no, off, yes or on in quotes."
+    text = value.strip().casefold() if isinstance(value, str) else ""
+    if bool in kinds and text in {"true", "false", "yes", "no", "on", "off"}:
+        return f" Write {str(text in {'true', 'yes', 'on'}).lower()}, without quotes."
+    return f" Write {text}, without quotes." if int in kinds and text.isdecimal() else ""
 
 
 def _without_wrapper(value: object) -> object:

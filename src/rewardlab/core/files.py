@@ -27,6 +27,7 @@ from typing import TypeGuard
 
 from rewardlab.core.errors import ConfigError, DataError, naming
 from rewardlab.core.terminal import brief
+from rewardlab.core.undecodable import about_bytes
 from rewardlab.core.zst import DamagedZstError, open_zst
 
 OF_MODELS = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
@@ -233,10 +234,19 @@ def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tup
                 # Skip the rest of a line that was cut, so that the next line read is the next row.
                 while len(line) == most and not line.endswith("\n"):
                     line = file.readline(most)
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error, DamagedZstError) as error:
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error, DamagedZstError) as error:
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
         ) from error
+
+
+def not_utf8(path: Path) -> DataError:
+    """Return the error for a file that is not UTF-8, with line, byte, and what to do."""
+    with _open_text(path) as file:
+        line, why = about_bytes(file.buffer)
+    return DataError(f"{path}:{line}: not UTF-8 text: {why}")
 
 
 def _open_text(path: Path) -> io.TextIOWrapper:

@@ -140,6 +140,8 @@ def parse_numbers(words: tuple[str, ...], flag: str, *, low: float, high: float)
     for word in words:
         name, mark, text = word.rpartition("=")
         said = f"{flag} {short(word)}"
+        if len(parts := word.split(",")) > 1 and all(re.fullmatch(r"[^=]+=[-+.\deE]+", part) for part in parts):
+            raise ConfigError(f"{said}: several are written with spaces between them: {flag} {short(' '.join(parts))}.")
         try:
             number = float(text)
         except ValueError:

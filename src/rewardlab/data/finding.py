@@ -215,11 +215,13 @@ def _missing(name: str, path: Path, split: str, near: Sequence[str]) -> DataErro
         where = "folders" if len(below) > 1 else "a folder"
         return DataError(f"{what} {path} has {where} with one: {listed(below)}. Name one, such as {path / below[0]}.")
     endings = f"(.* is one of {', '.join(EXTENSIONS)})"
-    looked_for = str(path) if extension_of(path) else f"{path}/{split}.* and {path}.{split}.* {endings}"
-    return DataError(
-        f"{what} Looked for {looked_for}. "
-        + (f"There is: {listed(near)}." if near else f"No data file in {path.parent} has a name like it.")
-    )
+    looked_for = f"{path}/{split}.* and {path}.{split}.* {endings}"
+    if extension_of(path) and not path.is_dir():
+        looked_for = str(path)
+    found = f"There is: {listed(near)}." if near else f"No data file in {path.parent} has a name like it."
+    if path.is_dir() and not near:
+        found = f"{path} is a folder without data files."
+    return DataError(f"{what} Looked for {looked_for}. {found}")
 
 
 def _unread_file(path: Path, split: str) -> Path | None:

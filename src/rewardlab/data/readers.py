@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import UTF8, absent, parse_line, read_json, read_lines, sha256_file, sha256_json
+from rewardlab.core.files import UTF8, absent, not_utf8, parse_line, read_json, read_lines, sha256_file, sha256_json
 from rewardlab.core.optional import import_optional
 from rewardlab.data.cells import conversions, converted, read_cell
 from rewardlab.data.finding import Source
@@ -206,6 +206,8 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
     try:
         value = read_json(path)
     except DataError as error:
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            raise not_utf8(path) from error
         raise DataError(f"{error} Wanted one list of rows, columns of equal length, or an object a line.") from error
     if isinstance(value, dict):
         value = value["examples"] if _is_task(value) else [value] if _is_row(value) else _rows_of_columns(path, value)
@@ -280,8 +282,12 @@ def _read_csv(path: Path, separator: str = ",", *, listed: Sequence[str] | None 
             f"{path}:{line}: this row has no end within {MAX_RECORD_CHARACTERS:,} characters. Is a double quote "
             f"missing? Double quotes within a cell are written twice."
         ) from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}:{line}: not valid CSV in UTF-8 ({error}). Fix or replace the file.") from error
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
+    except csv.Error as error:
+        ends = "unexpected end of data" in str(error)
+        asked = "a cell begins with a double quote here that none closes" if ends else f"not valid CSV ({error})"
+        raise DataError(f"{path}:{line}: {asked}. Double quotes within a cell are written twice.") from error
 
 
 def _long_records(reader: Iterator[list[str]]) -> Iterator[list[str]]:

@@ -76,8 +76,10 @@ class ScorerConfig:
         object.__setattr__(self, "client", writable(self.client))
         for name in self.client:
             if name not in settings_of(ClientConfig):
-                near = did_you_mean(name, settings_of(ClientConfig))
-                raise ConfigError(f"client: unknown setting {name!r:.60}.{near}")
+                known = settings_of(ClientConfig)
+                raise ConfigError(
+                    f"client: unknown setting {name!r:.60}.{did_you_mean(name, known)} Settings: {', '.join(known)}."
+                )
         for name in ("render_fn", "truncate", "output"):
             require(
                 name not in self.client,

@@ -187,8 +187,12 @@ def _client_setting(name: str, value: object, where: str) -> Mapping[str, object
     """Return one setting of a client, converted to its type. Raises ConfigError."""
     if name in settings_of(ClientConfig):
         return _checked(ClientConfig, name, value, where)
-    known = {*settings_of(LoopConfig), *settings_of(ScorerConfig), *settings_of(ClientConfig)} - set(NOT_IN_FILES)
-    raise ConfigError(f"{where}: unknown setting {brief(name)}.{did_you_mean(name, sorted(known))}")
+    known = sorted(
+        {*settings_of(LoopConfig), *settings_of(ScorerConfig), *settings_of(ClientConfig)} - set(NOT_IN_FILES)
+    )
+    raise ConfigError(
+        f"{where}: unknown setting {brief(name)}.{did_you_mean(name, known)} Settings: {', '.join(known)}."
+    )
 
 
 def _checked(kind: type, name: str, value: object, where: str) -> dict[str, object]:

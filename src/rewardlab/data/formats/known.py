@@ -78,6 +78,9 @@ RATINGS: Final = ("rating", "ratings")
 REPLIES: Final = frozenset({"answer", "completion", "message", "messages", "output", "reply", "response", "text"})
 """Words that people put beside `chosen` and `rejected` in names of columns."""
 
+SENTENCE: Final = 3
+"""Fewest spaces by which the name of a column is told to be the text of a row."""
+
 
 def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig = AS_WRITTEN) -> Schema:
     """Return the first schema that the columns match, as the flags have it read.
@@ -104,6 +107,9 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
         said, weight = ("rank", -1.0) if "rank" in rated.casefold() else ("rating", 1.0)
         weight = reading.attribute_weights.get(rated, weight)
         hint = f" If each row is one reply with a {said} in {rated!r}, give --attributes {rated}={weight:g}{named}."
+    # Of names of columns none is a sentence: then it is the first row that was read as the header.
+    if not hint and names and any(name.count(" ") >= SENTENCE for name in names):
+        hint = " Is the first line a row? A table begins with a line of the names of its columns."
     raise DataError(
         f"{place}: the columns {found} match no known schema of preferences.{hint} The nearest formats: "
         f"{nearest(names, near.values())}. Rename the columns, or name yours with --prompt-column, --chosen-column and "

@@ -71,17 +71,16 @@ def _with_numbers(row: dict[str, object], values: Mapping[str, float]) -> Row:
 def _number(value: object, values: Mapping[str, float]) -> float | None:
     """Return the number that stands for a value; None if the annotator gave no label.
 
-    Texts are compared without the white space around them, numbers as numbers, so that 1.0 is `1`.
+    Texts are compared without the white space around them, numbers, also in texts, as numbers, so that 1.0 is `1`: a
+    spreadsheet or pandas writes so where a cell is empty.
     """
     if value is None:
         return None
     text = str(value).lower() if isinstance(value, bool) else value.strip() if isinstance(value, str) else None
     if text is not None and text in values:
         return values[text]
-    if text is None:
-        same = [number for name, number in values.items() if to_float(name) == to_float(value)]
-        if same:
-            return same[0]
+    if same := [number for name, number in values.items() if to_float(name) == to_float(value)]:
+        return same[0]
     raise UnusableRowError(
         "unmapped_label", f"the label is {show(value)}, and --map-label names {', '.join(values) or 'nothing'}"
     )

@@ -102,7 +102,10 @@ def _by_current_names(values: Values, ours: Sequence[str], where: str) -> dict[s
     file: dict[str, object] = {}
     for key, value in values.items():
         if key not in KEYS:
-            near = did_you_mean(key, [*KEYS, *ours])
+            near = did_you_mean(key, [*KEYS, *ours]) or (
+                " Correct it or take it out: docs/coming-from-trl.md in rewardlab's repository has TRL's keys, "
+                "docs/settings.md ours."
+            )
             raise ConfigError(f"{where}: {key!r} is a key neither of TRL nor of rewardlab.{near}")
         if (current := OLDER_NAMES.get(key, key)) in file:
             raise ConfigError(f"{where}: {current} is given twice, once under another name. Keep one.")
