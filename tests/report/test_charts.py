@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -182,3 +183,26 @@ def test_the_words_of_a_rule_stand_beside_a_line_also_between_its_points():
     falling = Line(series=0, points=((0.5, 1.0), (1.0, 0.45)))
     chart = Chart(title="", words="", **axes, lines=(falling,), rules=(Rule(axis="y", at=0.5, label="chance"),))
     assert chart.place_of(chart.rules[0]) == (LEFT + 4, chart.py(0.5) - 4, "start")
+
+
+def test_lines_without_markers_differ_by_more_than_colour():
+    def lines_of(*lines):
+        chart = Chart(
+            title="t",
+            words="w",
+            x=axis("x", [0, 1]),
+            y=axis("y", [0, 1]),
+            lines=lines,
+            legend=tuple((own.series, f"name {own.series}") for own in lines),
+        )
+        part = Part(title="p", sections=(Section(title="s", blocks=(Charts(charts=(chart,)),)),))
+        page = html_page(Document(title="t", made_by="m", parts=(part,)))
+        in_plot = re.findall(r'<polyline class="([^"]*)"', page)
+        in_legend = re.findall(r'<line class="(line [^"]*)"', page)
+        assert in_plot == in_legend
+        return [words.removeprefix(f"line s{own.series}") for words, own in zip(in_plot, lines, strict=True)]
+
+    points = [(0.0, 0.0), (1.0, 1.0)]
+    assert lines_of(*(line(series, points) for series in range(4))) == ["", " d1", " d2", " d3"]
+    assert lines_of(line(1, points)) == [""]
+    assert lines_of(line(0, points, marked=True), line(1, points, dashed=True)) == ["", " dashed"]

@@ -150,6 +150,12 @@ class Chart:
         own = [line for line in self.lines if line.series == series % NUM_SERIES]
         return series >= NUM_SERIES or bool(own and own[0].dashed)
 
+    def pattern(self, series: int) -> int:
+        """Return the number of the dashes of a line, 0 for none: lines without markers differ by more than colour where
+        there are several, for readers in grey."""
+        plain = {own.series for own in self.lines if not own.marked and not own.dashed}
+        return series % NUM_SERIES if len(plain) > 1 and series in plain else 0
+
     def barred(self, series: int) -> bool:
         """Return whether a series is drawn as filled bars."""
         return any(bar.series == series for bar in self.bars)
