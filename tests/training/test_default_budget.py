@@ -129,8 +129,11 @@ def test_where_the_formulas_do_not_hold_it_is_8192_and_the_line_says_why(monkeyp
 
 def test_so_is_that_of_unknown_families_and_of_padded_rows(monkeypatch):
     monkeypatch.setattr(default_budget, "total_memory", lambda device: 10**15)
-    found = budget_by_size(make_model("gpt_neox"), LONG, config_of())
-    assert (found.budget, found.reason) == (8192, "memory is not predicted for models of the type gpt_neox")
+    model = make_model("gpt_neox")
+    assert budget_by_size(model, LONG, config_of()).budget == 65_536
+    model.config.model_type = "new"
+    found = budget_by_size(model, LONG, config_of())
+    assert (found.budget, found.reason) == (8192, "memory is not predicted for models of the type new")
     model = model_of(config_of())
     model.layout = "padded"
     assert "for padded rows" in budget_by_size(model, LONG, config_of()).reason

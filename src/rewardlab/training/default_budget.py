@@ -34,9 +34,11 @@ SHARE: Final = 0.6
 the backward pass makes on its way, and for other programs."""
 FAMILIES: Final = {
     **dict.fromkeys(("llama", "ministral", "mistral", "qwen2", "smollm3", "starcoder2"), 1.0),
+    "gpt_neox": 1.1,
     **dict.fromkeys(("exaone4", "gemma", "glm", "helium", "ministral3", "olmo", "olmo2", "olmo3"), 1.6),
     **dict.fromkeys(("phi3", "qwen3"), 1.6),
-    **dict.fromkeys(("arcee", "gemma3_text", "glm4", "hunyuan_v1_dense"), 2.0),
+    **dict.fromkeys(("arcee", "gemma2", "gemma3_text", "glm4", "hunyuan_v1_dense"), 2.0),
+    "phi": 2.2,
 }
 """Families whose layers were counted without a device -> at most how many times what the formula says they keep."""
 COMPILED: Final = 1.5

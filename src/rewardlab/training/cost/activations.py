@@ -23,7 +23,8 @@ def layer_bytes_a_token(
     """
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    grouped = 2 * config.num_key_value_heads * width
+    # Where the configuration has no number of their heads, as GPT-NeoX's, keys have one for each query's.
+    grouped = 2 * (getattr(config, "num_key_value_heads", None) or heads) * width
     wide, adapters = (16, 14 * lora_rank) if lora else (16 if fused_norms else 24, 0)
     inner = (6 if checkpointed else 4) * config.intermediate_size
     kept = wide * config.hidden_size + inner + 2 * grouped * keys + adapters
