@@ -336,3 +336,19 @@ def test_totals_of_keys_come_in_the_order_of_sorted_keys_however_often_they_repe
         found = stats.cluster_totals(np.stack([values, np.ones_like(values)], axis=1), keys)
         np.testing.assert_allclose(found[:, 0], wanted, atol=1e-9)
         assert found[:, 1].tolist() == [keys.count(one) for one in sorted(set(keys))]
+
+
+def test_values_of_one_model_that_are_all_equal_have_no_interval() -> None:
+    """Margins of 1 and -1 of which 97 % are 1: of 30, all are 1 in two samples of five."""
+    generator, held, given = np.random.default_rng(0), 0, 0
+    for _ in range(300):
+        margin = np.where(generator.random(30) < 0.97, 1.0, -1.0)
+        for found, truth in (
+            (stats.level_mean(margin), 0.94),
+            (stats.level_loss(np.logaddexp(0, -margin)), 0.97 * np.logaddexp(0, -1) + 0.03 * np.logaddexp(0, 1)),
+        ):
+            assert math.isnan(found.low) == (np.ptp(margin) == 0)
+            assert found.method == "all values are equal" or not math.isnan(found.low)
+            given, held = given + (not math.isnan(found.low)), held + (found.low <= truth <= found.high)
+    assert held / given >= 0.93
+    assert stats.mean([1.0] * 30).low == 1.0  # what is known to be equal, such as the gain of a model over itself

@@ -55,7 +55,7 @@ def distribution(
     counts = np.histogram(values, edges)[0].tolist() if edges.size else []
     return Distribution(
         num_values=values.size,
-        mean=stats.mean(values, keys),
+        mean=stats.level_mean(values, keys),
         std=standard_deviation(values, clusters),
         percentiles={f"p{percent}": quantile(values, clusters, share=percent / 100) for percent in PERCENTILES},
         lowest=_extreme(values, np.min, clusters),

@@ -281,7 +281,7 @@ def _by_prompt(outcome: FloatArray, decided: Pairs) -> Estimate:
 def _margins(table: ScoreTable, decided: Pairs) -> dict[str, Estimate]:
     margin = decided.difference
     return {
-        "eval_margin": stats.mean(margin, table.keys(decided)),
+        "eval_margin": stats.level_mean(margin, table.keys(decided)),
         "eval_margin_std": standard_deviation(margin, decided.prompt),
         **{
             f"eval_margin_p{percent}": quantile(margin, decided.prompt, share=percent / 100)
@@ -296,7 +296,7 @@ def _probabilities(
     keys, logit, probability = table.keys(finite), finite.logit(beta=beta), finite.probability(beta=beta)
     return {
         "eval_loss": core_estimates(table, finite, beta=beta)["eval_loss"],
-        "eval_brier": stats.mean_loss(np.square(probability - finite.label), keys),
+        "eval_brier": stats.level_loss(np.square(probability - finite.label), keys),
         "eval_brier_miscalibration": curve.miscalibration,
         "eval_brier_discrimination": curve.discrimination,
         "eval_brier_uncertainty": curve.uncertainty,

@@ -189,8 +189,8 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
     finite, decided = columns.finite, columns.decided
     estimates = {
         "eval_accuracy": stats.proportion(decided.outcome, decided.prompt_keys),
-        "eval_loss": stats.mean_loss(finite.nll(beta=beta), finite.prompt_keys),
-        "eval_margin": stats.mean(decided.difference, decided.prompt_keys),
+        "eval_loss": stats.level_loss(finite.nll(beta=beta), finite.prompt_keys),
+        "eval_margin": stats.level_mean(decided.difference, decided.prompt_keys),
         "eval_ece": ece_estimate(finite.probability(beta=beta), finite.label, finite.prompt_keys, seed=seed),
         **_of_decided(joined, columns),
     }

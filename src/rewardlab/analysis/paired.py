@@ -243,8 +243,8 @@ def compare_metric(metric: Metric, first_N: FloatArray, second_N: FloatArray, cl
     """Return one metric of two models from their values [N] on the same comparisons."""
     means: Mapping[Metric, Callable[..., Estimate]] = {
         "accuracy": stats.mean_share,
-        "nll": stats.mean_loss,
-        "margin": stats.mean,
+        "nll": stats.level_loss,
+        "margin": stats.level_mean,
     }
     alone = means[metric]
     change_N = _changes(first_N, second_N) if metric == "margin" else second_N - first_N

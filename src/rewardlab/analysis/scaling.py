@@ -231,7 +231,7 @@ def _compared(
     losses = {name: _losses(logits, labels) for name, logits in (("before", before), ("after", after))}
     found = {
         name: {
-            **{measure: stats.mean_loss(values, keys) for measure, values in own.items()},
+            **{measure: stats.level_loss(values, keys) for measure, values in own.items()},
             "ECE": ece_estimate(expit(logits), labels, keys),
         }
         for (name, own), logits in zip(losses.items(), (before, after), strict=True)

@@ -114,8 +114,8 @@ def core_estimates(table: ScoreTable, pairs: Pairs, *, beta: float) -> dict[str,
     keys = table.keys(decided)
     return {
         "eval_accuracy": stats.proportion(decided.outcome, keys),
-        "eval_loss": stats.mean_loss(finite.nll(beta=beta), table.keys(finite)),
-        "eval_margin": stats.mean(decided.difference, keys),
+        "eval_loss": stats.level_loss(finite.nll(beta=beta), table.keys(finite)),
+        "eval_margin": stats.level_mean(decided.difference, keys),
     }
 
 

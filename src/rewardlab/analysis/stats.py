@@ -46,6 +46,8 @@ FEWEST_DIFFERING = 5
 With fewer, how often and how far prompts differ is hardly known. Where three of 200 prompts differ in the mean, mostly
 upwards, 85 % of all intervals hold the truth, where one does 57 %; of those of five or more that differ 93 % or more do
 (6,000 draws, not kept)."""
+ALL_EQUAL = "all values are equal"
+"""Method of an estimate without an interval since nothing varies."""
 LEAST_P = 1e-9
 """Smallest p-value that is found by inverting an interval."""
 _HALVINGS = 30
@@ -126,6 +128,26 @@ def mean_with_ties(values: Numbers, clusters: Sequence[str] | None = None, *, le
     if math.isnan(found.low) or differing >= FEWEST_DIFFERING:
         return found
     return replace(found, low=math.nan, high=math.nan, method=too_few_differ(differing))
+
+
+def level_mean(values: Numbers, clusters: Sequence[str] | None = None) -> Estimate:
+    """Return `mean` of scores or margins of one model, without an interval where all of them are equal.
+
+    Scores of few levels, such as verdicts of 0 and 1, may be equal by chance. An interval of width 0 would say that
+    others cannot differ.
+    """
+    return _unless_equal(mean(values, clusters), values)
+
+
+def level_loss(losses: Numbers, clusters: Sequence[str] | None = None) -> Estimate:
+    """Return `mean_loss` of one model, likewise."""
+    return _unless_equal(mean_loss(losses, clusters), losses)
+
+
+def _unless_equal(found: Estimate, values: Numbers) -> Estimate:
+    if math.isnan(found.low) or num_differing(values):
+        return found
+    return replace(found, low=math.nan, high=math.nan, method=ALL_EQUAL)
 
 
 def num_differing(values: Numbers, clusters: Sequence[str] | None = None) -> int:
