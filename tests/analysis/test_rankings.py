@@ -61,8 +61,8 @@ def test_picks_and_regret_by_hand() -> None:
     assert found["eval_regret"].value == pytest.approx((0 + 1 / 2 + 1 / 4 + 1 / 2) / 4)
     assert found["eval_kendall_tau"].value == pytest.approx((1 - 1 / 3 + 2 / math.sqrt(2 * 3) + 0) / 4)
     assert found["eval_kwise_spearman"].value == pytest.approx((1 - 0.5 + math.sqrt(3) / 2 + 0) / 4)
-    # Gains 1, ½ and 0 at the discounts 1, 1/log₂3 and ½: in their order, in the order 2, 3, 1, with the first two tied,
-    # and all three tied.
+    # Gains 1, ½ and 0 at the discounts 1, 1/log₂3 and ½: in their order, in the order 2, 3, 1, with the first two
+    # tied, and all three tied.
     second = 1 / math.log2(3)
     best = 1 + second / 2
     tied = (1.5 * (1 + second) / 2, 1.5 * (1 + second + 0.5) / 3)

@@ -195,6 +195,21 @@ def test_activations_computed_again_give_the_same_bits(mode, backend, family, lo
         assert torch.equal(gradient, others[name]), name
 
 
+@pytest.mark.parametrize("widened", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product_has_its_bias_and_its_update_whatever_computes_it(dtype, widened, monkeypatch):
+    """As layers with adapters have both. In whole numbers nothing is rounded."""
+    monkeypatch.setattr(half, "is_widened", lambda weight: widened)
+    input, weight, bias, update = (torch.randint(-3, 4, size).to(dtype) for size in ((5, 4), (6, 4), (6,), (5, 6)))
+    for biased, updated in ((False, False), (True, False), (False, True), (True, True)):
+        found = half.half_product(input, weight, bias if biased else None, update if updated else None)
+        wanted = input.double() @ weight.double().t() + biased * bias.double() + updated * update.double()
+        assert found.dtype is dtype
+        assert torch.equal(found.double(), wanted)
+    back = half.gradient_product(update.t(), input, torch.float32, widened=widened)
+    assert torch.equal(back.double(), update.double().t() @ input.double())
+
+
 def test_gradients_go_straight_through_the_rounding():
     """Of a weight far from any bf16 value: as if the copy were the weight."""
     layer = nn.Linear(3, 2, bias=True)
