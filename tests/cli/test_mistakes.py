@@ -89,6 +89,19 @@ def test_a_folder_with_the_name_of_a_file_is_told_for_what_it_is(flags, tmp_path
     assert refusal(capsys, *flags, "--dataset", folder).endswith(f" There is: {folder / 'mine.jsonl'}.\n")
 
 
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [("reward_spec.json", "a reward model"), ("model.safetensors", "a model"), ("metrics.jsonl", "a run")],
+)
+def test_a_folder_of_a_model_in_place_of_data_is_told(file, kind, flags, tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / file).write_text("{}")
+    said = refusal(capsys, *flags, "--dataset", tmp_path / "other")
+    assert said.endswith(
+        f" {tmp_path / 'other'} is the folder of {kind}, and data are wanted here. Are two names swapped?\n"
+    )
+
+
 def test_names_of_other_trainers_are_told(flags, tmp_path, capsys):
     folder = tmp_path / "data"
     folder.mkdir()

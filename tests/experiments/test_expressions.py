@@ -59,6 +59,7 @@ def test_terms_say_quantity_arm_step_and_split() -> None:
         ("acuracy(a) > 1", "Did you mean accuracy"),
         ("accuracy > 0.5", "alone"),
         ("accuracy(a) == 0.5", "equality"),
+        ("accuracy(a) = 0.5", "has a single =; write > >= < <=; equality within a margin"),
         ("accuracy(a) > 12 %", "not an expression"),
         ("accuracy(a) > 0.5 or accuracy(b) > 0.5", "`or`"),
         ("not accuracy(a) > 0.5", "`not`"),

@@ -96,6 +96,10 @@ def test_settings_given_with_set_win_over_the_base(tmp_path: Path) -> None:
     [
         ({"question": ""}, "`question` is missing"),
         ({"arms": {"a": {"lora_rnk": 3}}}, "arms.a: 'lora_rnk' is not a setting of rewardlab train.*lora_rank"),
+        (
+            {"arms": {"a": {"zebra": 3}}},
+            "'zebra' is not a setting of rewardlab train. Correct it or take it out. docs/",
+        ),
         ({"arms": {"a": {"seed": 3}}}, "seed is decided by the plan for every run"),
         ({"arms": {"a b": {}}}, "is not a name"),
         ({"arms": {}}, "it has no arm"),

@@ -151,13 +151,13 @@ def _converted(config_type: type, values: Mapping[str, object], where: str) -> d
     for name, value in renamed(values, known, where)[0].items():
         key = name.replace("-", "_")
         if key not in known:
-            near = did_you_mean(key, known, also=ALSO_CALLED) or _all_of(known)
+            near = did_you_mean(key, known, also=ALSO_CALLED) or all_of(known)
             raise ConfigError(f"{where}: unknown setting {brief(name)}.{near}")
         converted[key] = _convert(value, known[key].hint, f"{where}: {name}")
     return converted
 
 
-def _all_of(known: Mapping[str, Setting]) -> str:
+def all_of(known: Mapping[str, Setting]) -> str:
     """Return where all settings stand, as a sentence: here if they are few."""
     few = (
         f"There are: {', '.join(known)}."

@@ -33,6 +33,13 @@ from rewardlab.data.shards import (
 
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words in a file name that name its split and not its dataset."""
+OTHER_FOLDERS = {
+    "reward_spec.json": "a reward model",
+    "model.safetensors": "a model",
+    "model.safetensors.index.json": "a model",
+    "metrics.jsonl": "a run",
+}
+"""File by which a folder that holds no data is told -> what it is the folder of."""
 LLAMA_FACTORY = "dataset_info.json"
 """Where LLaMA-Factory lists datasets by their names."""
 ALL_ROWS = "all rows"
@@ -214,6 +221,8 @@ def _missing(name: str, path: Path, split: str, near: Sequence[str]) -> DataErro
     if below := _folders_with(path, split):
         where = "folders" if len(below) > 1 else "a folder"
         return DataError(f"{what} {path} has {where} with one: {listed(below)}. Name one, such as {path / below[0]}.")
+    if kind := next((kind for file, kind in OTHER_FOLDERS.items() if (path / file).is_file()), None):
+        return DataError(f"{what} {path} is the folder of {kind}, and data are wanted here. Are two names swapped?")
     endings = f"(.* is one of {', '.join(EXTENSIONS)})"
     looked_for = f"{path}/{split}.* and {path}.{split}.* {endings}"
     if extension_of(path) and not path.is_dir():

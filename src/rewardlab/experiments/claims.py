@@ -41,6 +41,8 @@ _COMPARED: Final[Mapping[type[ast.AST], Literal[">", ">=", "<", "<="]]] = {
     ast.Lt: "<",
     ast.LtE: "<=",
 }
+COMPARE: Final = "write > >= < <=; equality within a margin is two comparisons with `and`"
+"""What to write in place of other comparisons."""
 
 
 def parse(text: str) -> Claim:
@@ -88,7 +90,9 @@ def _placed(plain: str) -> Iterator[None]:
     try:
         yield
     except SyntaxError as error:
-        raise _refused(plain, (error.offset or 1) - 1, f"is not an expression ({error.msg})") from None
+        place = (error.offset or 1) - 1
+        why = f"has a single =; {COMPARE}" if plain[place : place + 1] == "=" else f"is not an expression ({error.msg})"
+        raise _refused(plain, place, why) from None
     except (RecursionError, MemoryError, ValueError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -120,7 +124,7 @@ def _parts(tree: ast.expr, text: str) -> Iterator[Comparison]:
     sides = [tree.left, *tree.comparators]
     for (left, right), operator in zip(itertools.pairwise(sides), tree.ops, strict=True):
         if type(operator) not in _COMPARED:
-            why = "compares by something other than > >= < <=; equality within a margin is two comparisons with `and`"
+            why = f"compares by something else; {COMPARE}"
             raise _at(text, right, why)
         sign = _COMPARED[type(operator)]
         written = f"{ast.unparse(left)} {sign} {ast.unparse(right)}".replace("'", '"')

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.config import did_you_mean, settings_of
+from rewardlab.core.config import all_of, did_you_mean, settings_of
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import absent
@@ -400,7 +400,7 @@ class _Reader:
             if name in OURS:
                 raise ConfigError(f"{self._where}: {where}: {name} is decided by the plan for every run. Leave it out.")
             if name not in known:
-                near = did_you_mean(name, known, also=ALSO_CALLED)
+                near = did_you_mean(name, known, also=ALSO_CALLED) or all_of(known)
                 raise ConfigError(f"{self._where}: {where}: {brief(name)} is not a setting of rewardlab train.{near}")
 
 
