@@ -19,6 +19,7 @@ from rewardlab.distributed.ranks import ALONE
 from rewardlab.training.checkpoints import row_files
 from rewardlab.training.checkpoints.checkpoint import checkpoint_at, newest_checkpoint, write_checkpoint
 from rewardlab.training.checkpoints.row_files import RowFiles
+from rewardlab.training.loop import reward_judge
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
 from runs import history_of
@@ -154,3 +155,14 @@ def test_a_run_with_files_of_rows_goes_on_as_if_it_had_never_stopped(
     train(config)
     assert history_of(tmp_path / "whole") == history_of(tmp_path / "parts")
     assert inodes(tmp_path / "parts/checkpoints/step_8")
+
+
+@pytest.mark.usefixtures("verified_here")
+def test_scores_of_earlier_evaluations_are_read_one_evaluation_at_a_time(base_model, pairs_file, tmp_path, monkeypatch):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    order: list[str] = []
+    read, summed = reward_judge.read_scores, reward_judge.distributions
+    monkeypatch.setattr(reward_judge, "read_scores", lambda *given: (order.append(given[1]), read(*given))[1])
+    monkeypatch.setattr(reward_judge, "distributions", lambda rows: (order.append("taken"), summed(rows))[1])
+    train(config)
+    assert order[:6] == ["step_0", "taken", "step_2", "taken", "step_4", "taken"]
