@@ -267,3 +267,12 @@ def test_one_prompt_with_a_long_key_does_not_make_all_keys_as_long() -> None:
         tracemalloc.stop()
     assert found.estimates == evaluate(rows, beta=1.0).estimates
     assert most < 100 * 2**20, "an array of such keys takes 300 MB"
+
+
+def test_scores_of_0_and_1_that_are_all_right_say_nothing_of_how_far_loss_and_margin_may_be_off() -> None:
+    rows = pair_rows([(1.0, 0.0, 1.0)] * 40)
+    for found in (evaluate(rows, beta=1.0).estimates, judge_rows(rows, beta=1.0, draws=5).estimates):
+        for name in ("eval_loss", "eval_margin"):
+            assert (math.isnan(found[name].low), found[name].method) == (True, "all values are equal")
+        assert found["eval_accuracy"].low < 1
+    assert found["eval_brier"].method == found["eval_chosen_mean"].method == "all values are equal"
