@@ -149,7 +149,7 @@ def test_all_that_meet_hear_of_one_that_fails_and_the_next_attempt_hears_nothing
 
     def agreed(rank: int, why: str) -> tuple[str, str]:
         store = TCPStore("127.0.0.1", served.port, is_master=False, timeout=timedelta(seconds=60))
-        return _agreed_name(store, rank, 3, timedelta(seconds=60), why)
+        return _agreed_name(store, rank, 3, timedelta(seconds=60), failure=why)
 
     names = set()
     for why in ("no such file", ""):
@@ -158,6 +158,23 @@ def test_all_that_meet_hear_of_one_that_fails_and_the_next_attempt_hears_nothing
         assert {outcome for _, outcome in found} == {why}
         names |= {name for name, _ in found}
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("other", [0, 1, 2])
+@pytest.mark.parametrize(("all_but", "one"), [("gloo", "cpu:gloo,cuda:nccl"), ("cpu:gloo,cuda:nccl", "gloo")])
+def test_processes_with_and_without_a_gpu_do_not_wait_for_each_other(all_but, one, other):
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def agreed(rank: int) -> str:
+        store = TCPStore("127.0.0.1", served.port, is_master=False, timeout=timedelta(seconds=60))
+        return _agreed_name(store, rank, 3, timedelta(seconds=60), one if rank == other else all_but)[1]
+
+    with ThreadPoolExecutor(3) as threads:
+        found = set(threads.map(agreed, range(3)))
+    first, second = sorted((0, other or 1))
+    has, lacks = (first, second) if "cuda" in (one if other == 0 else all_but) else (second, first)
+    assert len(found) == 1
+    assert found.pop().startswith(f"rank {has} computes on a GPU, and rank {lacks} sees none that works. Compare ")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ ASKS: Final = "rewardlab/asks"
 """Keys in the store with this and the number of a rank hold a name that its process has drawn."""
 ANSWER: Final = "rewardlab/answer"
 """Keys with this and such a name hold that of the meeting."""
+BACKEND: Final = "backend"
+"""Keys with this, after the name of the meeting, and the number of a rank hold by what it communicates."""
 HEARD: Final = "heard"
 """Keys with this, after the name of the meeting, and the number of a rank hold why it fails; empty if it does not."""
 OUTCOME: Final = "outcome"
@@ -56,7 +59,7 @@ def meet(backend: str, *, timeout: timedelta) -> str:
     left there. So whatever belongs to a meeting stands there under its name, which no other meeting has.
 
     Tells what is waited for if that takes long. Raises ConfigError if the environment is not complete, or the processes
-    do not meet before the timeout, and RankError if one of them comes by `tell_of_failure`.
+    do not meet before the timeout, and RankError if one of them comes by `tell_of_failure`, or with another backend.
     """
     _require_environment()
     who, place = _who_and_where()
@@ -67,7 +70,7 @@ def meet(backend: str, *, timeout: timedelta) -> str:
         with _telling(waits, TELL_AFTER_S), signals_as_ever():
             store, rank, size = next(iter(_namespace.rendezvous("env://", timeout=timeout)))
             store.set_timeout(timeout)
-            name, failure = _agreed_name(store, rank, size, timeout)
+            name, failure = _agreed_name(store, rank, size, timeout, backend)
             if failure:
                 raise RankError(f"this process ended, because {failure}")
             own = _namespace.PrefixStore(name, store)
@@ -108,7 +111,7 @@ def tell_of_failure(why: str) -> None:
         with _telling(waits, TELL_OF_FAILURE_AFTER_S):
             store, rank, count = next(iter(_namespace.rendezvous("env://", timeout=timeout)))
             store.set_timeout(timeout)
-            _agreed_name(store, rank, count, timeout, f"rank {rank} failed before the ranks met: {why}")
+            _agreed_name(store, rank, count, timeout, failure=f"rank {rank} failed before the ranks met: {why}")
 
 
 def _who_and_where() -> tuple[str, str]:
@@ -116,8 +119,10 @@ def _who_and_where() -> tuple[str, str]:
     return f"process {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, counted from 0,", place
 
 
-def _agreed_name(store: Any, rank: int, size: int, timeout: timedelta, failure: str = "") -> tuple[str, str]:
-    """Return a name that the first rank has drawn, and the `failure` of one of the ranks, on all of them.
+def _agreed_name(
+    store: Any, rank: int, size: int, timeout: timedelta, backend: str = "", *, failure: str = ""
+) -> tuple[str, str]:
+    """Return a name that the first rank has drawn, and why the ranks do not meet, on all of them; empty if they do.
 
     Every rank asks under a name of its own, so that it cannot take the answer to a process of an earlier attempt for
     its own, and says that it has heard. Raises DistStoreError if that takes longer than the timeout.
@@ -125,9 +130,10 @@ def _agreed_name(store: Any, rank: int, size: int, timeout: timedelta, failure: 
     own = secrets.token_hex(8)
     if not rank:
         name = f"rewardlab/{own}"
-        return name, _answer_all(store, name, size, timeout.total_seconds(), failure)
+        return name, _answer_all(store, name, size, timeout.total_seconds(), backend, failure)
     store.set(f"{ASKS}/{rank}", own)
     name = store.get(f"{ANSWER}/{own}").decode()
+    store.set(f"{name}/{BACKEND}/{rank}", backend)
     store.set(f"{name}/{HEARD}/{rank}", failure)
     outcome: str = store.get(f"{name}/{OUTCOME}").decode()
     if outcome:
@@ -135,8 +141,8 @@ def _agreed_name(store: Any, rank: int, size: int, timeout: timedelta, failure: 
     return name, outcome
 
 
-def _answer_all(store: Any, name: str, size: int, timeout_s: float, failure: str) -> str:
-    """Tell all ranks the name of the meeting, and the first failure of one if there is any; return that.
+def _answer_all(store: Any, name: str, size: int, timeout_s: float, backend: str, failure: str) -> str:
+    """Tell all ranks the name of the meeting, and the first reason of one not to meet if there is any; return that.
 
     Where there is one, the store may end with this process, so it waits until the others have read it, as long as a
     process that fails does.
@@ -152,7 +158,7 @@ def _answer_all(store: Any, name: str, size: int, timeout_s: float, failure: str
                 store.set(f"{ANSWER}/{store.get(f'{ASKS}/{one}').decode()}", name)
         came = [one for one in missing if store.check([f"{name}/{READ if failure else HEARD}/{one}"])]
         missing = [one for one in missing if one not in came]
-        said = [] if failure else [store.get(f"{name}/{HEARD}/{one}").decode() for one in came]
+        said = [] if failure else [_why_not(store, name, one, backend) for one in came]
         if any(said):
             failure, missing = next(filter(None, said)), others
             end = min(end, time.monotonic() + TELLS_FOR_S)
@@ -167,6 +173,20 @@ def _answer_all(store: Any, name: str, size: int, timeout_s: float, failure: str
     if not failure:
         store.set(f"{name}/{OUTCOME}", "")
     return failure
+
+
+def _why_not(store: Any, name: str, rank: int, backend: str) -> str:
+    """Return why a rank that has come does not meet the first one, with its `backend`; empty if it does."""
+    failure: str = store.get(f"{name}/{HEARD}/{rank}").decode()
+    own: str = store.get(f"{name}/{BACKEND}/{rank}").decode()
+    if failure or own == backend:
+        return failure
+    # They would wait for each other: the one for NCCL on GPUs, the other for gloo.
+    has, lacks = (0, rank) if "cuda" in backend else (rank, 0)
+    return (
+        f"rank {has} computes on a GPU, and rank {lacks} sees none that works. Compare what `nvidia-smi` and "
+        f"`{sys.executable} -c 'import torch; print(torch.cuda.is_available())'` say on their machines."
+    )
 
 
 def _require_environment() -> None:
