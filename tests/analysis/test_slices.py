@@ -64,6 +64,12 @@ def test_a_column_does_not_take_the_place_of_a_built_in_slicing() -> None:
         slice_pairs(table(), beta=1.0, columns={"source": column(str)})
 
 
+def test_a_column_of_other_data_is_refused() -> None:
+    other = {("made-up", f"another-{number}"): number for number in range(60)}
+    with pytest.raises(DataError, match="'mine' has a value for none of the 60 preferences"):
+        slice_pairs(table(), beta=1.0, columns={"mine": other})
+
+
 def test_rare_values_are_put_together() -> None:
     rows = pair_rows([(1.0, 0.0, 1.0)] * 130)
     own = {("made-up", f"row-{number}"): f"v{number if number < 70 else 0}" for number in range(130)}
