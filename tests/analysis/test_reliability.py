@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -167,6 +168,18 @@ def test_copies_of_a_pair_leave_the_null_as_wide_as_it_is_for_one() -> None:
     widths = [np.mean(np.subtract(found.band_high, found.band_low)) for found in (one, five, apart)]
     assert widths[1] == pytest.approx(widths[0], rel=0.1)
     assert widths[2] < 0.8 * widths[1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_labels_that_are_the_models_own_probabilities_have_its_slope_and_nothing_that_varies(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    logit = 1.5 * generator.normal(size=20 + 15 * seed)
+    found = calibration_slope(logit, expit(logit), np.arange(logit.size))
+    assert found.value == pytest.approx(1)
+    assert (math.isnan(found.low), found.method) == (True, "no variation")
+    length = generator.normal(size=logit.size)
+    for one in length_coefficients(pairs_of(logit, length, expit(logit)), beta=1.0):
+        assert math.isnan(one.low)
 
 
 def test_labels_of_their_own_leave_the_null_as_narrow_as_for_pairs_apart() -> None:

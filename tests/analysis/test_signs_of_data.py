@@ -101,11 +101,11 @@ def test_a_limit_that_cuts_one_side_is_told():
     (sign,) = Health(FACTS).start({}, cut_alone={"training": (57, 3, 100), "test": (12, 11, 100)})
     assert (sign.name, sign.step, sign.advice) == ("one_side_cut", 0, ADVICE["one_side_cut"])
     assert sign.text == (
-        "the limit of tokens tells which reply is preferred: in 57 of the 60 comparisons of the training data of which "
+        "the limit of tokens tells which reply is preferred: in 57 of the 60 preferences of the training data of which "
         "one reply alone lost something, of its prompt or of its own, that is the preferred one."
     )
     (sign,) = Health(FACTS).start({}, cut_alone={"test": (0, 40, 400)})
-    assert "in 40 of the 40 comparisons of the test data" in sign.text
+    assert "in 40 of the 40 preferences of the test data" in sign.text
     assert sign.text.endswith("of its prompt or of its own, that is the other one.")
     for counts in ((29, 0, 29), (60, 0, 601), (52, 8, 100), (30, 30, 60), (0, 0, 0)):
         assert Health(FACTS).start({}, cut_alone={"training": counts}) == [], counts

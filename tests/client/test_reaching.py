@@ -15,7 +15,7 @@ import pytest
 
 from dialects_spoken import URL
 from rewardlab.client import AsyncRewardClient, BadAnswerError, RefusedError, RewardClient, UnavailableError
-from rewardlab.client.reaching import LOOK, is_local, proxy_of
+from rewardlab.client.reaching import LOOK, is_local, opened, proxy_of
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.serve.verifying.endpoints import Wire, spec_of
 from test_sockets import serving
@@ -55,6 +55,16 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once_with_what_to_do(code:
         RewardClient(URL, httpx_options=failing(asked, lambda: untrusted(code))).connect()
     assert asked == ["/v1/spec"]
     assert LOOK not in str(told.value)
+
+
+@pytest.mark.parametrize("verify", [False, ssl.create_default_context()])
+def test_certificates_of_the_environment_are_not_read_where_others_are_given(
+    verify: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/there/is/none.pem")
+    opened(httpx2.AsyncClient, "https://localhost:1", verify=verify)
+    with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
+        opened(httpx2.AsyncClient, "https://localhost:1")
 
 
 def test_a_connection_that_breaks_within_tls_is_asked_for_again() -> None:

@@ -294,6 +294,22 @@ def test_what_a_subclass_of_a_client_has_added_reaches_another_process(kind: typ
         assert _scored(other) == [number_of([5])]
 
 
+class Counting(Named):
+    """A client with an attribute that stays in its process."""
+
+    def __init__(self, url: str, name: str, **settings: Any) -> None:
+        super().__init__(url, name, **settings)
+        self.lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+
+def test_a_subclass_leaves_out_what_cannot_travel() -> None:
+    other = pickle.loads(pickle.dumps(Counting("http://127.0.0.1:1", "mine", check=False)))
+    assert (other.name, other.config.check, hasattr(other, "lock")) == ("mine", False, False)
+
+
 def test_settings_that_cannot_be_changed_reach_another_process() -> None:
     inner = MappingProxyType({"x-team": "rewards"})
     own = AsyncRewardClient("http://127.0.0.1:1", httpx_options=MappingProxyType({"headers": inner}))

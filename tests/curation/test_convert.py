@@ -118,10 +118,12 @@ class TestOwnForm:
 
     def test_columns_that_are_not_written_are_told(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", logger="rewardlab")
-        rows = [{**pair(k), "id": f"mine-{k}", "topic": "plants", "empty": None, "label": 1} for k in range(2)]
+        rows = [
+            {**pair(k), "id": f"mine-{k}", "topic": 0, "question": "?", "empty": None, "label": 1} for k in range(2)
+        ]
         first = run(tmp_path, write(tmp_path / "in.jsonl", rows), output="first.jsonl")
         (line,) = (record.getMessage() for record in caplog.records if "not written" in record.getMessage())
-        assert line.endswith("not written, since they are no part of a preference: the columns id, topic")
+        assert line.endswith("not written, since they are no part of a preference: the columns id, topic, question")
         caplog.clear()
         run(tmp_path, first.output, output="second.jsonl")
         assert not [record for record in caplog.records if "not written" in record.getMessage()]

@@ -53,7 +53,7 @@ def test_a_system_turn_in_training_alone_is_told(tmp_path: Path, caplog: pytest.
 def test_other_letters_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     latin, russian = rows(40), rows(30, reply="Полей его")
     (line,) = told(tmp_path, caplog, latin, russian)
-    assert line.startswith("data: 30 of 30 test rows are in Cyrillic letters, and 0 of 40 training rows: numbers on")
+    assert line.startswith("data: 30 of 30 test rows with letters are in Cyrillic letters, and 0 of 40 training rows: ")
     assert not told(tmp_path, caplog, [*latin, *russian[:4]], russian), "training has some"
 
 
@@ -71,11 +71,23 @@ def test_other_letters_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture
         ("इसे पानी दो", "Devanagari"),
         ("42 + 1", None),
         ("→ ∀", None),
-        ("a" + "й" * 199 + "z" * 999, "Cyrillic"),
+        ("a" + "й" * 99 + "z" * 999, "Cyrillic"),
     ],
 )
 def test_the_script_is_that_of_most_letters_at_the_beginning(text: str, script: str | None) -> None:
     assert script_of(text) == script
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [
+        pytest.param({"Latin": 15}, {"Latin": 300}, id="training replies are numbers, nearly all"),
+        pytest.param({"Hiragana": 700, "Han": 10}, {"Han": 30, "Hiragana": 20}, id="Japanese"),
+    ],
+)
+def test_one_language_is_not_taken_for_another(train: dict[str, int], other: dict[str, int]) -> None:
+    kinds = [Kinds(rows=1_000, scripts=Counter(scripts)) for scripts in (train, other)]
+    assert not list(unlike(*kinds, "test", fills_system=False))
 
 
 def test_data_drawn_alike_are_never_told() -> None:

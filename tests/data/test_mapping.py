@@ -16,6 +16,7 @@ from parsing import KWISE, PAIR, cause, preference
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.data.config import MAPPED_COLUMNS, ReadingConfig
 from rewardlab.data.formats.mapping import mapped
+from rewardlab.data.rows import UnusableRowError
 
 OWN = {"question": "Why?", "good": "Because.", "bad": "No."}
 COLUMNS: dict[str, Any] = {"prompt_column": "question", "chosen_column": "good", "rejected_column": "bad"}
@@ -57,6 +58,12 @@ def test_a_label_in_words_is_the_number_that_the_flag_gives_it(said: str, label:
 def test_numbers_are_compared_as_numbers_and_switches_as_words(said: object, label: float) -> None:
     values = ("1=1", "2=0", "true=0.25")
     assert preference({**PAIR, "label": said}, map_label=values).comparisons[0].label == label
+
+
+@pytest.mark.parametrize("said", ["01", "1_0", "1e0", "+1", "1."])
+def test_texts_that_are_written_otherwise_are_other_words(said: str) -> None:
+    with pytest.raises(UnusableRowError, match="and --map-label names"):
+        preference({**PAIR, "label": said}, map_label=("1=1", "10=0"))
 
 
 @pytest.mark.parametrize("cell", ["[1, 0, null]", '{"ann": 1, "bob": 0, "eve": null}'])

@@ -205,6 +205,8 @@ class TestFiles:
                 b"\n\n\xc3\xa9 caf\xe9\n",
                 r":3: not UTF-8 text: byte 0xe9, which is 'é' in Windows-1252\. Save it again ",
             ),
+            ("a\n你好\n".encode("gb18030"), r":2: not UTF-8 text: byte 0xc4\. Save .* iconv -f ENCODING -t UTF-8 OLD"),
+            ("a\nПривет\n".encode("cp1251"), r":2: not UTF-8 text: byte 0xcf\. Save .* WINDOWS-1251\): iconv"),
             ("é,b\n".encode("utf-16"), r":1: not UTF-8 text: it is UTF-16\. .* iconv -f UTF-16 -t UTF-8 OLD > NEW\."),
             (
                 b"PK\x03\x04\x14\x00\xff\xff",

@@ -100,6 +100,7 @@ def test_what_is_read_and_other_numbers_and_words_are_no_verdicts() -> None:
         ("pw", ['[{"selected": "left"}]', '[{"selected": "right"}]'], "left, right"),  # the same as CSV
         ("quality.responses", [["answer_1", "answer_2"], ["answer_1"], None], "answer_1, answer_2"),  # Argilla
         ("mark", ["Answer 1", "answer-2", "both"], "Answer 1, answer-2, both"),
+        ("mark", ["answer_1", "answer_2", "tie", "both bad", "neither"], "answer_1, answer_2, both bad, neither, …"),
     ],
 )
 def test_a_column_of_any_name_that_names_both_replies_is_told(name: str, values: list[Any], shown: str) -> None:
@@ -113,6 +114,7 @@ def test_a_column_of_any_name_that_names_both_replies_is_told(name: str, values:
 def test_columns_that_name_one_reply_or_none_or_stand_beside_named_sides_are_not_told() -> None:
     assert not told(nameless(shown_first=["answer_1", "answer_1"]), **NAMELESS)
     assert not told(nameless(politics=["left", "centre"], tags=[["left"], ["north"]]), **NAMELESS)
+    assert not told(nameless(leaning=["left", "right", "center"], tags=[["left", "right"], ["up"], None]), **NAMELESS)
     assert not told([PAIR | {"chosen": f"a {n}", "wing": ("left", "right")[n % 2]} for n in range(4)])
     assert not told(nameless(note=[f"answer_{n % 2 + 1}{n}" for n in range(9)]), **NAMELESS)
 

@@ -63,6 +63,20 @@ def test_scoring_keeps_boolean_masks_which_are_smaller():
     assert {tensor.dtype for tensor in layout._made.values()} == {torch.bool}
 
 
+def test_weights_that_do_not_train_keep_no_masks_for_a_backward_pass():
+    layout = PromptLayout(GROUPS)
+    row = torch.randn(1, 2, layout.num_tokens, 8)
+    assert torch.is_grad_enabled()
+    attention_backends.segments(row, row, row, layout, Formula())
+    assert {tensor.dtype for tensor in layout._made.values()} == {torch.bool}
+
+
+def test_rows_of_an_added_mask_lie_where_a_gpu_wants_them():
+    mask = torch.ones(5, 37, dtype=torch.bool).tril(32)
+    held = additive(mask, torch.float32)
+    assert (held.shape, held.stride()) == (mask.shape, (48, 1))
+
+
 def test_what_is_added_under_a_mask_is_nothing_or_minus_infinity():
     mask = torch.tensor([[True, False], [True, True]])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):

@@ -97,8 +97,8 @@ class Health:
         """Return the signs in the data: whether most of its replies were cut, or cuts tell which reply is preferred.
 
         `truncation` maps a name of data to (replies whose prompt was cut, replies), `shortened` to (replies of which
-        the middle was cut, replies), `cut_alone` to (comparisons of which the preferred reply alone was cut, of which
-        the other one alone was, comparisons). A rule of truncation cuts only one of prompts and middles.
+        the middle was cut, replies), `cut_alone` to (preferences of which the preferred reply alone was cut, of which
+        the other one alone was, preferences). A rule of truncation cuts only one of prompts and middles.
         """
         signs = []
         for what, counts in (("prompts were cut", truncation), ("replies lost their middle", shortened)):

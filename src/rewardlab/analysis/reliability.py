@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import brentq, isotonic_regression
 from scipy.special import expit, stdtrit
 
-from rewardlab.analysis.influence import by_influence, sums_by, without_interval
+from rewardlab.analysis.influence import NO_VARIATION, by_influence, sums_by, without_interval
 from rewardlab.analysis.intervals import FloatArray, root_mean_square, student_limits
 from rewardlab.analysis.score_table import IntArray
 from rewardlab.analysis.stats import central_range
@@ -32,6 +32,8 @@ NO_FIT: Final = "no finite value fits best"
 """Method of a slope or an intercept without a value: the model ranks all pairs rightly, or is wrong where it is sure
 beyond what numbers hold."""
 _STEPS = 60
+# An interval that is narrower than this, in logits of a typical row or as a share of its value, is one of rounding.
+_NOTHING = 1e-9
 # A limit that is further away than Student's by so many doublings is not looked for.
 _DOUBLINGS = 6
 ENOUGH_LOSSES: Final = 200.0
@@ -325,6 +327,9 @@ def coefficient_estimates(
     found = []
     for k, (value, influence) in enumerate(zip(fitted[0].tolist(), fitted[1].T, strict=True)):
         own = by_influence(value, influence, clusters, fitted=fitted_along, formula=student_limits)
+        unit = root_mean_square(x_NP[:, k])
+        if (own.high - own.low) * unit <= _NOTHING * max(1.0, abs(value) * unit):
+            own = without_interval(value, own.n, method=NO_VARIATION)
         few = not math.isnan(own.low) and expected_losses < ENOUGH_LOSSES
         found.append(_by_score(own, x_NP, y, fitted[0], k, clusters) if few else own)
     return found
@@ -337,14 +342,16 @@ def _by_score(
     units = np.array([root_mean_square(column) for column in x_NP.T])
     x, best = x_NP / units, coefficient * units
     own, others = x[:, k], np.delete(x, k, axis=1)
-    at_best = np.delete(best, k)
+    nearest = np.delete(best, k)  # the other coefficients at the b before, from which those at the next are near
 
     def score(b: float) -> tuple[float, FloatArray, FloatArray]:
         """Return the score at b, and what makes its variance: [N] slopes and variances of labels."""
-        shift = b * own + others @ at_best
+        nonlocal nearest
+        shift = b * own + others @ nearest
         if others.shape[1]:
             moved = logistic(others, y, offset=shift)
             shift = shift + others @ moved[0] if moved is not None else np.full_like(shift, math.nan)
+            nearest = nearest if moved is None else nearest + moved[0]
         vary = expit(shift) * expit(-shift)
         rest = own
         if others.shape[1] and np.isfinite(shift).all():
@@ -365,6 +372,8 @@ def _by_score(
             return math.inf
         return abs(size) - quantile * math.sqrt(excess * float(np.square(slope) @ variance))
 
+    if not spare(float(best[k])) < 0:
+        return found  # nothing varies but for rounding, as where labels are the model's own probabilities
     low, high = (_crossing(spare, float(best[k]), side * reach) / float(units[k]) for side in (-1.0, 1.0))
     method = found.method.replace("t interval", "score interval")
     return replace(found, low=min(low, found.value), high=max(high, found.value), method=method)
@@ -395,7 +404,7 @@ def _crossing(of: Callable[[float], float], start: float, step: float) -> float:
         if math.isinf(reached := of(end)):
             break
         if reached >= 0:
-            return float(brentq(partial(_at_most, of, reached), start, end, rtol=1e-9))
+            return float(brentq(partial(_at_most, of, reached), start, end, rtol=1e-6))
         end = start + 2 * (end - start)
     return start + step
 

@@ -19,28 +19,28 @@ replies. Length reaches 0.75 where labels like long replies."""
 WORDS: Final[Mapping[str, str]] = MappingProxyType({"length only": "length alone", "bag of words": "a bag of words"})
 
 CUT_SIDE: Final = 0.8
-"""Share of the comparisons with one cut reply in which the same side was cut, from which on, lower limit and all, the
+"""Share of the preferences with one cut reply in which the same side was cut, from which on, lower limit and all, the
 cut tells the label. Where labels like long replies it is 0.7 or so."""
 CUT_ALONE: Final = 0.1
-"""Share of all comparisons of which one reply alone is cut, below which a model learns little of it."""
+"""Share of all preferences of which one reply alone is cut, below which a model learns little of it."""
 FEWEST_CUT: Final = 30
-"""Such comparisons that there must be."""
+"""Such preferences that there must be."""
 
 
 def one_side_cut(cut_alone: Mapping[str, tuple[int, int, int]]) -> str | None:
     """Report data in which the limit of tokens cut one side and not the other in most pairs.
 
-    `cut_alone` maps a name of data to the comparisons of which the preferred reply alone lost something, those of which
-    the other one alone did, and all comparisons.
+    `cut_alone` maps a name of data to the preferences of which the preferred reply alone lost something, those of which
+    the other one alone did, and all preferences.
     """
     found = []
-    for data, (preferred, other, comparisons) in cut_alone.items():
+    for data, (preferred, other, preferences) in cut_alone.items():
         either, most = preferred + other, max(preferred, other)
-        if either < max(FEWEST_CUT, CUT_ALONE * comparisons) or wilson(most, either).low <= CUT_SIDE:
+        if either < max(FEWEST_CUT, CUT_ALONE * preferences) or wilson(most, either).low <= CUT_SIDE:
             continue
         side = "preferred" if most == preferred else "other"
         found.append(
-            f"in {most} of the {either} comparisons of the {data} data of which one reply alone lost something, of its "
+            f"in {most} of the {either} preferences of the {data} data of which one reply alone lost something, of its "
             f"prompt or of its own, that is the {side} one"
         )
     return f"the limit of tokens tells which reply is preferred: {'; '.join(found)}." if found else None

@@ -34,13 +34,13 @@ def opened(kind: Callable[..., C], url: str, **options: Any) -> C:
     Raises ConfigError if httpx2 cannot use the options, or the proxies and certificates that the environment names.
     """
     # A proxy that the environment names cannot reach the loopback address of this machine; its certificates count.
-    trusts = "trust_env" not in options and httpx2.URL(url).scheme == "https"
+    trusts = not {"trust_env", "verify"} & options.keys() and httpx2.URL(url).scheme == "https"
     options.setdefault("trust_env", not is_local(url))
     reads = options["trust_env"] or trusts
     named = f", or the environment's proxies or certificates ({', '.join(NAMED)})" if reads else ""
     try:
         if trusts:
-            options.setdefault("verify", httpx2.create_ssl_context())
+            options["verify"] = httpx2.create_ssl_context()
         client = kind(**options)
         headers = httpx2.Headers(options.get("headers")).raw
     # A proxy may need a package that is not installed, and have an address that is none.

@@ -16,8 +16,13 @@ def remade(base: type, kind: type, arguments: tuple[Any, ...], settings: Mapping
 
 
 def added(one: object, made: Collection[str]) -> dict[str, Any] | None:
-    """Return the attributes of an object that are not among those that the `__init__` of its base has `made`."""
-    return {name: value for name, value in vars(one).items() if name not in made} or None
+    """Return the attributes of an object that are not among those that the `__init__` of its base has `made`.
+
+    A subclass with attributes that pickle cannot write leaves them out by a `__getstate__` of its own.
+    """
+    state = one.__getstate__()
+    held = state if isinstance(state, dict) else {}
+    return {name: value for name, value in held.items() if name not in made} or None
 
 
 def writable(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from typing import Any
 
 PIECE = 1 << 20
@@ -47,6 +48,12 @@ def _about_byte(error: UnicodeDecodeError, *, is_text: bool) -> str:
     letter = byte.decode("cp1252", "replace")
     if not is_text or not (letter.isalpha() or letter in "“”‘’–—…€\N{NO-BREAK SPACE}"):
         return f"byte 0x{byte.hex()}, {error.reason}. Is it UTF-8 text, and complete?"
+    # In Western languages such letters stand alone. Several in a row may be any other encoding's.
+    if re.search(rb"[\x80-\xff]{2}", error.object[error.start :]):
+        return (
+            f"byte 0x{byte.hex()}. {SAVE_AGAIN}, or, with its encoding in place of ENCODING (such as GB18030, "
+            f"SHIFT_JIS, WINDOWS-1251): iconv -f ENCODING -t UTF-8 OLD > NEW."
+        )
     return (
         f"byte 0x{byte.hex()}, which is {letter!r} in Windows-1252. {SAVE_AGAIN}, or, if that is what it is: "
         f"iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW."

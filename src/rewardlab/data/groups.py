@@ -151,10 +151,6 @@ class Groups(Sequence[TokenGroup]):
         """Return [G] the number of replies of each group."""
         return self._column(lambda store: np.diff(store.columns["reply_end"], prepend=0))
 
-    def num_comparisons(self) -> Numbers:
-        """Return [G] the number of comparisons of each group."""
-        return self._column(lambda store: np.diff(store.columns["comparison_end"], prepend=0))
-
     def num_tokens(self) -> Numbers:
         """Return [G] tokens of each group, with shared tokens counted once."""
         return self._column(lambda store: np.diff(store.columns["token_end"], prepend=0))
@@ -177,9 +173,9 @@ class Groups(Sequence[TokenGroup]):
 
         return self._column(fewest)
 
-    def cut_alone(self) -> tuple[Numbers, Numbers]:
-        """Return ([G] comparisons of which the preferred reply alone lost tokens to the limit, of its prompt or of its
-        own; [G] those of which the other one alone did). Ties are left out."""
+    def cut_alone(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return ([G] whether of more comparisons the preferred reply alone lost tokens to the limit, of its prompt or
+        of its own, than the other one alone; [G] whether of fewer). Ties are left out."""
 
         def counts(store: TokenStore, *, of_preferred: bool) -> Numbers:
             columns = store.columns
@@ -191,7 +187,8 @@ class Groups(Sequence[TokenGroup]):
             alone_C = (one_C != other_C) & (columns["label"] != 0.5) & (preferred_C == of_preferred)
             return np.bincount(group_C, weights=alone_C, minlength=store.num_groups).astype(np.int64)
 
-        return self._column(partial(counts, of_preferred=True)), self._column(partial(counts, of_preferred=False))
+        preferred_G, other_G = (self._column(partial(counts, of_preferred=side)) for side in (True, False))
+        return preferred_G > other_G, preferred_G < other_G
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return [G] a column of the stores that has one entry for each group."""

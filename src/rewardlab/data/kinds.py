@@ -21,8 +21,10 @@ OFTEN: Final = 0.5
 """Share of the rows of one dataset that are in letters that the other does not use."""
 SELDOM: Final = 0.02
 """Share of rows up to which a dataset does not use letters."""
-LOOKED_AT: Final = 200
+LOOKED_AT: Final = 100
 """Characters of a row's first reply that are looked at."""
+OF_JAPANESE: Final = frozenset(("Han", "Hiragana", "Katakana"))
+"""Scripts that one text may have, now more of the one, now of another."""
 
 
 @dataclass(kw_only=True)
@@ -68,10 +70,16 @@ def unlike(train: Kinds, other: Kinds, name: str, *, fills_system: bool) -> Iter
             f"form and is judged on those of another. --system-prompt gives a system turn to conversations that have "
             f"none, and so does a column `system`."
         )
+    # Rows without letters, such as numbers and formulas, are of no language.
+    of_train, of_other = (kinds.scripts.total() for kinds in (train, other))
+    if min(of_train, of_other) < FEWEST:
+        return
     for script, count in other.scripts.most_common():
-        if count >= OFTEN * other.rows and train.scripts[script] <= SELDOM * train.rows:
+        alike = OF_JAPANESE if script in OF_JAPANESE else {script}
+        known = sum(train.scripts[one] for one in alike)
+        if count >= OFTEN * of_other and known <= SELDOM * of_train:
             yield (
-                f"{count} of {number_of(other.rows, f'{name} row')} are in {script} letters, and "
-                f"{train.scripts[script]} of {number_of(train.rows, 'training row')}: numbers on them say what the "
-                f"model does in a language that it did not learn in training. Is it the right file?"
+                f"{count} of {number_of(of_other, f'{name} row')} with letters are in {script} letters, and {known} of "
+                f"{number_of(of_train, 'training row')}: numbers on them say what the model does in a language that it "
+                f"did not learn in training. Is it the right file?"
             )

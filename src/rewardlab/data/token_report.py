@@ -61,10 +61,10 @@ class TokenReport:
     prompts_differ_after_cut: int
     """Preferences whose replies kept different amounts of the prompt."""
     cut_preferred: int
-    """Comparisons of which the preferred reply alone lost something, of its prompt or in its middle."""
+    """Preferences of which the preferred reply alone lost something, of its prompt or in its middle; of several replies
+    in more comparisons than the other way round."""
     cut_other: int
-    """Comparisons of which the other reply alone did."""
-    comparisons: int
+    """Preferences of which the other reply alone did."""
     special_tokens_in_text: int
     """Replies in whose conversation a control token is typed. The renderer's spec says how it is read."""
     tokens: int
@@ -130,7 +130,6 @@ def report_of(part: Part) -> TokenReport:
         prompts_differ_after_cut=_total(groups.column("prompts_differ")),
         cut_preferred=_total(preferred_G),
         cut_other=_total(other_G),
-        comparisons=_total(groups.num_comparisons()),
         special_tokens_in_text=_total(groups.column("num_typed")),
         tokens=_total(groups.num_tokens()),
         unshared_tokens=_total(groups.num_unshared_tokens()),

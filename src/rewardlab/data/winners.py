@@ -36,6 +36,8 @@ SAID: Final = frozenset(
 """Words of such columns, where the names of the two replies say nothing of which is better."""
 COUNTS: Final = {"overall", "vote", "votes"}
 """Those that are in names of other numbers too, such as `num_votes`, which have many values."""
+TIED: Final = re.compile("tie|both|neither|equal|none|same|draw|unsure|nopreference")
+"""In a verdict that prefers neither reply."""
 MOST_VERDICTS: Final = 4
 """A column with more values than the first, the second, a tie and none says something else, unless they are numbers,
 which may tell how much better one reply is, and the names of the two replies say nothing."""
@@ -97,13 +99,14 @@ def _verdicts(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfi
     for name in sorted({name for row in rows for name in row} - read - rated - set(sides)):
         said = SAID & set(map(str.casefold, _words(name))) if place else set()
         values = {value for row in rows for value in _said(row.get(name))}
-        if place and _name_the_sides(values, sides):
+        named = place is not None and _name_the_sides(values, sides)
+        if named:
             said |= {"winner"}
         elif not VERDICT.fullmatch(name) and not said:
             continue
         words = sorted((str(value) for value in values - {""}), key=lambda word: (to_float(word), word))
         is_scale = bool(place) and all(math.isfinite(to_float(word)) for word in words)
-        few = len(words) <= MOST_VERDICTS
+        few = named or len(words) <= MOST_VERDICTS
         known = VERDICT.fullmatch(name) or (few or said - COUNTS if is_scale else _name_a_place(words))
         if not known:
             continue
@@ -126,11 +129,11 @@ def _said(value: object) -> list[str | bool | int | float]:
 
 
 def _name_the_sides(values: Collection[object], sides: tuple[str, str]) -> bool:
-    """Return whether values are the names of the two columns with the replies, or left and right, and perhaps a third
-    for a tie. A column of any name with such values is a verdict."""
-    words = {_letters(value) for value in values if isinstance(value, str)}
-    few = len(values) <= MOST_VERDICTS
-    return few and any(names <= words for names in (set(map(_letters, sides)), {"left", "right"}))
+    """Return whether values are the names of the two columns with the replies, or left and right, and besides at most
+    words for ties. A column of any name with such values is a verdict."""
+    words = {_letters(str(value)) for value in values}
+    named = next((names for names in (set(map(_letters, sides)), {"left", "right"}) if names <= words), None)
+    return named is not None and all(not word or TIED.search(word) for word in words - named)
 
 
 def _letters(name: str) -> str:

@@ -44,10 +44,12 @@ OUTCOME: Final = "outcome"
 """Key, after the name of the meeting, that holds why it does not take place; empty if it does."""
 READ: Final = "read"
 """Keys with this, after the name of the meeting, and the number of a rank: it knows that it does not take place."""
-TELLS_FOR_S: Final = 120.0
+TELLS_FOR_S: Final = 60.0
 """Seconds for which a process that has failed waits for others that it can tell. They may come as much later as reading
 a library from a slow disk takes."""
 TELL_OF_FAILURE_AFTER_S: Final = 2.0
+MOST_TOLD: Final = 2000
+"""Most characters of a failure that others are told."""
 BY_GLOO: Final = "gloo/transport/"
 """What stands in every error of gloo about a connection: the source file that raised it."""
 
@@ -102,12 +104,15 @@ def tell_of_failure(why: str) -> None:
     # A torchrun that has started all of them ends them as soon as one has failed.
     if size == "1" or "RANK" not in os.environ or (size == here and "TORCHELASTIC_RUN_ID" in os.environ):
         return
-    timeout = timedelta(seconds=TELLS_FOR_S)
-    # A ValueError for a port that is none. Whatever keeps the others from coming, the failure itself says more.
-    with suppress(ConfigError, RuntimeError, ValueError), signals_as_ever():
+    timeout, why = timedelta(seconds=TELLS_FOR_S), visible_message(why)[:MOST_TOLD]
+    # Of any class: whatever keeps the others from coming or hearing, the failure itself says more.
+    with suppress(Exception), signals_as_ever():
         _require_environment()
         who, place = _who_and_where()
-        waits = f"{who} has failed, and waits at {place} for the others, to tell them: {visible_message(why)}"
+        waits = (
+            f"{who} has failed, and waits at {place} for the others for {TELLS_FOR_S:g} s, to tell them (Ctrl-C ends "
+            f"that): {why}"
+        )
         with _telling(waits, TELL_OF_FAILURE_AFTER_S):
             store, rank, count = next(iter(_namespace.rendezvous("env://", timeout=timeout)))
             store.set_timeout(timeout)

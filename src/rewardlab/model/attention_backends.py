@@ -94,7 +94,8 @@ def _attend_after(
     if window is None or num_seen + length <= window:
         if (num_seen or not formula.is_plain) and length > (step := _rows_written(num_seen + length, query, formula)):
             return _attend_in_blocks(step, num_seen, query, key, value, layout, formula)
-        mask = layout.mask(num_seen, length, query.device, added_as=_added_as(value, formula)) if num_seen else None
+        added_as = _added_as(query, key, value, formula)
+        mask = layout.mask(num_seen, length, query.device, added_as=added_as) if num_seen else None
         return _attend(query, key, value, mask, formula)
     outputs = []
     # A block also sees the window in front of its first token, so blocks as long as the window would compute nearly
@@ -108,18 +109,19 @@ def _attend_after(
         causal = in_front == 0 and stop - start <= window
         mask = None
         if not causal:
-            added_as = _added_as(value, formula)
+            added_as = _added_as(query, key, value, formula)
             mask = layout.mask(in_front, stop - start, query.device, window, added_as=added_as)
         outputs.append(_attend(query[:, :, start:stop], key[:, :, keys], value[:, :, keys], mask, formula))
         start = stop
     return torch.cat(outputs, 2)
 
 
-def _added_as(value: Tensor, formula: Formula) -> torch.dtype | None:
+def _added_as(query: Tensor, key: Tensor, value: Tensor, formula: Formula) -> torch.dtype | None:
     """Return the dtype of a mask that is added to logits where PyTorch's attention keeps it for the backward pass: that
     of one mask is then shared by all layers. Under autocast the values have the dtype in which it computes. None for a
     boolean mask."""
-    return value.dtype if formula.is_plain and torch.is_grad_enabled() else None
+    keeps = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    return value.dtype if formula.is_plain and keeps else None
 
 
 def _rows_written(num_keys: int, query: Tensor, formula: Formula) -> int:
@@ -133,7 +135,7 @@ def _attend_in_blocks(
 ) -> Float[Tensor, "1 H _ _"]:
     """Compute `_attend_after` without a window for so many tokens at a time; masks are kept only if a backward pass
     needs them."""
-    outputs, added_as = [], _added_as(value, formula)
+    outputs, added_as = [], _added_as(query, key, value, formula)
     for start in range(0, query.shape[2], step):
         block = query[:, :, start : start + step]
         seen = num_seen + start + block.shape[2]
@@ -146,7 +148,7 @@ def _attend_in_blocks(
 def mask(query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, formula: Formula) -> Float[Tensor, "1 H T _"]:
     """Compute the whole row at once under a dense T × T mask; work and memory grow with the square of T."""
     seen = layout.dense_mask(query.device, formula.window)
-    if (added_as := _added_as(value, formula)) is not None:
+    if (added_as := _added_as(query, key, value, formula)) is not None:
         seen = layout.keep(("added", formula.window, added_as), lambda: additive(seen, added_as))
     return _attend(query, key, value, seen, formula)
 

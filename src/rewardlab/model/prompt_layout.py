@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -18,6 +18,8 @@ from rewardlab.batch import send
 from rewardlab.model.past import Past
 
 Made = TypeVar("Made")
+ALIGNED: Final = 16
+"""Values: the largest multiple that a GPU's attention wants the rows of a mask to lie apart."""
 
 
 def mask_after(
@@ -33,9 +35,12 @@ def mask_after(
 def additive(mask: Bool[Tensor, "*s"], dtype: torch.dtype) -> Float[Tensor, "*s"]:
     """Return what is added to logits under a boolean mask: 0 where a key is seen, −∞ where not.
 
-    PyTorch's attention makes this of a boolean mask in every call, and keeps each for the backward pass.
+    PyTorch's attention makes this of a boolean mask in every call, and keeps each for the backward pass. Rows lie
+    ALIGNED values apart, since its kernel on a GPU copies any other mask.
     """
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    *rows, length = mask.shape
+    held = torch.zeros(*rows, -(-length // ALIGNED) * ALIGNED, dtype=dtype, device=mask.device)
+    return held[..., :length].masked_fill_(~mask, float("-inf"))
 
 
 class PromptLayout:

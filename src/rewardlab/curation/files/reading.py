@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,13 +43,13 @@ PACKAGES: Final = ("rewardlab", "numpy", "scipy", "pyarrow", "datasets", "datask
 """Packages that decide what these tools write."""
 
 
-KNOWN: Final = frozenset(
-    {name for schema in SCHEMAS for name in (*schema.needed, *schema.one_of)}
-    | {name for pair in SCORES for name in pair}
+BESIDE: Final = frozenset(
+    {name for pair in SCORES for name in pair}
     | {*CONTEXT, "input", "label", "labels", "strength", "annotator", "annotators", "margin", "score_ratio", "score_A"}
+    | {"ranking", "scores", "gold", "tools", "preference_strength"}
     | {"score_B", "post_id", "three_most_similar_preferences", "individual_preference", "turn", "judge", "worker"}
 )
-"""Columns that formats read."""
+"""Columns that formats read beside those by which they are known."""
 
 
 @dataclass(kw_only=True)
@@ -104,7 +104,13 @@ class Reading:
         tell_oddities(report)
         first = first_of(self.source)
         tell_other_winners(self.source, self.rules.reading, first)
-        if lost := not_written(first, self.rules.reading):
+        known = {
+            name
+            for one in SCHEMAS
+            if report.format.startswith(f"{one.name}, by ")
+            for name in (*one.needed, *one.one_of)
+        }
+        if lost := not_written(first, self.rules.reading, known):
             logger.info(
                 "data: %s: not written, since they are no part of a preference: the columns %s",
                 self.source.label,
@@ -112,13 +118,14 @@ class Reading:
             )
 
 
-def not_written(rows: Sequence[Row], reading: ReadingConfig) -> list[str]:
-    """Return the columns of rows that hold something and that no format knows, so that they are not written; with them
-    an `id`, but for rows of the project's own form, which keep theirs."""
-    read = {*KNOWN, *reading.own_columns.values(), *reading.attribute_weights, reading.margin_column}
+def not_written(rows: Sequence[Row], reading: ReadingConfig, known: Collection[str]) -> list[str]:
+    """Return the columns of rows that hold something and that their format, which is `known` by some, does not read, so
+    that they are not written; with them an `id`, but for rows of the project's own form, which keep theirs."""
+    read = {*known, *BESIDE, *reading.own_columns.values(), *reading.attribute_weights, reading.margin_column}
     own = bool(rows) and {"replies", "comparisons"} <= rows[0].keys()
     read |= {"id", "source"} if own else set()
-    return list(dict.fromkeys(name for row in rows for name, value in row.items() if name not in read and value))
+    entries = [entry for row in rows for entry in row.items()]
+    return list(dict.fromkeys(name for name, value in entries if name not in read and value not in (None, "", [], {})))
 
 
 def open_all(config: RowsConfig, names: Sequence[str], seed: int) -> list[Reading]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from rewardlab.core.errors import DataError
@@ -13,6 +14,8 @@ from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, is_absent, sho
 LISTS = ("responses", "scores", "label")
 """Columns whose text may be a list (of labels, also an object) as JSON, as CSV files have it."""
 
+WHOLE = re.compile(r"(-?\d+)\.0+")
+"""A whole number as pandas writes it where others in its column are none."""
 CHOICE = "selected"
 """Where Label Studio's results of a pairwise choice hold `left` or `right`."""
 
@@ -71,16 +74,20 @@ def _with_numbers(row: dict[str, object], values: Mapping[str, float]) -> Row:
 def _number(value: object, values: Mapping[str, float]) -> float | None:
     """Return the number that stands for a value; None if the annotator gave no label.
 
-    Texts are compared without the white space around them, numbers, also in texts, as numbers, so that 1.0 is `1`: a
-    spreadsheet or pandas writes so where a cell is empty.
+    Texts are compared without the white space around them, and without `.0` behind a number, which pandas writes in a
+    column of whole numbers with an empty cell; numbers as numbers.
     """
     if value is None:
         return None
     text = str(value).lower() if isinstance(value, bool) else value.strip() if isinstance(value, str) else None
     if text is not None and text in values:
         return values[text]
-    if same := [number for name, number in values.items() if to_float(name) == to_float(value)]:
-        return same[0]
+    if text is None:
+        same = [number for name, number in values.items() if to_float(name) == to_float(value)]
+        if same:
+            return same[0]
+    elif (whole := WHOLE.fullmatch(text)) is not None and whole[1] in values:
+        return values[whole[1]]
     raise UnusableRowError(
         "unmapped_label", f"the label is {show(value)}, and --map-label names {', '.join(values) or 'nothing'}"
     )

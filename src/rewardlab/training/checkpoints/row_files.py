@@ -3,8 +3,9 @@
 checkpoints/step_N/rows/
   0.json, 1.json, …   the first rows of the record, ROWS_IN_FILE in each
 
-A checkpoint takes over the files of the one before it, by links, so that its cost does not grow with the run. Where
-the file system has no links, they are written again. The newest rows are in state.json.
+A checkpoint takes over files of an earlier one, by links, so that its cost hardly grows with the run: of the one before
+the last, where that is still kept, so that no block of the disk is in both of two that follow each other. What was
+damaged since is written again, and so is all where the file system has no links. The newest rows are in state.json.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class RowFiles:
         self._records = records
         self._sums: list[str] = []
         """SHA-256 of each file."""
-        self._at = Path()
-        """The newest checkpoint, which has them all."""
+        self._newest: list[Path] = []
+        """The last two checkpoints, the older one first."""
         self._rewritten = records.rewritten
 
     def write(self, folder: Path) -> tuple[dict[str, str], list[dict[str, float | None]]]:
@@ -41,9 +42,10 @@ class RowFiles:
         count = max(len(rows) - 1, 0) // ROWS_IN_FILE
         if count:
             (folder / ROOM).mkdir()
+        earlier = next((one for one in self._newest if len(self._newest) > 1 and one.is_dir()), Path())
         for number in range(count):
             name = name_of(number)
-            if number < len(self._sums) and _linked(self._at / name, folder / name):
+            if number < len(self._sums) and _linked(earlier / name, folder / name, self._sums[number]):
                 continue
             begin = number * ROWS_IN_FILE
             write_text(folder / name, to_json(rows[begin : begin + ROWS_IN_FILE], indent=None))
@@ -52,7 +54,7 @@ class RowFiles:
 
     def kept(self, folder: Path) -> None:
         """Note where the checkpoint is that was written last, and is complete now."""
-        self._at = folder
+        self._newest = [*self._newest[-1:], folder]
 
 
 def read_rows(folder: Path, count: int) -> list[Any]:
@@ -65,9 +67,11 @@ def name_of(number: int) -> str:
     return f"{ROOM}/{number}.json"
 
 
-def _linked(source: Path, target: Path) -> bool:
-    """Give a file a second name; return whether that was possible."""
+def _linked(source: Path, target: Path, sha256: str) -> bool:
+    """Give a file a second name; return whether that was possible, and it has this checksum."""
     try:
+        if sha256_file(source) != sha256:
+            return False
         os.link(source, target)
     # The file system has no links, or the checkpoint was removed by hand. The file is written instead, and an error
     # that is none of links, such as a full disk, is told by that.

@@ -53,7 +53,7 @@ class HealthWatch:
             self.health.start(
                 {name: (report.truncated_replies, report.replies) for name, report in tokens.items()},
                 {name: (report.shortened_replies, report.replies) for name, report in tokens.items()},
-                {name: (report.cut_preferred, report.cut_other, report.comparisons) for name, report in tokens.items()},
+                {name: (report.cut_preferred, report.cut_other, report.kept) for name, report in tokens.items()},
             )
         )
 
