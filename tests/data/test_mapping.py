@@ -87,6 +87,34 @@ def test_a_value_without_a_number_is_dropped_by_name_and_the_error_lists_what_wa
     assert (report.kept, dict(report.dropped)) == (2, {"unmapped_label": 2})
 
 
+@pytest.mark.parametrize(
+    ("labels", "flags", "said"),
+    [
+        ((1, 2), (), "Seen were 1, 2: --map-label 1=1 2=0, or 1=0 2=1."),
+        ((2, 3), (), "Seen were 2, 3: --map-label 2=1 3=0, or 2=0 3=1."),
+        (("A", "it's B"), (), """Seen were A, 'it'"'"'s B': --map-label A=1 'it'"'"'s B'=0, or"""),
+        ((0, 1, 2), (), "Seen were 0, 1, 2. A label with =1 says"),
+        ((1, 2), ("1=1",), "or give 2 a number with --map-label too. A label with =1 says"),
+        (tuple(range(2, 20)), (), "such as --map-label A=1 B=0. A label"),
+    ],
+)
+def test_labels_without_a_meaning_are_listed_and_their_rows_not_offered_to_be_left_out(
+    tmp_path: Path, labels: tuple[object, ...], flags: tuple[str, ...], said: str
+) -> None:
+    rows = [{**PAIR, "prompt": f"Why {n}?", "label": labels[n % len(labels)]} for n in range(40)]
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "a.jsonl", rows), map_label=flags)
+    assert said in str(caught.value)
+    assert "--max-drop-fraction" not in str(caught.value)
+
+
+def test_a_few_labels_without_a_meaning_among_other_faults_are_no_reason_to_map_labels(tmp_path: Path) -> None:
+    rows = [{**PAIR, "prompt": f"Why {n}?", **({"label": 2} if n < 2 else {"rejected": ""})} for n in range(9)]
+    rows += [{**PAIR, "prompt": f"How {n}?"} for n in range(9)]
+    with pytest.raises(DataError, match=r"Fix the data, or allow it with --max-drop-fraction 0\.5\.$"):
+        load(write(tmp_path / "a.jsonl", rows))
+
+
 def test_the_first_row_may_have_a_label_without_a_number(tmp_path: Path) -> None:
     rows = [{**OWN, "winner": said} for said in ("both bad", "A")]
     assert len(load(write(tmp_path / "a.jsonl", rows), **COLUMNS, **WORDS, **ALLOW_DROPS).preferences) == 1

@@ -31,7 +31,7 @@ CAUSES: Mapping[str, str] = {
     "empty_prompt": "the prompt has no text outside its system turn",
     "prompt_differs": "the two sides do not continue the same prompt",
     "context_differs": "the prompt has other turns than the columns system or history say, or lacks earlier ones",
-    "bad_label": "the label is not a number from 0 to 1; --map-label true=1 false=0 turns others into such",
+    "bad_label": "the label is not a number from 0 to 1; --map-label says what other values mean",
     "bad_strength": "the strength is not a finite number of at least 0 (from 0.5 to 1 with --strength-as soft)",
     "missing_strength": "--strength-as asks for a strength and the row has none",
     "zero_weight": "the strength is 0 or nearly, which --strength-as weight makes a weight of 0",
@@ -71,6 +71,8 @@ BESIDE_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "re
 ROLES = {name: name for name in ("system", "user", "assistant", "tool")}
 SHAREGPT_ROLES = {**ROLES, "human": "user", "gpt": "assistant"}
 SHOWN_CHARACTERS = 60
+LONGEST_LABEL: Final = 40
+"""Characters of a label that `--map-label` would name; longer texts are none."""
 _REPLY_MARK = "\n\nAssistant:"
 _OBJECTS = re.compile(r"\s*\[\s*\{")
 """How a list of objects begins as text."""
@@ -80,11 +82,13 @@ _TRANSCRIPT_TURN = re.compile(r"\n\n(Human|Assistant):")
 class UnusableRowError(Exception):
     """A row cannot be used. It is dropped and counted by cause, so this error never reaches the user."""
 
-    def __init__(self, cause: str, detail: str) -> None:
+    def __init__(self, cause: str, detail: str, *, label: str = "") -> None:
         assert cause in CAUSES, cause
         super().__init__(f"{cause}: {detail}")
         self.cause = cause
         self.detail = detail
+        self.label = label
+        """The label that has no meaning, as `--map-label` takes it."""
 
 
 class UnreadRow(dict[str, object]):
@@ -369,8 +373,17 @@ def read_number(row: Row, column: str, cause: str, *, low: float = 0.0, high: fl
     number = to_float(value)
     if not (math.isfinite(number) and low <= number <= high):
         wanted = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
-        raise UnusableRowError(cause, f"{column} is {show(value)}, wanted a finite number {wanted}")
+        label = label_word(value) if cause == "bad_label" else ""
+        raise UnusableRowError(cause, f"{column} is {show(value)}, wanted a finite number {wanted}", label=label)
     return number
+
+
+def label_word(value: object) -> str:
+    """Return a label as `--map-label` takes it; an empty text for one that is no short word or number."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    word = value.strip() if isinstance(value, str) else f"{value:g}" if isinstance(value, (int, float)) else ""
+    return word if len(word) <= LONGEST_LABEL else ""
 
 
 def read_integers(value: object) -> list[int] | None:

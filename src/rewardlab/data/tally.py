@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import listed, plural, quoted
 from rewardlab.data.cells import has_json_text
 from rewardlab.data.finding import Source
 from rewardlab.data.formats import unit_of
@@ -20,6 +20,10 @@ from rewardlab.data.rows import CAUSES, FILTERS, UnusableRowError
 
 MAX_EXAMPLES = 3
 """Examples reported for each cause."""
+MOST_LABELS = 6
+"""Different labels that a message lists; with more they are no names of a few outcomes."""
+LABELS = ("bad_label", "unmapped_label")
+"""Causes that a meaning of each label mends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,10 @@ class SourceReport:
     """Cause -> replies of kept rows that cannot be used, which are left out beside the others of their rows."""
     left_out_example: str = ""
     """The place and the detail of the first of them."""
+    read_labels: tuple[str, ...] = ()
+    unread_labels: tuple[str, ...] = ()
+    """Labels of kept rows, and those of dropped ones that have no meaning, as `--map-label` takes them; the first few
+    of each."""
     hub: Mapping[str, object] | None = None
     """For data from the hub: the revision that was asked for, the commit, and how they were streamed."""
 
@@ -120,17 +128,50 @@ class SourceReport:
             for cause, count in self.dropped.items()
         )
         unit = unit_of(self.format)
+        labels = self._unread_labels()
         if not self.kept:
             none = plural(self.rows_read, f"the only {unit} cannot", f"none of the {self.rows_read} {unit}s can")
-            raise DataError(f"{label}: {none} be used:\n{causes}\nFix the data, or the flags that the causes name.")
+            raise DataError(
+                f"{label}: {none} be used:\n{causes}\nFix the data, or {labels or 'the flags that the causes name.'}"
+            )
         wanted = self.rows_read - sum(self.dropped.get(cause, 0) for cause in FILTERS)
         dropped = wanted - self.kept
+        # Rows with one label alone are no fair part of the data, so more of them are not offered to be left out.
+        allow = f"allow it with --max-drop-fraction {math.ceil(dropped / wanted * 100) / 100:g}."
         if (share := dropped / wanted) > max_drop_fraction:
             raise DataError(
                 f"{label}: {dropped} of {wanted} {plural(wanted, unit)} cannot be used, a share of {share:.3f}, "
                 f"and at most {max_drop_fraction:g} is allowed:\n{causes}\n"
-                f"Fix the data, or allow it with --max-drop-fraction {math.ceil(share * 100) / 100:g}."
+                f"Fix the data, or {labels or allow}"
             )
+
+    def _unread_labels(self) -> str:
+        """Return how labels get a meaning if those without one are why most dropped rows are dropped; else an empty
+        text."""
+        unread = sum(self.dropped.get(cause, 0) for cause in LABELS)
+        if 2 * unread <= sum(self.dropped.values()) - sum(self.dropped.get(cause, 0) for cause in FILTERS):
+            return ""
+        means = (
+            "A label with =1 says that the first reply (`chosen`) is better, or the only one good; with =0 the contrary, "
+            "with =0.5 a tie."
+        )
+        if "unmapped_label" in self.dropped:
+            words = listed([quoted(one) for one in self.unread_labels]) or "the others"
+            return f"give {words} a number with --map-label too. {means}"
+        seen = sorted({*self.read_labels, *self.unread_labels})
+        if not self.unread_labels or len(seen) > MOST_LABELS:
+            return f"say what each label means with --map-label, such as --map-label A=1 B=0. {means}"
+        examples = ""
+        if len(seen) == 2:
+            first, second = map(quoted, seen)
+            examples = f": --map-label {first}=1 {second}=0, or {first}=0 {second}=1"
+        words = listed([quoted(one) for one in seen])
+        return f"say what each label means with --map-label. Seen were {words}{examples}. {means}"
+
+
+def first_few(labels: list[str]) -> list[str]:
+    """Return the different labels in order, one more at most than a message lists."""
+    return list(dict.fromkeys(labels))[: MOST_LABELS + 1]
 
 
 @dataclass(kw_only=True)
@@ -151,6 +192,8 @@ class Tally:
     skipped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
     left_out_example: str = ""
+    read_labels: list[str] = field(default_factory=list)
+    unread_labels: list[str] = field(default_factory=list)
     format: str = ""
     """The recognised format, once the dataset was opened."""
     first: str = ""
@@ -167,6 +210,8 @@ class Tally:
         if parsed.left_out and not self.left_out_example:
             self.left_out_example = f"{parsed.preference.id}: {parsed.left_out[0][1]}"
         self.labelled += parsed.label is not None
+        if parsed.label is not None and len(self.read_labels) <= MOST_LABELS:
+            self.read_labels = first_few([*self.read_labels, f"{parsed.label:g}"])
         self.swapped += parsed.label is not None and parsed.label < 0.5
         self.second_preferred += parsed.second_preferred
         self.json_texts += has_json_text(parsed.preference)
@@ -177,6 +222,8 @@ class Tally:
     def drop(self, place: str, unusable: UnusableRowError) -> None:
         """Count a row that was dropped."""
         self.dropped[unusable.cause] += 1
+        if unusable.label and len(self.unread_labels) <= MOST_LABELS:
+            self.unread_labels = first_few([*self.unread_labels, unusable.label])
         places = self.examples.setdefault(unusable.cause, [])
         if len(places) < MAX_EXAMPLES:
             places.append(f"{place}: {unusable.detail}")
@@ -198,6 +245,8 @@ class Tally:
         self.skipped.update(later.skipped)
         self.left_out.update(later.left_out)
         self.left_out_example = self.left_out_example or later.left_out_example
+        self.read_labels = first_few([*self.read_labels, *later.read_labels])
+        self.unread_labels = first_few([*self.unread_labels, *later.unread_labels])
         self.format = self.format or later.format
         self.first = self.first or later.first
 
@@ -234,4 +283,6 @@ class Tally:
             skipped=dict(self.skipped.most_common()),
             left_out=dict(self.left_out.most_common()),
             left_out_example=self.left_out_example,
+            read_labels=tuple(self.read_labels),
+            unread_labels=tuple(self.unread_labels),
         )

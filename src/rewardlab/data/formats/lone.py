@@ -25,7 +25,7 @@ from rewardlab.data.judgements import (
     require_two,
     seeded_generator,
 )
-from rewardlab.data.rows import Row, UnusableRowError, read_conversation, show
+from rewardlab.data.rows import Row, UnusableRowError, label_word, read_conversation, show
 
 REPLIES = ("completion", "response")
 """Columns with a reply. The first that is there is read."""
@@ -108,6 +108,7 @@ def _label(row: Row) -> float:
             "bad_label",
             f"label is {show(row['label'])}, wanted true (good) or false (bad); --map-label turns words into "
             f"numbers{rated}",
+            label=label_word(row["label"]),
         )
     return number
 

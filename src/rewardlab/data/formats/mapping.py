@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_float
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, is_absent, show
+from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, is_absent, label_word, show
 
 LISTS = ("responses", "scores", "label")
 """Columns whose text may be a list (of labels, also an object) as JSON, as CSV files have it."""
@@ -89,7 +89,9 @@ def _number(value: object, values: Mapping[str, float]) -> float | None:
     elif (whole := WHOLE.fullmatch(text)) is not None and whole[1] in values:
         return values[whole[1]]
     raise UnusableRowError(
-        "unmapped_label", f"the label is {show(value)}, and --map-label names {', '.join(values) or 'nothing'}"
+        "unmapped_label",
+        f"the label is {show(value)}, and --map-label names {', '.join(values) or 'nothing'}",
+        label=label_word(value),
     )
 
 

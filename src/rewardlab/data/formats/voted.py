@@ -17,6 +17,7 @@ from rewardlab.data.rows import (
     Row,
     UnusableRowError,
     is_absent,
+    label_word,
     read_name,
     read_number,
     show,
@@ -37,6 +38,7 @@ def _read_labelled(row: Row, place: str, rules: Rules) -> ParsedRow:
             raise UnusableRowError(
                 "bad_label",
                 f"the label of {who} is {show(said)}, wanted a number from 0 to 1 (--map-label turns others into such)",
+                label=label_word(said),
             )
         votes.append(Vote(label=label, strength=strength, annotator=who))
     if not votes:
