@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,6 +28,8 @@ from rewardlab.model.precision import choose_precision
 from rewardlab.model.reward import AttentionLayout
 
 logger = logging.getLogger("rewardlab")
+DEFAULT_LENGTH: Final = RenderingConfig.max_seq_len
+"""`--max-seq-len` where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +120,17 @@ def _positions(config: Any) -> int | None:
     return positions
 
 
-def require_positions(config: Any, length: int) -> None:
-    """Raise ConfigError if a length limit is above the number of positions that a model's configuration states."""
+def require_positions(config: Any, length: int, *, default: int | str | None = None) -> None:
+    """Raise ConfigError if a length limit is above the number of positions that a model's configuration states.
+
+    `default` is the limit where none is given, which nobody needs to have written.
+    """
     positions = _positions(config)
     if positions is not None and length > positions:
-        raise ConfigError(
-            f"--max-seq-len {length} is above the {positions} positions of this model. Use at most {positions}."
-        )
+        said = f"--max-seq-len {length} is above the {positions} positions of this model. Use at most {positions}"
+        if length == default:
+            said += f": give --max-seq-len {positions} or less, or --max-seq-len model. Without it, it is {default}"
+        raise ConfigError(f"{said}.")
 
 
 def require_embeddings(renderer: Renderer, num_embeddings: int) -> None:
@@ -169,7 +175,7 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     disk_class = disk_class_of(config)
     if folder is not None:
         require_same_sizes(folder, config, disk_class)
-    require_positions(config, rendering.length_limit)
+    require_positions(config, rendering.length_limit, default=DEFAULT_LENGTH)
     # A reward model that is trained further keeps the treatment of control tokens in messages that it was trained with.
     if rendering.special_tokens_in_text == "auto" and (spec := spec_of(path)) is not None:
         rendering = replace(rendering, special_tokens_in_text=spec.renderer.special_tokens_in_text)
