@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common import write_pairs
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
 from rewardlab.rl.rollout_log import FIELDS, ONE, RolloutLog, RolloutRow, find_logs, key_of, read_rollouts
@@ -182,7 +183,7 @@ GOOD = {"step": 0, "prompt_key": "k", "conversation": [{"role": "assistant", "co
         ({"step": True}, "step: expected a whole number, found true"),
         ({"reward": None}, "reward: expected a number, found null"),
         ({"reward": math.nan}, "reward is nan, which is not a finite number"),
-        ({"rewards": 1.0}, "rewards: unknown field. Did you mean"),
+        ({"rewards": 1.0}, "rewards: unknown field. Did you mean 'reward'? Fix or remove this line."),
         ({"conversation": []}, "conversation has no turn"),
         ({"conversation": [{"role": "user"}]}, "conversation[0].content: is missing"),
         ({"evidence": {"gold": "1"}}, "evidence.gold: expected a number"),
@@ -201,6 +202,12 @@ def test_a_line_that_is_no_rollout_is_an_error_with_file_and_line(tmp_path: Path
         list(read_rollouts(tmp_path))
     assert str(refused.value).startswith(f"{tmp_path / ONE}:2: ")
     assert said in str(refused.value)
+
+
+def test_preferences_in_place_of_rollouts_are_told_for_what_they_are(tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "pairs.jsonl", 3)
+    with pytest.raises(DataError, match="pairs.jsonl:1: no rollout: the line has 'prompt', 'chosen', 'rejected'. Name"):
+        list(read_rollouts(path))
 
 
 def test_every_field_of_a_row_may_be_in_a_line() -> None:

@@ -59,6 +59,10 @@ class _Mismatch(Exception):
         super().__init__(place, wrong)
         self.place, self.wrong = place, wrong
 
+    def sentence(self) -> str:
+        """Return both as a sentence; one that ends in a question has its mark already."""
+        return f"{self.place}{': ' if self.place else ''}{self.wrong}{'' if self.wrong.endswith('?') else '.'}"
+
 
 def read_object(path: Path, refusal: Refusal) -> dict[str, Any]:
     """Return the JSON object in a file.
@@ -77,7 +81,7 @@ def read_object(path: Path, refusal: Refusal) -> dict[str, Any]:
             raise _Mismatch("", f"expected an object, found {shown(value)}")
         _require_plain(value)
     except _Mismatch as wrong:
-        raise refusal.of(f"{path}: {wrong.place}{': ' if wrong.place else ''}{wrong.wrong}.") from wrong
+        raise refusal.of(f"{path}: {wrong.sentence()}") from wrong
     except (ValueError, RecursionError) as error:
         # Also text that is not UTF-8, and numbers of thousands of digits.
         raise refusal.of(f"{path}: not valid JSON ({error}).") from error
@@ -98,7 +102,7 @@ def typed(
     try:
         whole: Whole = _object(kind, values, "", open_ended=open_ended)
     except _Mismatch as wrong:
-        raise refusal.of(f"{where}: {wrong.place}{': ' if wrong.place else ''}{wrong.wrong}.") from wrong
+        raise refusal.of(f"{where}: {wrong.sentence()}") from wrong
     return whole
 
 

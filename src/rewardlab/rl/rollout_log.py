@@ -23,7 +23,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import append_text, parse_line, require_no_pipe
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.schema import Refusal, typed
-from rewardlab.core.terminal import brief
+from rewardlab.core.terminal import brief, listed
 from rewardlab.core.types import Conversation, Message, prompt_key
 from rewardlab.rl.rollouts import RolloutError
 
@@ -240,6 +240,12 @@ def _row_of(path: Path, number: int, line: bytes) -> RolloutRow:
         raise DataError(f"{path}:{number}: not UTF-8 text ({error}). Fix or remove this line.") from error
     values = parse_line(path, number, text, like=EXAMPLE)
     where = f"{path}:{number}"
+    if not {"reward", "conversation"} & values.keys():
+        has = listed([brief(name) for name in values]) or "nothing"
+        raise DataError(
+            f"{where}: no rollout: the line has {has}. Name the folder of a run, or a {PATTERN} in it; "
+            f"rewardlab.rl.RolloutLog writes them. A line looks like {EXAMPLE}."
+        )
     if not _matches(values):
         # This check is slower, and its error says what is wrong.
         typed(_Line, values, where=where, refusal=REFUSAL)
