@@ -12,7 +12,7 @@ import pytest
 
 import rewardlab
 from rewardlab.commands.training import parse_train
-from rewardlab.core.config import from_mapping, settings_of
+from rewardlab.core.config import from_mapping, read_settings, settings_of, to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED, SETTLED
 from rewardlab.evaluation.config import EvalConfig
@@ -87,6 +87,24 @@ def test_a_configuration_is_made_by_flat_names_and_changed_by_them():
     assert config.replace(lr=1e-3).optimizer.lr == 1e-3
     assert pickle.loads(pickle.dumps(config)) == config
     assert "label_smoothing" in inspect.signature(RewardTrainerConfig.of).parameters
+
+
+def test_settings_of_names_and_values_may_be_mappings(tmp_path):
+    (tmp_path / "run.yaml").write_text(
+        "map-label: {A: 1, 2: 0, true: 0.5, tie: '5e-1'}\nattributes: {helpfulness: 1, coherence: 0.5}\n"
+        "template_arguments: {enable_thinking: false, version: '3'}\n"
+    )
+    made = from_mapping(
+        RewardTrainerConfig, {"model": "m", "dataset": "d"} | read_settings(tmp_path / "run.yaml"), where=""
+    )
+    said = to_mapping(made)
+    assert said["map_label"] == ["A=1", "2=0", "true=0.5", "tie=5e-1"]
+    assert said["attributes"] == ["helpfulness=1", "coherence=0.5"]
+    assert said["template_arguments"] == ["enable_thinking=false", 'version="3"']
+    with pytest.raises(ConfigError, match="--map-label A=null: wanted NAME=NUMBER"):
+        RewardTrainerConfig.of(model="m", dataset=("d",), map_label={"A": None})
+    with pytest.raises(ConfigError, match="dataset: expected str, got"):
+        RewardTrainerConfig.of(model="m", dataset={"d": 1})
 
 
 @pytest.mark.parametrize(

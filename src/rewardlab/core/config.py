@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
+import json
 import math
 import os
 import re
@@ -41,6 +42,10 @@ FEW: Final = 30
 """Most settings that a message about an unknown one lists."""
 SHORTEST: Final = 3
 """Letters that an abbreviation has at least."""
+BY_NAME: Final = MappingProxyType(
+    {"attributes": False, "map_label": False, "template_arguments": True, "judge_template_arguments": True}
+)
+"""Settings whose entries are `NAME=VALUE`, which files also write as a mapping; whether VALUE is JSON."""
 HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Lone surrogates, which UTF-8 cannot encode, except those that Python uses for the bytes of a file name that is not
 UTF-8 (PEP 383)."""
@@ -153,8 +158,19 @@ def _converted(config_type: type, values: Mapping[str, object], where: str) -> d
         if key not in known:
             near = did_you_mean(key, known, also=ALSO_CALLED) or all_of(known)
             raise ConfigError(f"{where}: unknown setting {brief(name)}.{near}")
+        if key in BY_NAME and isinstance(value, Mapping):
+            value = [_entry(one, of, is_json=BY_NAME[key]) for one, of in value.items()]
         converted[key] = _convert(value, known[key].hint, f"{where}: {name}")
     return converted
+
+
+def _entry(name: object, value: object, *, is_json: bool) -> str:
+    """Return an entry of a mapping as it stands on a command line: `true` for YAML's, a text as it is or as JSON."""
+    words = [
+        one if isinstance(one, str) and not quoted else json.dumps(_without_wrapper(one), default=str)
+        for one, quoted in ((name, False), (value, is_json))
+    ]
+    return "=".join(words)
 
 
 def all_of(known: Mapping[str, Setting]) -> str:
