@@ -15,13 +15,14 @@ from harness.gold_rows import gold_of, with_gold
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Estimate
 from rewardlab.gold.files.layouts import write_rows
-from rewardlab.gold.findings import exit_status
+from rewardlab.gold.findings import Finding, Status, exit_status
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.judged import Judged, Limits, more_training
 from rewardlab.gold.matching.learning import hardly_learned
 from rewardlab.gold.matching.order import order_of
 from rewardlab.gold.matching.report import json_report, text_report
 from rewardlab.gold.matching.run import match, match_parts
+from rewardlab.gold.pages import finding_paragraph
 
 
 @pytest.mark.slow
@@ -191,6 +192,21 @@ def test_what_follows_from_a_wrong_order_says_so() -> None:
     found = judged(rows, scored(rows)[:, ::-1], runs={"p0": facts()})
     assert found["match on test"].advice.startswith("First put the scores in order")
     assert found["template and texts"].status != "fail"
+
+
+@pytest.mark.parametrize(
+    ("status", "advice", "tone"),
+    [
+        ("undecided", "Match more prompts.", "warning"),
+        ("undecided", "", "note"),
+        ("pass", "", "good"),
+        ("warn", "", "warning"),
+        ("fail", "Label again.", "alarm"),
+    ],
+)
+def test_a_verdict_that_says_what_to_do_stands_out_on_the_page(status: Status, advice: str, tone: str) -> None:
+    found = Finding(name="match on test", status=status, evidence="So it is.", advice=advice)
+    assert finding_paragraph(found, with_about=False).tone == tone
 
 
 # --- several proxies -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rewardlab.gold.findings import ORDER, Finding
 from rewardlab.report.document import Paragraph, Tone
 from rewardlab.report.tables import report_width
 
-TONES: Mapping[str, Tone] = {"fail": "alarm", "warn": "warning", "undecided": "note", "pass": "good"}
+TONES: Mapping[str, Tone] = {"fail": "alarm", "warn": "warning", "undecided": "warning", "pass": "good"}
 
 
 def graver_first(findings: Sequence[Finding]) -> list[Finding]:
@@ -34,9 +34,9 @@ def finding_paragraph(finding: Finding, *, with_about: bool) -> Paragraph:
     """Return a finding as a paragraph of a page."""
     about = f"{finding.about}: " if with_about and finding.about else ""
     advice = f" What to do: {finding.advice}" if finding.advice else ""
-    return Paragraph(
-        text=f"{finding.status.upper()}: {about}{finding.name}. {finding.evidence}{advice}", tone=TONES[finding.status]
-    )
+    # What is undecided for want of anything to do about it is no warning.
+    tone = "note" if finding.status == "undecided" and not finding.advice else TONES[finding.status]
+    return Paragraph(text=f"{finding.status.upper()}: {about}{finding.name}. {finding.evidence}{advice}", tone=tone)
 
 
 def counted(findings: Sequence[Finding]) -> str:

@@ -123,8 +123,8 @@ def _three(estimate: Estimate | None) -> list[float | str]:
 
 def page(result: Result) -> Document:
     """Return the report as a page."""
-    turned = any(one.verdict == "turns over" for one in result.curves)
-    verdict: list[Block] = [Paragraph(text=headline(result), tone="warning" if turned else "note"), _verdicts(result)]
+    is_good = all(one.verdict == "no turn-over" for one in result.curves)
+    verdict: list[Block] = [Paragraph(text=headline(result), tone="note" if is_good else "warning"), _verdicts(result)]
     compared = tuple(both_sets(result))
     verdict += [Charts(charts=compared)] if compared else []
     sections = [Section(title="Where gold turns over", blocks=tuple(verdict))]
