@@ -152,8 +152,8 @@ class SourceReport:
         if 2 * unread <= sum(self.dropped.values()) - sum(self.dropped.get(cause, 0) for cause in FILTERS):
             return ""
         means = (
-            "A label with =1 says that the first reply (`chosen`) is better, or the only one good; with =0 the contrary, "
-            "with =0.5 a tie."
+            "A label with =1 says that the first reply (`chosen`) is better, or the only one good; with =0 the "
+            "contrary, with =0.5 a tie."
         )
         if "unmapped_label" in self.dropped:
             words = listed([quoted(one) for one in self.unread_labels]) or "the others"
