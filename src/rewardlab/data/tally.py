@@ -21,7 +21,7 @@ from rewardlab.data.rows import CAUSES, FILTERS, UnusableRowError
 MAX_EXAMPLES = 3
 """Examples reported for each cause."""
 MOST_LABELS = 6
-"""Different labels that a message lists; with more they are no names of a few outcomes."""
+"""Different labels that a message lists; more are numbers and not the names of a few outcomes."""
 LABELS = ("bad_label", "unmapped_label")
 """Causes that a meaning of each label mends."""
 
@@ -136,7 +136,7 @@ class SourceReport:
             )
         wanted = self.rows_read - sum(self.dropped.get(cause, 0) for cause in FILTERS)
         dropped = wanted - self.kept
-        # Rows with one label alone are no fair part of the data, so more of them are not offered to be left out.
+        # Training on the rows of some labels alone would bend the data, so leaving the others out is not offered.
         allow = f"allow it with --max-drop-fraction {math.ceil(dropped / wanted * 100) / 100:g}."
         if (share := dropped / wanted) > max_drop_fraction:
             raise DataError(
