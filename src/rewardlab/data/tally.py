@@ -21,7 +21,7 @@ from rewardlab.data.rows import CAUSES, FILTERS, UnusableRowError
 MAX_EXAMPLES = 3
 """Examples reported for each cause."""
 MOST_LABELS = 6
-"""Different labels that a message lists; more are numbers and not the names of a few outcomes."""
+"""Different labels that a message lists; where there are more, they are numbers."""
 LABELS = ("bad_label", "unmapped_label")
 """Causes that a meaning of each label mends."""
 

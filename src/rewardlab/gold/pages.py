@@ -34,7 +34,7 @@ def finding_paragraph(finding: Finding, *, with_about: bool) -> Paragraph:
     """Return a finding as a paragraph of a page."""
     about = f"{finding.about}: " if with_about and finding.about else ""
     advice = f" What to do: {finding.advice}" if finding.advice else ""
-    # What is undecided for want of anything to do about it is no warning.
+    # Where nothing is to be done, an undecided verdict stays a note.
     tone = "note" if finding.status == "undecided" and not finding.advice else TONES[finding.status]
     return Paragraph(text=f"{finding.status.upper()}: {about}{finding.name}. {finding.evidence}{advice}", tone=tone)
 
