@@ -379,7 +379,7 @@ def read_number(row: Row, column: str, cause: str, *, low: float = 0.0, high: fl
 
 
 def label_word(value: object) -> str:
-    """Return a label as `--map-label` takes it; an empty text for one that is no short word or number."""
+    """Return a label as `--map-label` takes it; an empty text for one that is longer or a list."""
     if isinstance(value, bool):
         return str(value).lower()
     word = value.strip() if isinstance(value, str) else f"{value:g}" if isinstance(value, (int, float)) else ""
