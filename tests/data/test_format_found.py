@@ -129,6 +129,40 @@ def test_a_flag_for_another_format_than_any_that_was_found_is_told(
     assert not told(pairs)
     rated = write(tmp_path / "rated.jsonl", [{"prompt": "Why?", "response": f"a{n}", "clarity": n} for n in range(3)])
     assert not told(rated, attributes=("clarity=1",))
+    sure = [{"prompt": "Why?", "chosen": f"a{n}", "rejected": "b", "sure": n + 1} for n in range(4)]
+    assert not told(write(tmp_path / "sure.jsonl", sure), strength_column="sure")
+
+
+GOOD_AND_BAD = [{"prompt": "Why?", "response": name, "sure": 9} for name in ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [row | {"sure": 9} for row in JUDGED],
+        [row | {"helpfulness": n} for n, row in enumerate(GOOD_AND_BAD)],
+        [row | {"label": bool(n)} for n, row in enumerate(GOOD_AND_BAD)],
+        [{"prompt": "Why?", "response_1": "a", "response_2": "b", "preference_strength": -2, "sure": 9}],
+        [{"question": "Why?", "answers": [{"text": t, "pm_score": n} for n, t in enumerate("ab")], "sure": 9}],
+        [{"question": {"full_text": "Why?"}, "answer_0": "a", "answer_1": "b", "score_0": 1, "score_1": 0, "sure": 9}],
+        [
+            {
+                "instruction": "Why?",
+                "completions": [{"response": t, "overall_score": n} for n, t in enumerate("ab")],
+                "sure": 9,
+            }
+        ],
+    ],
+)
+def test_a_column_of_strengths_beside_votes_or_ratings_is_told(
+    rows: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "own.jsonl", rows)
+    prepared(path, tmp_path / "cache", strength_column="sure")
+    assert (
+        "data: --strength-column does nothing: it is for rows that take their strength from a column, not from votes "
+        "or ratings, and none of the data are." in caplog.text
+    )
 
 
 def test_a_margin_or_weight_that_nothing_reads_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

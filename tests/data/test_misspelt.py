@@ -68,6 +68,60 @@ def test_columns_inside_another_are_told(wrapped: dict[str, Any], tmp_path: Path
         load(tmp_path / "a.json")
 
 
+SIDES = "--prompt-column question --chosen-column response_A --rejected-column response_B"
+TASK = {"id": 1, "data": {"prompt": "Why?", "answer1": "a", "answer2": "b"}}
+RESULT = {"type": "pairwise", "from_name": "pw", "to_name": "t1,t2", "value": {"selected": "left"}}
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        (
+            {
+                "pair_id": "1",
+                "question": "q",
+                "response_model": "m",
+                "response_A": "a",
+                "response_B": "b",
+                "label": "A>B",
+            },
+            f"If these are two replies and a verdict on them, give {SIDES} --map-label FIRST=1 SECOND=0.",
+        ),
+        (
+            {"prompt": "q", "response_a": "a", "response_b": "b", "better": "a"},
+            "If these are two replies and a verdict on them, give --chosen-column response_a --rejected-column "
+            "response_b --label-column COLUMN --map-label FIRST=1 SECOND=0.",
+        ),
+        (
+            {**TASK, "annotations": [{"id": 7, "result": [{"type": "choices"}, RESULT]}]},
+            "This is Label Studio's full export, with the texts in 'data' and the choices in 'annotations': export "
+            "JSON_MIN instead, and give --chosen-column answer1 --rejected-column answer2 --label-column pw "
+            "--map-label left=1 right=0.",
+        ),
+        (
+            {"id": 1, "data": {"prompt": "Why?", "chosen": "a", "rejected": "b"}, "annotations": [{"result": None}]},
+            "This is Label Studio's full export, with the texts in 'data' and the choices in 'annotations': export "
+            "JSON_MIN instead, and give --chosen-column LEFT --rejected-column RIGHT --label-column RESULT --map-label "
+            "left=1 right=0.",
+        ),
+    ],
+)
+def test_flags_for_two_replies_and_for_exports_are_told(row: dict[str, Any], hint: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "a.jsonl", [row]))
+    assert f"match no known schema of preferences. {hint} The nearest formats: " in str(caught.value)
+    assert "Perhaps" not in str(caught.value)
+
+
+def test_a_number_is_not_told_as_a_misspelt_reply_or_list_of_scores(tmp_path: Path) -> None:
+    utterance = {"user_prompt": "Why?", "model_response": "a", "score": 61, "if_chosen": True, "turn": 0}
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path / "a.jsonl", [utterance]))
+    assert "Perhaps" not in str(caught.value)
+    with pytest.raises(DataError, match="Perhaps 'score' as 'scores', 'if_chosen' as 'chosen' is meant"):
+        load(write(tmp_path / "b.jsonl", [utterance | {"score": [1, 2], "if_chosen": "a"}]))
+
+
 def test_an_ending_in_capitals_is_told(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [PAIR]).rename(tmp_path / "A.JSONL")
     with pytest.raises(DataError, match=r"unknown extension.* written in small letters: rename it\."):

@@ -44,6 +44,16 @@ def test_arguments_of_rows_are_told_with_the_flag_that_gives_them(told: Any) -> 
     assert """--template-arguments enable_thinking=false 'tone="very dry"' gives""" in line
 
 
+def test_a_strength_that_the_loss_makes_no_use_of_is_told(tmp_path: Path) -> None:
+    renderer = build_renderer(make_tokenizer(CHATML), RenderingConfig(max_seq_len=256))
+    rows = [PAIR | {"sure": 3}]
+    (line,) = unread(rows, ReadingConfig(strength_column="sure"), renderer)
+    assert line == (
+        "--strength-column sure: the loss makes no use of a strength without --strength-as weight, margin or soft."
+    )
+    assert not unread(rows, ReadingConfig(strength_column="sure", strength_as="weight"), renderer)
+
+
 def test_arguments_that_hold_anyway_or_change_nothing_are_not_told(told: Any) -> None:
     assert not told([{"chat_template_kwargs": OFF}], template_arguments=("enable_thinking=false",))
     assert told([{"chat_template_kwargs": OFF}], template_arguments=("enable_thinking=true",))

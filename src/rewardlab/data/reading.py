@@ -25,7 +25,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.config import Control, ReadingConfig
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.finding import Source
-from rewardlab.data.formats import Schema, unit_of
+from rewardlab.data.formats import SCHEMAS, Schema, unit_of
 from rewardlab.data.formats.kwise import RATED, ULTRAFEEDBACK
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST
 from rewardlab.data.groups import Part
@@ -48,6 +48,10 @@ FOR_FORMATS: Final[Mapping[str, tuple[str, tuple[Schema, ...]]]] = {
     "max_per_post": _OF_SHP,
     "min_score_ratio": _OF_SHP,
     "attributes": ("rated replies, as of HelpSteer and UltraFeedback", (RATED, ULTRAFEEDBACK)),
+    "strength_column": (
+        "rows that take their strength from a column, not from votes or ratings",
+        tuple(schema for schema in SCHEMAS if not schema.own_strength),
+    ),
 }
 """Flag that has a meaning in some formats alone -> these in words, and these."""
 

@@ -65,6 +65,11 @@ def _numbers(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
                 reading.strength_column,
             ):
                 yield f"the column {name} is not read; {remedy}."
+    if reading.strength_column is not None and reading.strength_as == "none":
+        yield (
+            f"--strength-column {reading.strength_column}: the loss makes no use of a strength without --strength-as "
+            f"weight, margin or soft."
+        )
 
 
 def _system(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Final
 
 from rewardlab.core.files import to_float
@@ -16,6 +16,7 @@ from rewardlab.core.terminal import number_of, quoted, short
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source
 from rewardlab.data.formats.mapping import choice_of, unpacked
+from rewardlab.data.formats.places import PLACES, place_of, words_of
 from rewardlab.data.judgements import SCORES
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import Row, UnreadRow
@@ -43,8 +44,6 @@ MOST_VERDICTS: Final = 4
 which may tell how much better one reply is, and the names of the two replies say nothing."""
 SHOWN: Final = 4
 """Values of a column that are shown."""
-PLACES: Final = ({"a", "b"}, {"0", "1"}, {"1", "2"}, {"first", "second"}, {"one", "two"}, {"left", "right"})
-"""What two names differ in that say nothing of which reply is better."""
 RATINGS: Final = frozenset({"elo", "grade", "rating", "reward", "score", "votes"})
 """Words of columns that say how good one reply is."""
 MOST_AGAINST: Final = 0.1
@@ -93,11 +92,11 @@ def other_winners(rows: Sequence[Row], reading: ReadingConfig) -> list[str]:
 
 def _verdicts(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfig) -> Iterator[str]:
     """Yield a line for each column that may say which of two replies is preferred."""
-    place = _place(*sides)
+    place = place_of(*sides)
     rated = {name for pair in _rated(rows, place) for name in pair} if place else set()
     read = {*reading.own_columns.values(), *reading.attribute_weights, reading.margin_column}
     for name in sorted({name for row in rows for name in row} - read - rated - set(sides)):
-        said = SAID & set(map(str.casefold, _words(name))) if place else set()
+        said = SAID & set(map(str.casefold, words_of(name))) if place else set()
         values = {value for row in rows for value in _said(row.get(name))}
         named = place is not None and _name_the_sides(values, sides)
         if named:
@@ -141,29 +140,17 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "", name.casefold())
 
 
-def _words(name: str) -> list[str]:
-    """Return the words of a name, numbers, and what stands between them."""
-    return re.findall(r"[A-Z]?[a-z]+|[A-Z]|[0-9]+|.", name, re.DOTALL)
-
-
 def _name_a_place(values: Sequence[str]) -> bool:
     """Return whether one of some values names a place, such as `first` or `answer 1`."""
     places = set().union(*PLACES)
-    return any(places & set(map(str.casefold, _words(value))) for value in values)
-
-
-def _place(first: str, second: str) -> tuple[str, str] | None:
-    """Return what two names differ in, if that is a place, as in `answer_a` and `answer_b`; None otherwise."""
-    pairs = list(zip_longest(_words(first), _words(second), fillvalue=""))
-    other = [pair for pair in pairs if pair[0] != pair[1]]
-    return other[0] if len(other) == 1 and set(map(str.casefold, other[0])) in PLACES else None
+    return any(places & set(map(str.casefold, words_of(value))) for value in values)
 
 
 def _rated(rows: Sequence[Row], place: tuple[str, str]) -> list[tuple[str, str]]:
     """Return two columns for each rating of two replies, which differ as the names of these do."""
     names, found = {name for row in rows for name in row}, []
     for name in sorted(names):
-        words = _words(name)
+        words = words_of(name)
         if not RATINGS & set(map(str.casefold, words)):
             continue
         others = (
@@ -176,7 +163,7 @@ def _rated(rows: Sequence[Row], place: tuple[str, str]) -> list[tuple[str, str]]
 def _ratings(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
     """Yield a line for each two columns that rate the second reply higher: in more than a few rows, or in any where the
     names of the replies do not say which is better."""
-    place = _place(*sides)
+    place = place_of(*sides)
     for pair in (*SCORES, *(_rated(rows, place) if place else ())):
         numbers = [(to_float(row.get(pair[0])), to_float(row.get(pair[1]))) for row in rows]
         rated = [both for both in numbers if all(map(math.isfinite, both))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Final
@@ -16,6 +16,7 @@ from rewardlab.data.formats.judged import JUDGED
 from rewardlab.data.formats.kwise import KWISE, NECTAR, NEMO, RATED, STACK_EXCHANGE, ULTRAFEEDBACK, rated_by
 from rewardlab.data.formats.lone import UNPAIRED, UNPAIRED_CONVERSATIONS, lone
 from rewardlab.data.formats.mapping import mapped, require_columns
+from rewardlab.data.formats.places import REPLIES, exported, flags_for, two_replies
 from rewardlab.data.formats.plain import LONG_FORM, PAIRS, WHOLE
 from rewardlab.data.formats.published import (
     ARENA,
@@ -75,8 +76,8 @@ PROMPTS: Final = frozenset({"prompt", "instruction", "question", "context"})
 """Columns that hold the prompt in many formats, so that they do not tell these apart."""
 RATINGS: Final = ("rating", "ratings")
 """Columns that look like `ranking` and hold scores: as a ranking they would be read the wrong way round."""
-REPLIES: Final = frozenset({"answer", "completion", "message", "messages", "output", "reply", "response", "text"})
-"""Words that people put beside `chosen` and `rejected` in names of columns."""
+NO_NUMBERS: Final = frozenset({"chosen", "prompt", "rejected", "response", "responses", "scores"})
+"""Columns that hold texts or lists: one of which the values are numbers, or true and false, is none of them."""
 
 SENTENCE: Final = 3
 """Fewest spaces by which the name of a column is told to be the text of a row."""
@@ -94,22 +95,10 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
         known = _as_read(schema, reading)
         if known.fits(names) and (known.suits is None or not isinstance(columns, Mapping) or known.suits(columns)):
             return known
-    near = {name: meant for name in names if (meant := meant_column(name, names))}
-    # Two columns that resemble the same one say nothing.
-    near = {name: meant for name, meant in near.items() if list(near.values()).count(meant) == 1}
-    hint = f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant." if near else ""
+    row = columns if isinstance(columns, Mapping) else {}
+    near = _near(names, row)
     found = ", ".join(map(repr, names)) or "(none)"
-    if inside := _inside(columns):
-        hint = f" The columns of {inside[1]} are inside {inside[0]!r}: make what is in it the rows."
-    if rated := _rating(columns, reading.attribute_weights):
-        named = "" if "response" in columns else " --response-column completion"
-        # A rank is better the smaller it is.
-        said, weight = ("rank", -1.0) if "rank" in rated.casefold() else ("rating", 1.0)
-        weight = reading.attribute_weights.get(rated, weight)
-        hint = f" If each row is one reply with a {said} in {rated!r}, give --attributes {rated}={weight:g}{named}."
-    # Of names of columns none is a sentence: then it is the first row that was read as the header.
-    if not hint and names and any(name.count(" ") >= SENTENCE for name in names):
-        hint = " Is the first line a row? A table begins with a line of the names of its columns."
+    hint = _hint(row, names, near, reading)
     raise DataError(
         f"{place}: the columns {found} match no known schema of preferences.{hint} The nearest formats: "
         f"{nearest(names, near.values())}. Rename the columns, or name yours with --prompt-column, --chosen-column and "
@@ -118,22 +107,59 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
     )
 
 
-def _inside(row: Iterable[str] | Row) -> tuple[str, str] | None:
+def _near(names: Sequence[str], row: Row) -> dict[str, str]:
+    """Return column -> the column of a format that it is probably meant to be, for those that look misspelt."""
+    near = {name: meant for name in names if (meant := meant_column(name, names))}
+    near = {name: meant for name, meant in near.items() if not (meant in NO_NUMBERS and _is_number(row.get(name)))}
+    # Two columns that resemble the same one say nothing.
+    near = {name: meant for name, meant in near.items() if list(near.values()).count(meant) == 1}
+    # Two replies that resemble those of some format are not misspelt.
+    return {} if set(near) <= set(two_replies(row) or ()) else near
+
+
+def _hint(row: Row, names: Sequence[str], near: Mapping[str, str], reading: ReadingConfig) -> str:
+    """Return what to do with columns that match no format, as a sentence after a space; nothing if that is unknown."""
+    if told := exported(row):
+        return f" {told}"
+    if rated := _rating(row, reading.attribute_weights):
+        named = "" if "response" in row else " --response-column completion"
+        # A rank is better the smaller it is.
+        said, weight = ("rank", -1.0) if "rank" in rated.casefold() else ("rating", 1.0)
+        weight = reading.attribute_weights.get(rated, weight)
+        return f" If each row is one reply with a {said} in {rated!r}, give --attributes {rated}={weight:g}{named}."
+    if inside := _inside(row):
+        return f" The columns of {inside[1]} are inside {inside[0]!r}: make what is in it the rows."
+    if near:
+        return f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant."
+    if flags := flags_for(row):
+        label = "" if "label" in row else " --label-column COLUMN"
+        return f" If these are two replies and a verdict on them, give {flags}{label} --map-label FIRST=1 SECOND=0."
+    # Of names of columns none is a sentence: then it is the first row that was read as the header.
+    if any(name.count(" ") >= SENTENCE for name in names):
+        return " Is the first line a row? A table begins with a line of the names of its columns."
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, bool) or is_number(value)
+
+
+def _inside(row: Row) -> tuple[str, str] | None:
     """Return (a column that holds the columns of a format, the format), as where a file wraps its rows into an object;
     None if there is none."""
-    for name, value in row.items() if isinstance(row, Mapping) else ():
+    for name, value in row.items():
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         if isinstance(first, Mapping) and (fitting := next((one for one in SCHEMAS if one.fits(first)), None)):
             return name, fitting.name
     return None
 
 
-def _rating(row: Iterable[str] | Row, asked: Collection[str]) -> str | None:
+def _rating(row: Row, asked: Collection[str]) -> str | None:
     """Return the only column with a number, true or false in a row that has a prompt and one reply, or the only one of
     them that is asked for; None for any other row."""
-    if not isinstance(row, Mapping) or "prompt" not in row or {"response", "completion"}.isdisjoint(row):
+    if "prompt" not in row or {"response", "completion"}.isdisjoint(row):
         return None
-    rated = [name for name, value in row.items() if is_number(value) or isinstance(value, bool)]
+    rated = [name for name, value in row.items() if _is_number(value)]
     rated = [name for name in rated if name in asked] or rated
     return str(rated[0]) if len(rated) == 1 else None
 

@@ -252,9 +252,13 @@ STACK_EXCHANGE = Schema(
     needed=("question", "answers"),
     read=_read_stack_exchange,
     suits=_has_votes,
+    own_strength=True,
 )
 ULTRAFEEDBACK = Schema(
-    name="UltraFeedback, completions with ratings", needed=("instruction", "completions"), read=_read_ultrafeedback
+    name="UltraFeedback, completions with ratings",
+    needed=("instruction", "completions"),
+    read=_read_ultrafeedback,
+    own_strength=True,
 )
 RATED = Schema(
     name="HelpSteer, a rated reply a row",
@@ -264,4 +268,5 @@ RATED = Schema(
     join=_join_rated,
     of_replies=True,
     unit="prompt",
+    own_strength=True,
 )

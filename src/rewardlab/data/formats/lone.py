@@ -127,6 +127,7 @@ UNPAIRED = Schema(
     join=_join,
     of_replies=True,
     unit="prompt",
+    own_strength=True,
 )
 UNPAIRED_CONVERSATIONS = Schema(
     name="unpaired conversations, good or bad",
@@ -137,6 +138,7 @@ UNPAIRED_CONVERSATIONS = Schema(
     join=_join,
     of_replies=True,
     unit="prompt",
+    own_strength=True,
 )
 
 

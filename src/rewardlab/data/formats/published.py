@@ -230,7 +230,10 @@ SAFE_RLHF = Schema(
     name="PKU-SafeRLHF", needed=("prompt", "response_0", "response_1", "better_response_id"), read=_read_safe_rlhf
 )
 WEBGPT = Schema(
-    name="WebGPT comparisons", needed=("question", "answer_0", "answer_1", "score_0", "score_1"), read=_read_webgpt
+    name="WebGPT comparisons",
+    needed=("question", "answer_0", "answer_1", "score_0", "score_1"),
+    read=_read_webgpt,
+    own_strength=True,
 )
 SUMMARIES = Schema(name="summarize-from-feedback", needed=("info", "summaries", "choice"), read=_read_summaries)
 ARENA = Schema(name="Chatbot Arena", needed=("conversation_a", "conversation_b", "winner"), read=_read_arena)

@@ -33,6 +33,8 @@ class Schema:
     """Makes one row, which `read` takes, of the rows of a group."""
     of_replies: bool = False
     """Whether each row of a group is a reply, so that one which cannot be used is left out alone."""
+    own_strength: bool = False
+    """Whether the strength is made of votes or ratings, or there is none, so that no column can hold it."""
     unit: str = "row"
     """What is counted, in messages: `prompt` where all rows of a prompt make one preference."""
     found: str = ""

@@ -142,7 +142,7 @@ def _comment(value: object) -> str:
     return value
 
 
-SHP = Schema(name="SHP", needed=COLUMNS, read=_read_shp)
+SHP = Schema(name="SHP", needed=COLUMNS, read=_read_shp, own_strength=True)
 SHP_BY_POST = Schema(
     name="SHP, the judgements of a post together",
     needed=COLUMNS,
@@ -150,4 +150,5 @@ SHP_BY_POST = Schema(
     group_by=("post_id", "history"),
     join=_join_post,
     unit="post",
+    own_strength=True,
 )

@@ -134,7 +134,11 @@ HELPSTEER2_PREFERENCE = Schema(
     name="HelpSteer2-preference",
     needed=("prompt", "response_1", "response_2", "preference_strength"),
     read=_read_helpsteer2,
+    own_strength=True,
 )
 HELPSTEER3 = Schema(
-    name="HelpSteer3", needed=("context", "response1", "response2", "overall_preference"), read=_read_helpsteer3
+    name="HelpSteer3",
+    needed=("context", "response1", "response2", "overall_preference"),
+    read=_read_helpsteer3,
+    own_strength=True,
 )

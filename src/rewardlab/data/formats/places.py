@@ -1,0 +1,71 @@
+"""Two columns of replies whose names differ in a place alone, as `answer_a` and `answer_b` do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import combinations, zip_longest
+from typing import Final
+
+from rewardlab.core.terminal import quoted
+from rewardlab.data.rows import Row
+
+PLACES: Final = ({"a", "b"}, {"0", "1"}, {"1", "2"}, {"first", "second"}, {"one", "two"}, {"left", "right"})
+"""What two names differ in that say nothing of which reply is better."""
+REPLIES: Final = frozenset({"answer", "completion", "message", "messages", "output", "reply", "response", "text"})
+"""Words that people put into names of columns that hold replies."""
+ASKED: Final = ("question", "instruction")
+"""Columns that hold the prompt of such rows, if none is called so."""
+CHOSEN_BY: Final = "pairwise"
+"""The type of Label Studio's result of a choice between two."""
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name, numbers, and what stands between them."""
+    return re.findall(r"[A-Z]?[a-z]+|[A-Z]|[0-9]+|.", name, re.DOTALL)
+
+
+def place_of(first: str, second: str) -> tuple[str, str] | None:
+    """Return what two names differ in, if that is a place, as in `answer_a` and `answer_b`; None otherwise."""
+    pairs = list(zip_longest(words_of(first), words_of(second), fillvalue=""))
+    other = [pair for pair in pairs if pair[0] != pair[1]]
+    return other[0] if len(other) == 1 and set(map(str.casefold, other[0])) in PLACES else None
+
+
+def two_replies(row: Row) -> tuple[str, str] | None:
+    """Return the only two columns that hold replies, by their names and values; None if there are no such two."""
+    held = [name for name, value in row.items() if isinstance(value, str | list) and isinstance(name, str)]
+    named = [name for name in held if REPLIES & set(map(str.casefold, words_of(name)))]
+    found = [both for both in combinations(named, 2) if place_of(*both)]
+    return found[0] if len(found) == 1 else None
+
+
+def flags_for(row: Row) -> str | None:
+    """Return the flags that name two replies, and the prompt of a row that has none called so; None if there are no
+    such two."""
+    if (sides := two_replies(row)) is None:
+        return None
+    asked = next((name for name in ASKED if name in row), None) if "prompt" not in row else None
+    named = [] if asked is None else [f"--prompt-column {asked}"]
+    return " ".join([*named, f"--chosen-column {quoted(sides[0])} --rejected-column {quoted(sides[1])}"])
+
+
+def exported(row: Row) -> str | None:
+    """Return what to do with a task as Label Studio's full export has it; None for any other row."""
+    texts, annotations = row.get("data"), row.get("annotations")
+    if not isinstance(texts, Mapping) or not isinstance(annotations, list):
+        return None
+    results = [
+        result
+        for annotation in annotations
+        if isinstance(annotation, Mapping)
+        for result in annotation.get("result") or ()
+        if isinstance(result, Mapping)
+    ]
+    verdict = next((one.get("from_name") for one in results if one.get("type") == CHOSEN_BY), None)
+    sides = flags_for(texts) or "--chosen-column LEFT --rejected-column RIGHT"
+    return (
+        f"This is Label Studio's full export, with the texts in 'data' and the choices in 'annotations': export "
+        f"JSON_MIN instead, and give {sides} --label-column {quoted(str(verdict or 'RESULT'))} --map-label left=1 "
+        f"right=0."
+    )
