@@ -206,6 +206,16 @@ def test_few_prompts_have_no_verdict_and_say_so() -> None:
     assert "below 10 there are no intervals" in text
 
 
+def test_gold_that_ties_all_replies_is_told_and_not_called_few_prompts() -> None:
+    scores = tuple(map(tuple, np.random.default_rng(0).normal(size=(40, 4)).tolist()))
+    pool = pool_of(IN, rows_of([[1.0] * 4] * 40), [Proxy(name="a", scores=scores)])
+    result = curve_of([pool], CurveConfig.of(input=("rows.jsonl",), proxies=("a=a.json",), most=2))
+    assert headline(result) == (
+        "UNDECIDED: gold is the same at every n for every prompt. It gives all replies to a prompt the same score, or "
+        "the proxies do."
+    )
+
+
 def test_an_ensemble_is_three_more_proxies_on_one_scale() -> None:
     generator = np.random.default_rng(0)
     scores = generator.normal(size=(2, 12, 4))

@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from rewardlab.analysis.overoptimisation import Contrast, Fit, Overoptimisation, size_at
+from rewardlab.analysis.stats import too_few_differ
 from rewardlab.analysis.turnover import ALPHA
 from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.run import Result
@@ -20,6 +21,11 @@ def headline(result: Result) -> str:
     turned = [one for one in result.curves if one.verdict == "turns over"]
     open_ = [one for one in result.curves if one.verdict == "undecided"]
     if len(open_) == len(result.curves):
+        if all(one.turn.peak.method == too_few_differ(0) for one in open_):
+            return (
+                "UNDECIDED: gold is the same at every n for every prompt. It gives all replies to a prompt the same "
+                "score, or the proxies do."
+            )
         if all(math.isnan(one.adjusted_p) for one in open_):
             return "UNDECIDED: too few prompts for a verdict."
         return (
