@@ -14,6 +14,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.bands import Bands, band_verdict
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
+from rewardlab.experiments.reporting.numbers import change_of
 from rewardlab.experiments.verdicts import judge
 
 A, B = Term("accuracy", "a"), Term("accuracy", "b")
@@ -157,3 +158,37 @@ def test_prompts_that_all_agree_show_no_more_than_their_number_can() -> None:
     assert below.verdict == "refuted"
     unbounded = judge({"H": parse("margin(a) > 0")}, {Term("margin", "a"): always_right(100)})[0]
     assert unbounded.verdict == "undecided", "nothing tells how far a prompt could move a margin"
+
+
+@pytest.mark.parametrize(
+    ("claim", "possible"),
+    [
+        ("accuracy(a) > accuracy(b)", (-1, 1)),
+        ("accuracy(a) < accuracy(b) + 0.2", (-0.8, 1.2)),
+        ("accuracy(a) > 0.9", (-0.9, 0.1)),
+        ("2 * accuracy(a) > accuracy(b)", (-1, 2)),
+    ],
+)
+def test_intervals_of_claims_end_where_no_values_can_be(claim: str, possible: tuple[float, float]) -> None:
+    observed = {A: scattered(0.5, 0.95), B: scattered(0.9, 0.6)}
+    [one] = judge({"h": parse(claim)}, observed)
+    estimate = one.parts[0].estimate
+    assert (estimate.low, estimate.high) == pytest.approx(possible), "two seeds this far apart leave everything open"
+
+
+def test_differences_of_shares_are_no_larger_than_one() -> None:
+    change = change_of("accuracy", [scattered(0.5, 0.95)], [scattered(0.9, 0.6)])
+    assert (change.low, change.high) == (-1, 1)
+    loss = change_of("loss", [scattered(0.5, 0.95)], [scattered(0.9, 0.6)])
+    assert loss.low < -1 < 1 < loss.high, "a loss has no largest value"
+
+
+def scattered(*accuracies: float) -> Observed:
+    """An arm whose seeds have come to accuracies far apart."""
+    parts = [arm(right, seeds=[seed], draw=seed) for seed, right in enumerate(accuracies)]
+    return Observed(
+        by_seed_S=np.concatenate([one.by_seed_S for one in parts]),
+        seeds=tuple(range(len(parts))),
+        influence_SC=np.concatenate([one.influence_SC for one in parts if one.influence_SC is not None]),
+        clusters=PROMPTS,
+    )

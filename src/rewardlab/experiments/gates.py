@@ -14,7 +14,7 @@ from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Claim, Term
 from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan import Phase, Plan, Run
-from rewardlab.experiments.quantities import quantity_named
+from rewardlab.experiments.quantities import clamped, quantity_named
 from rewardlab.experiments.records import undone
 from rewardlab.experiments.study import SELECTED, Study
 from rewardlab.experiments.sweeps import drawn_trials
@@ -124,7 +124,10 @@ def candidates(study: Study, phase: Phase) -> list[Candidate]:
     found, _ = Outcomes(study, may_read="validation").observe(terms.values())
     sign = -1.0 if quantity.better == "lower" else 1.0
     listed = [
-        Candidate(arm=name, estimate=combined([(found[term], 1.0)], found[term].mean).interval(0.95))
+        Candidate(
+            arm=name,
+            estimate=clamped(combined([(found[term], 1.0)], found[term].mean).interval(0.95), quantity.name),
+        )
         for name, term in terms.items()
         if term in found
     ]

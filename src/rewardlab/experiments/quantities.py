@@ -187,7 +187,12 @@ def clamped(estimate: Estimate, name: str, *, max_steps: int | None = None) -> E
 
     `max_steps` are the steps that the runs should have; None where that is not known.
     """
+    return cut(estimate, range_of(name, max_steps=max_steps))
+
+
+def cut(estimate: Estimate, limits: tuple[float, float]) -> Estimate:
+    """Return an estimate with its interval cut to what is possible; its value stays inside."""
     if math.isnan(estimate.low):
         return estimate
-    low, high = range_of(name, max_steps=max_steps)
-    return replace(estimate, low=max(estimate.low, low), high=min(estimate.high, high))
+    low, high = max(estimate.low, limits[0]), min(estimate.high, limits[1])
+    return replace(estimate, low=min(low, estimate.value), high=max(high, estimate.value))

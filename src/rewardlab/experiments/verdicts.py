@@ -21,7 +21,7 @@ from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.experiments.expressions import Claim, Comparison, Term
 from rewardlab.experiments.part_verdict import PartVerdict, in_full
 from rewardlab.experiments.power import ALPHA, MOST_TIMES, POWER, Needed, needed, noise_of
-from rewardlab.experiments.quantities import quantity_named, range_of
+from rewardlab.experiments.quantities import cut, quantity_named, range_of
 
 Finding = Literal["supported", "refuted", "undecided", "not tested"]
 ONE_SEED: Final = (
@@ -276,9 +276,10 @@ def _shown(one: _Tested, alpha: float) -> PartVerdict:
     choice = "" if not one.part.takes_extremes else CHOSEN if one.part.choices else NOT_APART
     left_out = [why for why in (of_seeds_alone or same, ROWS * found.rows_unknown, choice, one.apart) if why]
     of_seeds = math.sqrt(sum(part.variance for part in found.seeds))
+    possible = one.part.bounds({term: range_of(term.quantity) for term in one.means})
     return PartVerdict(
         text=str(one.part),
-        estimate=found.interval(1 - 2 * alpha),
+        estimate=cut(found.interval(1 - 2 * alpha), possible),
         terms={str(term): mean for term, mean in one.means.items()},
         p_supported=p[0],
         p_refuted=p[1],

@@ -14,7 +14,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.outcomes import Outcome, Outcomes
 from rewardlab.experiments.plan import Run
-from rewardlab.experiments.quantities import clamped, quantity_named, range_of
+from rewardlab.experiments.quantities import clamped, cut, quantity_named, range_of
 from rewardlab.experiments.study import Study
 
 LEVEL: Final = 0.95
@@ -159,7 +159,7 @@ def contrast(first: Sequence[Observed], second: Sequence[Observed], *, reach: fl
 def change_of(quantity: str, first: Sequence[Observed], second: Sequence[Observed]) -> Estimate:
     """Return the mean of a quantity over some arms minus that over others, with its interval."""
     low, high = range_of(quantity)
-    return contrast(first, second, reach=2 * (high - low)).interval(LEVEL)
+    return cut(contrast(first, second, reach=2 * (high - low)).interval(LEVEL), (low - high, high - low))
 
 
 def _weighted(parts: Sequence[tuple[Observed, float]], *, reach: float = math.inf) -> Crossed:
@@ -178,7 +178,7 @@ def _difference(reader: Reader, column: Column, arm: str, other: str) -> Differe
     return Difference(
         arm=arm,
         other=other,
-        estimate=found.interval(LEVEL),
+        estimate=cut(found.interval(LEVEL), (low - high, high - low)),
         p=math.nan if any(map(math.isnan, sides)) else min(1.0, 2 * min(sides)),
         adjusted=math.nan,
         shared_seeds=len({*first.seeds} & {*second.seeds}),
