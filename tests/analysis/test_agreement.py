@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau, pearsonr, spearmanr
+from scipy.stats import kendalltau, pearsonr, spearmanr, t
 
 from rewardlab.analysis.agreement import CORRELATIONS, agreement, correlation, deal_groups
 
@@ -100,3 +100,15 @@ def test_the_match_rate_counts_ties_half_and_leaves_gold_ties_out():
     )
     assert found.match.value == pytest.approx((1 + 0 + 0.5 + 1) / 4)
     assert found.gold_ties == 8
+
+
+@pytest.mark.parametrize("name", ["Pearson", "Kendall"])
+def test_few_prompts_have_the_jackknife_of_each_with_one_degree_of_freedom_less(name: str) -> None:
+    first, second, count = OURS[:12], GOLD[:12], 12
+    value_of = CORRELATIONS[name]
+    left = [value_of(np.delete(first, one), np.delete(second, one)) for one in range(count)]
+    centre = math.atanh(value_of(first, second))
+    error = math.sqrt((count - 1) / count * float(np.square(np.arctanh(left) - centre).sum()))
+    reach = float(t.ppf(0.975, count - 1)) * error
+    found = correlation(first, second, tuple(map(str, range(count))), measure=value_of)
+    assert (found.low, found.high) == pytest.approx((math.tanh(centre - reach), math.tanh(centre + reach)))

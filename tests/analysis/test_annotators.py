@@ -159,3 +159,20 @@ def test_a_nominal_alpha_of_prompts_of_unequal_size_is_known_less_well_than_of_e
         found = krippendorff_alpha(*both, metric="nominal")
         widths.append(found.high - found.low)
     assert widths[1] > 1.5 * widths[0]
+
+
+@pytest.mark.parametrize(("votes", "agreed"), [(2, 5), (2, 9), (3, 5)])
+def test_the_bias_of_leaving_out_prompts_does_not_move_the_interval_of_a_nominal_alpha(votes: int, agreed: int) -> None:
+    """The interval is that of the share of the way from the lowest α to 1; by its middle it is seen where that lies."""
+    prompts = 10
+    values = np.ones((prompts, votes))
+    values[:, -1] = np.arange(prompts) < agreed
+    units = np.repeat(np.arange(prompts), votes)
+    both = in_both_orders(units, values.ravel(), [str(unit) for unit in units], mirror=1.0)
+    found = krippendorff_alpha(*both, metric="nominal")
+    share = stats.wilson(agreed, prompts)
+    # All units that do not agree are as far apart as they can be, so the share of the way is that of the others.
+    way = (1 - found.value) / (1 - agreed / prompts)
+    low, high = (1 - way * (1 - limit) for limit in (share.low, share.high))
+    # Leaving out each prompt, with α computed anew, spreads a little more than the share itself.
+    assert (found.low + found.high) / 2 == pytest.approx((low + high) / 2, abs=0.01)

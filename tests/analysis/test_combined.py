@@ -172,3 +172,11 @@ def correlation(left_CU: np.ndarray, counts_CU: np.ndarray, one: int, other: int
         return float(left_CU[:, first] @ left_CU[:, second] + overlap * math.prod(sizes))
 
     return together(one, other) / math.sqrt(together(one, one) * together(other, other))
+
+
+def test_sources_of_few_prompts_vary_about_their_own_means() -> None:
+    """The variance of each source of five prompts is that of five values about a mean fitted to them: /4, not /5."""
+    outcome = np.tile([1.0, 1, 1, 0, 0, 1, 1, 0, 0, 0], 100)
+    found = macro_accuracy(outcome, sources_of(*[5] * 200))
+    error = math.sqrt(0.6 * 0.4 / 4 / 200)
+    assert (found.low, found.high) == pytest.approx((0.5 - 1.96 * error, 0.5 + 1.96 * error), abs=0.0003)

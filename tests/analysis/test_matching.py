@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-from scipy.stats import pearsonr
+from scipy.stats import pearsonr, ttest_1samp
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import loss_limits, mean_limits
@@ -132,3 +134,16 @@ def test_p_of_a_slice_and_its_interval_say_the_same(shared: bool) -> None:
         assert (found.p < 0.05) == is_apart
         told.add(is_apart)
     assert told == {True, False}
+
+
+def test_a_slice_of_the_same_prompts_that_errs_where_others_do_not_is_known_by_its_differences() -> None:
+    """One pair of each prompt on either side, mostly of opposite outcomes: Student's interval of their differences."""
+    inside = (np.arange(40) % 2 == 0).astype(float)
+    outside = 1 - inside
+    outside[:9], inside[30:36] = 1, 1
+    found = one_slice(inside, outside, [str(row % 40) for row in range(80)])
+    wanted = ttest_1samp(inside - outside, 0).confidence_interval(0.95)
+    assert (found.apart.low, found.apart.high) == pytest.approx((wanted.low, wanted.high))
+    alike = one_slice(inside, inside, [str(row % 40) for row in range(80)]).apart
+    side = stats.mean_share(inside)
+    assert alike.high == pytest.approx(math.hypot(side.high - side.value, side.value - side.low)), "the wider of both"
