@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.bounded import Bounded, Moves
-from rewardlab.analysis.intervals import wilson_limits
+from rewardlab.analysis.intervals import loss_limits, mean_limits, student_limits, wilson_limits
 
 
 def of_outcomes(outcomes_C, *, shift: float = 0.0) -> Bounded:
@@ -131,3 +131,29 @@ def test_losses_have_the_p_values_of_the_interval_of_a_loss_too(tail: float) -> 
     plain = Bounded.of([(moves, 1.0)], float(losses.mean()))
     assert plain.p_skewed(high) == (0.0, 0.0)
     assert plain.skewed_limits(tail) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize(("shift", "limit", "share"), [(-0.25, 0.5, 0.75), (-2.0, -1.6, 0.4), (3.0, 3.3, 0.3)])
+def test_values_that_agree_have_the_chance_that_all_miss_the_end(shift: float, limit: float, share: float) -> None:
+    """`share` of the values are at the top if the mean is the limit, and the others at the bottom."""
+    top = of_outcomes(np.ones(12), shift=shift)
+    assert top.p_above(limit) == pytest.approx(min(share**12, 0.5))
+    bottom = of_outcomes(np.zeros(12), shift=-1 - shift)
+    assert bottom.p_below(-limit) == pytest.approx(min(share**12, 0.5))
+
+
+def test_losses_that_are_all_equal_leave_no_doubt_by_their_skewness() -> None:
+    moves = Moves(moved_C=np.zeros(20), down_C=np.zeros(20), up_C=np.full(20, 5 / 20))
+    own = Bounded.of([(moves, 1.0)], 0.5, is_skewed=True)
+    assert [own.p_skewed(limit) for limit in (0.25, 0.5, 0.75)] == [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_interval_of_a_mean_takes_the_wider_limit_on_each_side(sign: float) -> None:
+    values = sign * np.random.default_rng(5).exponential(size=(1, 30)) ** 2
+    of = (values, np.square(values), np.ones_like(values))
+    found, student, hall = (limits(*of, level=0.95) for limits in (mean_limits, student_limits, loss_limits))
+    assert found.low == min(student.low, hall.low)
+    assert found.high == max(student.high, hall.high)
+    assert (student.low < hall.low) == (sign > 0), "each of them is the wider one on one side"
+    assert (student.high > hall.high) == (sign < 0)

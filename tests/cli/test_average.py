@@ -28,13 +28,16 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewardlab.serve.folders.average.verify_in_clean_process", verify)
 
 
-def member(folder: Path, number: int, *, beta: float = 1.0, length: int = 256, family: str = "llama") -> Path:
-    """Save a model that moved a little way from the same start, by a step of its own."""
+def member(
+    folder: Path, number: int, *, beta: float = 1.0, length: int = 256, family: str = "llama", sign: float = 1.0
+) -> Path:
+    """Save a model that moved a little way from the same start, by a step of its own; `sign` is that of its scores."""
     model = make_model(family)
     generator = torch.Generator().manual_seed(number)
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.02 * torch.randn(weight.shape, generator=generator) * weight.std()
+        model.head.weight *= sign
     renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=length))
     save_reward_model(folder, model, renderer, beta=beta, save_dtype=torch.float32, provenance={})
     return folder
@@ -90,13 +93,19 @@ def test_every_weight_is_the_mean_of_the_members(members, tmp_path, capsys, weig
 
 
 def test_what_is_said_of_the_scores_is_so(members, tmp_path, capsys):
-    out = tmp_path / "out"
-    main(["average", *map(str, members[:2]), "--output-dir", str(out)])
-    own = torch.tensor([[canary.score for canary in read_spec(folder).canaries] for folder in (*members[:2], out)])
-    wanted = own[:2].mean(0)
-    said = capsys.readouterr().out
-    assert f"at most {float((own[2] - wanted).abs().max()):.2g} from the average" in said
-    assert f"(their standard deviation: {float(wanted.std()):.2g})" in said
+    turned = [member(tmp_path / name, number, sign=-1.0) for number, name in enumerate("ab")]
+    signs = set()
+    for pair in (members[:2], turned):
+        out = tmp_path / f"out{len(signs)}"
+        main(["average", *map(str, pair), "--output-dir", str(out)])
+        own = torch.tensor([[canary.score for canary in read_spec(folder).canaries] for folder in (*pair, out)])
+        wanted = own[:2].mean(0)
+        away = own[2] - wanted
+        signs.add(bool(away.max() > -away.min()))
+        said = capsys.readouterr().out
+        assert f"at most {float(away.abs().max()):.2g} from the average" in said
+        assert f"(their standard deviation: {float(wanted.std()):.2g})" in said
+    assert signs == {True, False}, "the largest distance is one upwards here and one downwards there"
 
 
 def test_equal_models_average_to_themselves_bit_for_bit(members, tmp_path):

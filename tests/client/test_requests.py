@@ -17,8 +17,8 @@ from fake_engines import FakeOwn
 from rewardlab.client import AsyncRewardClient
 from rewardlab.client.dialects import SGLANG_CLASSIFY, VLLM_CLASSIFY, VLLM_POOLING, choose, engine_of, wrong_in
 from rewardlab.client.http import SPREAD, seconds_of, wait_of
-from rewardlab.client.rows import Row, requests_of
-from rewardlab.core.errors import ConfigError
+from rewardlab.client.rows import Row, requests_of, rows_of_conversations, rows_of_tokens
+from rewardlab.core.errors import ConfigError, RenderError
 from served import table
 
 DRAWN = st.lists(
@@ -151,3 +151,36 @@ def test_what_is_no_finite_number_is_no_score(value: Any) -> None:
 def test_a_port_that_cannot_be_is_refused_with_the_address(port: int) -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}' has port {port}; wanted 1 to 65535"):
         AsyncRewardClient(f"http://127.0.0.1:{port}")
+
+
+def test_the_reply_of_a_long_conversation_is_its_last_turn_and_the_prompt_all_before_it() -> None:
+    said = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    turns = [{"role": role, "content": content} for role, content in said]
+    (row,) = rows_of_conversations([turns])
+    assert isinstance(row.prompt, tuple)
+    assert [(turn.role, turn.content) for turn in row.prompt] == said[:-1]
+    assert row.reply == "d"
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"x-key: s3cret": "1"}, "cannot carry the name of a header of 13 characters, which is not shown"),
+        ({"": "s3cret"}, "cannot carry the name of a header of 0 characters"),
+        ({"x-key": "s3cret\r\nx-other: 1"}, "cannot carry the value of the header 'x-key'"),
+        ({"x-key": "s3cret "}, "cannot carry the value of the header 'x-key'"),
+    ],
+)
+def test_headers_that_http_cannot_carry_are_refused_without_what_may_be_secret(
+    headers: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as told:
+        AsyncRewardClient(URL, httpx_options={"headers": headers})
+    assert "s3cret" not in str(told.value)
+
+
+@pytest.mark.parametrize("values", [[], "12", [3, -1], [-1, 3], [3, True], [3, 1.0], ["3", 4], [None, 4]])
+def test_tokens_are_whole_numbers_from_0_up_in_every_place(values: Any) -> None:
+    with pytest.raises(RenderError, match=r"tokens 1: expected a list of one token id or more"):
+        rows_of_tokens([[3, 0], values])
+    assert rows_of_tokens([[3, 0]])[0].token_ids == (3, 0)

@@ -17,7 +17,7 @@ from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, Canary, RewardSpec
 from rewardlab.core.types import Conversation, IntArray, Message
 from rewardlab.data.chat import Renderer, ReplyTooLong
 from rewardlab.data.config import RenderingConfig
-from rewardlab.data.cutting import NEIGHBOURS, cut, split_exchanges
+from rewardlab.data.cutting import NEIGHBOURS, cut, cut_middle, split_exchanges
 from rewardlab.data.templates import build_renderer
 
 TEMPLATES = ("template", "plain", "concat")
@@ -184,3 +184,24 @@ def test_a_saved_model_keeps_its_rule_and_an_unknown_one_is_refused():
         ArtifactError, match=r"renderer.truncation: expected one of oldest_\w+, .* found 'newest_first'"
     ):
         RewardSpec.from_dict(spec_with("newest_first").to_dict(), where="s")
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [(9, "one two three seven eight"), (7, "one two seven eight"), (5, "one two eight"), (3, "one eight")],
+)
+def test_the_middle_goes_in_whole_tokens_and_the_beginning_keeps_as_many_or_one_more(limit: int, kept: str) -> None:
+    pieces = re.compile(r"\w+ ?")
+
+    def encode(messages: Conversation) -> IntArray:
+        return np.arange(sum(2 * len(pieces.findall(message.content)) - 1 for message in messages), dtype=np.int32)
+
+    def starts_of(text: str) -> list[int]:
+        return [found.start() for found in pieces.finditer(text)]
+
+    talk = (Message("assistant", "one two three four five six seven eight"),)
+    shorter, token_ids = cut_middle(talk, encode=encode, starts_of=starts_of, limit=limit)
+    assert shorter is not None
+    assert shorter[0].content == kept
+    assert len(token_ids) == limit
+    assert cut_middle(talk, encode=encode, starts_of=starts_of, limit=2)[0] is None
