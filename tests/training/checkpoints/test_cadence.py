@@ -16,6 +16,8 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 def keeper_in(folder: Path, **settings: Any) -> Keeper:
+    """What keeps the checkpoints of a run in this folder."""
+    (folder / "checkpoints").mkdir(exist_ok=True)
     config = RewardTrainerConfig.of(model="x", dataset=("y",), **settings)
     return Keeper(config.run, Records(folder), ALONE, StopRequests())
 
