@@ -157,3 +157,10 @@ def test_the_interval_of_a_mean_takes_the_wider_limit_on_each_side(sign: float) 
     assert found.high == max(student.high, hall.high)
     assert (student.low < hall.low) == (sign > 0), "each of them is the wider one on one side"
     assert (student.high > hall.high) == (sign < 0)
+
+
+@pytest.mark.parametrize(("limit", "excess"), [(0.9, 0.009), (0.5, 0.025), (1.0, 0.0), (0.0, 0.0), (-1.0, 0.0)])
+def test_the_variance_of_values_that_agree_is_that_of_outcomes_with_the_limit_for_their_mean(
+    limit: float, excess: float
+) -> None:
+    assert of_outcomes(np.ones(10)).excess_at(limit) == pytest.approx(excess, abs=1e-9)

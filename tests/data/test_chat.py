@@ -362,3 +362,14 @@ def test_an_installed_package_does_not_change_the_tokenizer(tmp_path, monkeypatc
     monkeypatch.setitem(auto.TOKENIZER_MAPPING_NAMES, "mistral", "MistralCommonBackend")
     monkeypatch.setattr(auto, "_use_mistral_format", lambda *_, mistral_format=None, **__: mistral_format is None)
     assert load_tokenizer(str(tmp_path)).chat_template == CHATML
+
+
+def test_a_conversation_of_as_many_tokens_as_the_limit_stays_whole():
+    prompt = (Message("user", "a b"), Message("assistant", "c"), Message("user", "d"))
+    reply = (Message("assistant", "e"),)
+    whole = renderer_for(CHATML, 1000).token_ids(prompt + reply)
+    fits, short = (renderer_for(CHATML, len(whole) - fewer).render(prompt, reply) for fewer in (0, 1))
+    assert np.array_equal(fits.token_ids, whole)
+    assert fits.truncated_tokens == 0
+    assert len(short.token_ids) < len(whole)
+    assert short.truncated_tokens == len(whole) - len(short.token_ids)

@@ -366,3 +366,11 @@ def test_of_human_dialogues_no_first_turn_and_no_statement_is_on_both_sides() ->
     by_root, by_prompt = (hold_out(texts, fraction=0.05, seed=0, rules=[rule]) for rule in ("reply", "prompt"))
     assert (by_root.prompts, by_root.wanted, by_prompt.prompts) == (83, 83, 83)
     assert json.loads(json.dumps(by_root.as_dict()))["roots"] < 83
+
+
+def test_texts_of_several_parts_are_those_of_their_rows_together() -> None:
+    parts = [[row(1, "a"), row(2, "b", replies=["x", "y", "z"])], [], [row(3, "a")], [row(4, "c"), row(5, "d")]]
+    joined, whole = Texts.join([Texts.of(part) for part in parts]), Texts.of([one for part in parts for one in part])
+    for name in ("prompts_P", "first_turns_P", "replies_R", "long_R", "owners_R"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name)), name
+    assert joined.owners_R.tolist() == [0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]

@@ -69,3 +69,11 @@ def test_a_run_that_the_hours_ended_is_queued_again_only_where_that_leads_on(
     ended = keeper.interruption(step, 8)
     assert str(ended).endswith(said)
     assert (ended.exit_status == STUCK) is stuck
+
+
+def test_of_a_run_that_has_finished_the_newest_checkpoint_stays(tmp_path: Path) -> None:
+    keeper = keeper_in(tmp_path, checkpoint_limit=3)
+    kept = [keeper.keep(step, {}, {})[0] for step in (2, 4, 6)]
+    assert all(folder.is_dir() for folder in kept)
+    keeper.finish()
+    assert [folder.is_dir() for folder in kept] == [False, False, True]
