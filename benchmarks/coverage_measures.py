@@ -27,7 +27,8 @@ from rewardlab.analysis.influence import antisymmetric_correlations, area_under_
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.judgement import macro_accuracy, weighted_accuracy
 from rewardlab.analysis.lengths import length_coefficients, length_controlled_accuracy
-from rewardlab.analysis.reliability import calibration_intercept, calibration_slope, reliability
+from rewardlab.analysis.logistic import calibration_intercept, calibration_slope
+from rewardlab.analysis.reliability import reliability
 from rewardlab.analysis.score_table import Pairs
 from rewardlab.core.types import Estimate
 

@@ -24,8 +24,9 @@ from rewardlab.analysis.influence import (
 )
 from rewardlab.analysis.judgement import macro_accuracy
 from rewardlab.analysis.lengths import length_coefficients
+from rewardlab.analysis.logistic import calibration_slope
 from rewardlab.analysis.matching import slope_of
-from rewardlab.analysis.reliability import Reliability, calibration_slope, reliability
+from rewardlab.analysis.reliability import Reliability, reliability
 from rewardlab.analysis.score_table import Pairs
 from rewardlab.core.types import Estimate
 

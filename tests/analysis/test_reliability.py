@@ -22,7 +22,8 @@ from rewardlab.analysis.lengths import (
     length_controlled_accuracy,
     length_controlled_influence,
 )
-from rewardlab.analysis.reliability import calibration_intercept, calibration_slope, logistic, reliability
+from rewardlab.analysis.logistic import calibration_intercept, calibration_slope, logistic
+from rewardlab.analysis.reliability import reliability
 from rewardlab.analysis.score_table import Pairs
 
 probabilities = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))

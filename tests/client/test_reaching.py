@@ -62,6 +62,7 @@ def test_certificates_of_the_environment_are_not_read_where_others_are_given(
     verify: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/there/is/none.pem")
+    monkeypatch.setattr("httpcore2.default_ssl_context", inspect.unwrap(httpcore2.default_ssl_context))
     opened(httpx2.AsyncClient, "https://localhost:1", verify=verify)
     with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
         opened(httpx2.AsyncClient, "https://localhost:1")

@@ -20,14 +20,9 @@ from rewardlab.analysis.influence import area_under_curve, cluster_sums, share_b
 from rewardlab.analysis.intervals import FloatArray, weighted_number
 from rewardlab.analysis.kwise import KWise, ReplyKey, kwise
 from rewardlab.analysis.lengths import length_controlled, length_estimates
+from rewardlab.analysis.logistic import calibration_intercept, calibration_slope
 from rewardlab.analysis.measures import MARGIN_PERCENTILES, at_threshold, measure_named
-from rewardlab.analysis.reliability import (
-    NUM_DRAWS,
-    Reliability,
-    calibration_intercept,
-    calibration_slope,
-    reliability,
-)
+from rewardlab.analysis.reliability import NUM_DRAWS, Reliability, reliability
 from rewardlab.analysis.score_table import Pairs, ScoreTable, require_computable, score_table
 from rewardlab.analysis.slices import Slice, SliceColumn, core_estimates, slice_pairs
 from rewardlab.core.errors import ConfigError, DataError

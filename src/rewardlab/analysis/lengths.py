@@ -21,7 +21,7 @@ from rewardlab.analysis.influence import (
     without_interval,
 )
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.reliability import coefficient_estimates, logistic
+from rewardlab.analysis.logistic import coefficient_estimates, logistic
 from rewardlab.analysis.score_table import BoolArray, IntArray, Pairs, Replies
 from rewardlab.core.types import Estimate
 

@@ -18,7 +18,7 @@ from rewardlab.analysis import calibration, influence
 from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.lengths import length_controlled_influence, length_controlled_weights
-from rewardlab.analysis.reliability import logistic
+from rewardlab.analysis.logistic import logistic
 from rewardlab.analysis.score_table import LARGEST, IntArray, Pairs, Replies, ScoreTable
 from rewardlab.core.errors import DataError
 

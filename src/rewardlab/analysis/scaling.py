@@ -27,7 +27,7 @@ from rewardlab.analysis.bounded import Bounded, Moves
 from rewardlab.analysis.calibration import ece_estimate
 from rewardlab.analysis.distributions import standard_deviation
 from rewardlab.analysis.intervals import FloatArray, unit_of
-from rewardlab.analysis.reliability import calibration_slope
+from rewardlab.analysis.logistic import calibration_slope
 from rewardlab.analysis.score_table import Pairs, ScoreTable, score_table
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate, ScoreRow

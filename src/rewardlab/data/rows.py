@@ -382,7 +382,8 @@ def label_word(value: object) -> str:
     """Return a label as `--map-label` takes it; an empty text for one that is longer or a list."""
     if isinstance(value, bool):
         return str(value).lower()
-    word = value.strip() if isinstance(value, str) else f"{value:g}" if isinstance(value, (int, float)) else ""
+    number = to_float(value)
+    word = value.strip() if isinstance(value, str) else f"{number:g}" if math.isfinite(number) else ""
     return word if len(word) <= LONGEST_LABEL else ""
 
 

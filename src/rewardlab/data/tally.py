@@ -22,6 +22,8 @@ MAX_EXAMPLES = 3
 """Examples reported for each cause."""
 MOST_LABELS = 6
 """Different labels that a message lists; where there are more, they are numbers."""
+FAIR = 0.3
+"""Share of rows whose label says nothing from which they are not offered to be left out."""
 LABELS = ("bad_label", "unmapped_label")
 """Causes that a meaning of each label mends."""
 
@@ -136,13 +138,15 @@ class SourceReport:
             )
         wanted = self.rows_read - sum(self.dropped.get(cause, 0) for cause in FILTERS)
         dropped = wanted - self.kept
-        # Training on the rows of some labels alone would bend the data, so leaving the others out is not offered.
         allow = f"allow it with --max-drop-fraction {math.ceil(dropped / wanted * 100) / 100:g}."
         if (share := dropped / wanted) > max_drop_fraction:
+            if labels:
+                # Of many rows that have one label alone the others are no fair part of the data.
+                allow = f"{labels} Or {allow}" if share < FAIR else labels
             raise DataError(
                 f"{label}: {dropped} of {wanted} {plural(wanted, unit)} cannot be used, a share of {share:.3f}, "
                 f"and at most {max_drop_fraction:g} is allowed:\n{causes}\n"
-                f"Fix the data, or {labels or allow}"
+                f"Fix the data, or {allow}"
             )
 
     def _unread_labels(self) -> str:

@@ -25,8 +25,8 @@ Values = Mapping[str, object]
 SCHEDULES: Final = get_args(SchedulerName)
 OPTIMIZERS: Final[Mapping[Any, str]] = {"sgd": "sgd", "adamw_8bit": "adamw8bit", "adamw_bnb_8bit": "adamw8bit"}
 VIEWERS: Final = get_args(Viewer)
-UNCLIPPED: Final = 1e9
-"""A norm that no gradient has."""
+UNCLIPPED: Final = 1e9  # a norm that no gradient has
+OF_NEITHER: Final = " docs/coming-from-trl.md and docs/settings.md in rewardlab's repository have all of them."
 
 
 @dataclass(kw_only=True)
@@ -102,10 +102,7 @@ def _by_current_names(values: Values, ours: Sequence[str], where: str) -> dict[s
     file: dict[str, object] = {}
     for key, value in values.items():
         if key not in KEYS:
-            near = did_you_mean(key, [*KEYS, *ours]) or (
-                " Correct it or take it out: docs/coming-from-trl.md in rewardlab's repository has TRL's keys, "
-                "docs/settings.md ours."
-            )
+            near = did_you_mean(key, [*KEYS, *ours]) or OF_NEITHER
             raise ConfigError(f"{where}: {key!r} is a key neither of TRL nor of rewardlab.{near}")
         if (current := OLDER_NAMES.get(key, key)) in file:
             raise ConfigError(f"{where}: {current} is given twice, once under another name. Keep one.")
