@@ -141,7 +141,7 @@ class SourceReport:
         allow = f"allow it with --max-drop-fraction {math.ceil(dropped / wanted * 100) / 100:g}."
         if (share := dropped / wanted) > max_drop_fraction:
             if labels:
-                # Of many rows that have one label alone the others are no fair part of the data.
+                # Without many rows of some labels, those of the others alone would bend the data.
                 allow = f"{labels} Or {allow}" if share < FAIR else labels
             raise DataError(
                 f"{label}: {dropped} of {wanted} {plural(wanted, unit)} cannot be used, a share of {share:.3f}, "
