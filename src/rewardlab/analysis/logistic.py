@@ -95,16 +95,14 @@ def _by_score(
     units = np.array([root_mean_square(column) for column in x_NP.T])
     x, best = x_NP / units, coefficient * units
     own, others = x[:, k], np.delete(x, k, axis=1)
-    nearest = np.delete(best, k)  # the other coefficients at the b before, from which those at the next are near
+    at_best = np.delete(best, k)
 
     def score(b: float) -> tuple[float, FloatArray, FloatArray]:
         """Return the score at b, and what makes its variance: [N] slopes and variances of labels."""
-        nonlocal nearest
-        shift = b * own + others @ nearest
+        shift = b * own + others @ at_best
         if others.shape[1]:
             moved = logistic(others, y, offset=shift)
             shift = shift + others @ moved[0] if moved is not None else np.full_like(shift, math.nan)
-            nearest = nearest if moved is None else nearest + moved[0]
         vary = expit(shift) * expit(-shift)
         rest = own
         if others.shape[1] and np.isfinite(shift).all():
