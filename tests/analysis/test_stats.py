@@ -348,7 +348,7 @@ def test_values_of_one_model_that_are_all_equal_have_no_interval() -> None:
             (stats.level_loss(np.logaddexp(0, -margin)), 0.97 * np.logaddexp(0, -1) + 0.03 * np.logaddexp(0, 1)),
         ):
             assert math.isnan(found.low) == (np.ptp(margin) == 0)
-            assert found.method == "all values are equal" or not math.isnan(found.low)
+            assert found.method == "no variation" or not math.isnan(found.low)
             given, held = given + (not math.isnan(found.low)), held + (found.low <= truth <= found.high)
     assert held / given >= 0.93
     assert stats.mean([1.0] * 30).low == 1.0  # what is known to be equal, such as the gain of a model over itself

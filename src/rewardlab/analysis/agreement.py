@@ -84,7 +84,9 @@ def correlation(
     method = "delete-a-group jackknife by prompt, Fisher's z"
     keys = sorted(set(prompts_R))
     if len(first_R) < 2 or np.ptp(first_R) == 0 or np.ptp(second_R) == 0:
-        return Estimate(value=math.nan, low=math.nan, high=math.nan, n=len(keys), method="no variation", level=level)
+        return Estimate(
+            value=math.nan, low=math.nan, high=math.nan, n=len(keys), method=stats.NO_VARIATION, level=level
+        )
     value = measure(first_R, second_R)
     if abs(value) > 1 - _ROUNDING:
         value = math.copysign(1.0, value)  # rounding of a sum may leave it a little short of that

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.influence import NO_VARIATION, by_influence, cluster_sums, without_interval
+from rewardlab.analysis.influence import by_influence, cluster_sums, without_interval
 from rewardlab.analysis.intervals import FloatArray, effective_number, student_limits, wilson_limits
 from rewardlab.analysis.score_table import BoolArray, IntArray
 from rewardlab.core.types import Estimate
@@ -87,7 +87,7 @@ def standard_deviation(values: FloatArray, clusters: IntArray) -> Estimate:
     centred = values - values.mean()
     size = float(np.abs(centred).max())
     if not size:
-        return without_interval(0.0, len(np.unique(clusters)), method=NO_VARIATION)
+        return without_interval(0.0, len(np.unique(clusters)), method=stats.NO_VARIATION)
     # Scaled, so that squares of large or small values neither overflow nor vanish.
     scaled = centred / size
     square = np.square(scaled)

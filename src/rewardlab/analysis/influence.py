@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rewardlab.analysis.intervals import FloatArray, Limits, mean_limits, root_mean_square, share_limits, unit_of
 from rewardlab.analysis.score_table import IntArray
-from rewardlab.analysis.stats import MIN_CLUSTERS, too_few
+from rewardlab.analysis.stats import MIN_CLUSTERS, NO_VARIATION, too_few
 from rewardlab.core.types import Estimate
 
 BoolArray = npt.NDArray[np.bool_]
@@ -36,8 +36,6 @@ MOST_UNUSED: Final = 4
 """Numbers of prompts are not sorted where the largest is at most so many times their count."""
 ONE_DECIDES: Final = "one prompt decides it"
 """Method of an estimate without an interval since nothing is left without one prompt, such as a slope or a spread."""
-NO_VARIATION: Final = "no variation"
-"""Method of an estimate without an interval because nothing varies in the data, such as a correlation of exactly 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

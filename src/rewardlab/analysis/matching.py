@@ -300,7 +300,7 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
         return without_interval(math.nan, count)
     value = math.sqrt(xx / yy)
     if count < FEWEST_PROMPTS or not value:
-        return without_interval(value, count, method=stats.too_few(count) if value else "no variation")
+        return without_interval(value, count, method=stats.too_few(count) if value else stats.NO_VARIATION)
     influence_N = value / 2 * (np.square(margin_N) / xx - np.square(gold_N) / yy)
     xx_C, yy_C = sums_by(prompt_N, np.square(margin_N), np.square(gold_N))
     if _one_has_all(xx_C) or _one_has_all(yy_C):

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +47,8 @@ FEWEST_DIFFERING = 5
 With fewer, how often and how far prompts differ is hardly known. Where three of 200 prompts differ in the mean, mostly
 upwards, 85 % of all intervals hold the truth, where one does 57 %; of those of five or more that differ 93 % or more do
 (6,000 draws, not kept)."""
-ALL_EQUAL = "all values are equal"
-"""Method of an estimate without an interval since nothing varies."""
+NO_VARIATION: Final = "no variation"
+"""Method of an estimate without an interval because nothing varies in the data, such as a correlation of exactly 1."""
 LEAST_P = 1e-9
 """Smallest p-value that is found by inverting an interval."""
 _HALVINGS = 30
@@ -147,7 +148,7 @@ def level_loss(losses: Numbers, clusters: Sequence[str] | None = None) -> Estima
 def _unless_equal(found: Estimate, values: Numbers) -> Estimate:
     if math.isnan(found.low) or num_differing(values):
         return found
-    return replace(found, low=math.nan, high=math.nan, method=ALL_EQUAL)
+    return replace(found, low=math.nan, high=math.nan, method=NO_VARIATION)
 
 
 def num_differing(values: Numbers, clusters: Sequence[str] | None = None) -> int:

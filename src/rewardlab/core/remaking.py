@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 
-def remade(base: type, kind: type, arguments: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
-    """Return an object of `kind`, a subclass of `base` or `base` itself, made by the `__init__` of `base`."""
+def remade(base: Any, kind: type, arguments: tuple[Any, ...], settings: Mapping[str, Any]) -> Any:
+    """Return an object of `kind`, a subclass of the class `base` or that itself, made by the `__init__` of `base`."""
     made: Any = object.__new__(kind)
-    # Of the class that is handed in, of which the object is an instance.
-    base.__init__(made, *arguments, **settings)  # type: ignore[misc]
+    base.__init__(made, *arguments, **settings)
     return made
 
 

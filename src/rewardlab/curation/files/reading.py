@@ -29,7 +29,7 @@ from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import SCORES, Rules
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.reading import tell_oddities
-from rewardlab.data.rows import Row, UnusableRowError
+from rewardlab.data.rows import Row, UnusableRowError, is_absent
 from rewardlab.data.sources import Stream, chosen_by_limit, open_streamed, open_units
 from rewardlab.data.tally import SourceReport, Tally
 from rewardlab.data.winners import first_of, tell_other_winners
@@ -125,7 +125,11 @@ def not_written(rows: Sequence[Row], reading: ReadingConfig, known: Collection[s
     own = bool(rows) and {"replies", "comparisons"} <= rows[0].keys()
     read |= {"id", "source"} if own else set()
     entries = [entry for row in rows for entry in row.items()]
-    return list(dict.fromkeys(name for name, value in entries if name not in read and value not in (None, "", [], {})))
+    return list(
+        dict.fromkeys(
+            name for name, value in entries if name not in read and not (is_absent(value) or value in ([], {}))
+        )
+    )
 
 
 def open_all(config: RowsConfig, names: Sequence[str], seed: int) -> list[Reading]:
