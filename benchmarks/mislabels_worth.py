@@ -17,10 +17,12 @@ fitted on, and draws differ in both.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -86,10 +88,10 @@ def draw(name: str, pairs: int, seed: int) -> tuple[float, Sequence[Effect]]:
     return worth.removed / worth.trained_on, worth.effects
 
 
-def judge(name: str, pairs: int, pool: Executor, options: Namespace) -> list[Cell]:
-    """Return what many draws of pairs of a kind come to."""
+def judge(name: str, pairs: int, each: Callable[..., Iterable], options: Namespace) -> list[Cell]:
+    """Return what many draws of pairs of a kind come to. `each` is `map`, or one that does the same elsewhere."""
     seeds = range(options.seed, options.seed + options.draws)
-    removed, found = zip(*pool.map(partial(draw, name, pairs), seeds, chunksize=5), strict=True)
+    removed, found = zip(*each(partial(draw, name, pairs), seeds), strict=True)
     case = f"{pairs:,} pairs"
     return [_cell(KINDS[name], case, float(np.mean(removed)), effects) for effects in zip(*found, strict=True)]
 
@@ -160,9 +162,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1, help="that draw at the same time")
     simulation = Simulation("mislabels_worth", parser, arguments)
     options = simulation.options
-    with ProcessPoolExecutor(options.processes) as pool:
+    with ExitStack() as held:
+        each: Callable[..., Iterable] = map
+        if options.processes > 1:
+            # New ones: a process that is forked off has none of the threads for which what it holds may wait.
+            context = multiprocessing.get_context("spawn")
+            each = partial(held.enter_context(ProcessPoolExecutor(options.processes, context)).map, chunksize=5)
         found = {
-            name: [cell for pairs in options.pairs for cell in judge(name, pairs, pool, options)]
+            name: [cell for pairs in options.pairs for cell in judge(name, pairs, each, options)]
             for name in KINDS
             if name in options.kinds
         }
