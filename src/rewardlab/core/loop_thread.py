@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import CancelledError
-from typing import Any, TypeVar
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager
+from typing import Any, Final, TypeVar
 
 from rewardlab.core.errors import ConfigError
 
@@ -27,21 +29,21 @@ class LoopThread:
         self._owner = owner
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
+        # Held while work is handed to the loop. It may be taken again, by a signal handler that closes this object.
+        self._turn = threading.RLock()
         # The thread must not keep its owner alive when nothing else does, so it refers only to the loop.
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=f"rewardlab-{owner}", daemon=True)
         self._thread.start()
-        self._end = weakref.finalize(self, _stop, self._loop, self._thread, finish, os.getpid())
+        self._end = weakref.finalize(self, _stop, self._loop, self._thread, finish, os.getpid(), self._turn)
+        self._end.atexit = False  # `_close_all` waits then
+        _open.add(self)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, done in the loop.
 
         Raises ConfigError if the thread has ended, ends meanwhile, or is that of another process, and as `work` does.
         """
-        if not self._end.alive or self._process != os.getpid():
-            work.close()
-            why = "is closed" if self._process == os.getpid() else "was made in another process, and its thread with it"
-            raise ConfigError(f"the {self._owner} {why}. Make a new one.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._begun(work)
         try:
             return future.result()
         except CancelledError:
@@ -50,9 +52,39 @@ class LoopThread:
             future.cancel()  # after Ctrl-C nobody waits for this result any more
             raise
 
+    def _begun(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._process != os.getpid():
+            work.close()
+            raise ConfigError(
+                f"the {self._owner} was made in another process, and its thread with it. Make a new one."
+            )
+        with self._turn:
+            # `_stop` takes its turn too, so that all that is handed to the loop before is cancelled by it. What came
+            # later would never be done, and be waited for without end.
+            if self._end.alive:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise ConfigError(f"the {self._owner} is closed. Make a new one.")
+
     def close(self) -> None:
         """End the loop and its thread. Calls that still wait in other threads end with ConfigError."""
-        self._end()
+        if (kept := self._end.detach()) is None:
+            return
+        _, stop, given, _ = kept
+        finishing = stop(*given)
+        if finishing is not None and threading.current_thread() is not self._thread:
+            finishing.result()
+            self._thread.join()
+
+
+_open: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
+"""Of the process, since its exit has to end them, whoever made them."""
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in list(_open):
+        one.close()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -64,17 +96,23 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _stop(
-    loop: asyncio.AbstractEventLoop, thread: threading.Thread, finish: Callable[[], Awaitable[object]], process: int
-) -> None:
-    """End all work in the loop, then the loop and its thread. In a forked process neither exists."""
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    finish: Callable[[], Awaitable[object]],
+    process: int,
+    turn: AbstractContextManager[Any],
+) -> Future[None] | None:
+    """Begin to end all work in the loop, then the loop and its thread. In a forked process neither exists.
+
+    It waits for nothing: garbage collection may run in a thread that the end has to wait for, such as one in which the
+    loop does blocking work.
+    """
     if process != os.getpid() or not thread.is_alive():
-        return
-    finishing = asyncio.run_coroutine_threadsafe(_finished(finish), loop)
+        return None
+    with turn:
+        finishing = asyncio.run_coroutine_threadsafe(_finished(finish), loop)
     finishing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
-    # Garbage collection may run in the thread that is about to end, which must not wait for itself.
-    if threading.current_thread() is not thread:
-        finishing.result()
-        thread.join()
+    return finishing
 
 
 async def _finished(finish: Callable[[], Awaitable[object]]) -> None:
