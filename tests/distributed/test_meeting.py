@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from rewardlab.core.errors import ConfigError
 from rewardlab.distributed import meeting
 from rewardlab.distributed.meeting import _agreed_name, lost, meet
-from rewardlab.distributed.sharding import joined_ranks
+from rewardlab.distributed.sharding import TIMEOUT_S, joined_ranks
 
 WAITS = """
 import logging, signal, sys
@@ -176,6 +176,10 @@ def test_processes_with_and_without_a_gpu_do_not_wait_for_each_other(all_but, on
     pairs = [(0, number) if "cuda" in (one if other == 0 else all_but) else (number, 0) for number in (other or 1, 2)]
     said = [f"rank {has} computes on a GPU, and rank {lacks} sees none that works. Compare " for has, lacks in pairs]
     assert told.startswith(said[0]) or (other == 0 and told.startswith(said[1]))
+
+
+def test_a_process_that_fails_can_tell_whoever_comes_as_late_as_a_rank_may_be_silent():
+    assert meeting.TELLS_FOR_S >= TIMEOUT_S
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

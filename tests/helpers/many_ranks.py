@@ -400,11 +400,13 @@ FUNCTIONS = {
 
 
 def run(name: str, size: int, folder: Path, how: Mapping[str, Any]) -> list[tuple[int, int, float]]:
-    """(rank, exit status, seconds) of every rank, in the order in which they ended; what they say is in `said`."""
+    """(rank, exit status, seconds) of every rank as they ended, killed after 240 s; what they say is in `said`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     started, children = time.monotonic(), {}
+    signal.signal(signal.SIGALRM, lambda *_: [os.kill(child, signal.SIGKILL) for child in children])
+    signal.alarm(240)
     for rank in range(size):
         if (child := os.fork()) == 0:
             with (folder / "said").open("a") as said:

@@ -55,9 +55,7 @@ class LoopThread:
     def _begun(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._process != os.getpid():
             work.close()
-            raise ConfigError(
-                f"the {self._owner} was made in another process, and its thread with it. Make a new one."
-            )
+            raise ConfigError(f"the {self._owner} was made in another process, and its thread with it. Make a new one.")
         with self._turn:
             # `_stop` takes its turn too, so that all that is handed to the loop before is cancelled by it. What came
             # later would never be done, and be waited for without end.

@@ -44,9 +44,9 @@ OUTCOME: Final = "outcome"
 """Key, after the name of the meeting, that holds why it does not take place; empty if it does."""
 READ: Final = "read"
 """Keys with this, after the name of the meeting, and the number of a rank: it knows that it does not take place."""
-TELLS_FOR_S: Final = 60.0
+TELLS_FOR_S: Final = 600.0
 """Seconds for which a process that has failed waits for others that it can tell. They may come as much later as reading
-a library from a slow disk takes."""
+a library from a slow disk takes; one that comes when nobody is left to tell it waits as long as for any other."""
 TELL_OF_FAILURE_AFTER_S: Final = 2.0
 MOST_TOLD: Final = 2000
 """Most characters of a failure that others are told."""
