@@ -22,6 +22,7 @@ from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import BUILTIN_NAMES, BackboneConfig, ComputeConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
+from rewardlab.model.heads import require_place_for_head
 from rewardlab.model.hub import commit_of, file_of
 from rewardlab.model.load import PRECISION, disk_class_of, read_config
 from rewardlab.model.precision import choose_precision
@@ -175,6 +176,7 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     disk_class = disk_class_of(config)
     if folder is not None:
         require_same_sizes(folder, config, disk_class)
+    require_place_for_head(path, config, disk_class)
     require_positions(config, rendering.length_limit, default=DEFAULT_LENGTH)
     # A reward model that is trained further keeps the treatment of control tokens in messages that it was trained with.
     if rendering.special_tokens_in_text == "auto" and (spec := spec_of(path)) is not None:

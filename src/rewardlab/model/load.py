@@ -38,6 +38,7 @@ from rewardlab.model.config import (
 )
 from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_counts, told
 from rewardlab.model.half import line_about_others
+from rewardlab.model.heads import is_classifier, needs_own_code, not_causal, require_one_output
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
 from rewardlab.model.quantization import loading_options, prepare_quantized
@@ -55,7 +56,6 @@ from rewardlab.model.sharded_weights import (
 )
 from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
 
-SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
 PRECISION: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_DISTANCE: Final = 1e-4
 MAX_DISTANCE_HALF: Final = 0.5
@@ -86,6 +86,8 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
         try:
             return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):  # transformers names its argument
+                raise needs_own_code(name) from error
             why = why_no_model(name) or str(error).splitlines()[0]
             raise ModelError(f"no model at {name!r}: {why} {_WANTED}") from error
 
@@ -232,7 +234,7 @@ def wrap(classifier: Any, *, layout: AttentionLayout, compute_dtype: torch.dtype
     """
     head = getattr(classifier, HEAD_ON_DISK, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
-        raise _not_causal(f"{type(classifier).__name__} has no linear head `{HEAD_ON_DISK}` with one output.")
+        raise not_causal(f"{type(classifier).__name__} has no linear head `{HEAD_ON_DISK}` with one output.")
     backbone = getattr(classifier, classifier.base_model_prefix)
     for module in backbone.modules():
         if isinstance(module, nn.Embedding):
@@ -359,12 +361,7 @@ def _read_weights(
     """
     model_config = read_config(name, trust_remote_code=config.trust_remote_code)
     disk_class = disk_class_of(model_config)
-    was_classifier = any(SEQUENCE_CLASSIFIER in entry for entry in model_config.architectures or [])
-    if was_classifier and model_config.num_labels != 1 and not config.new_head:
-        raise ModelError(
-            f"{name}: its head has {model_config.num_labels} outputs, a reward model has one. "
-            f"Start from another model, or draw a new head with --new-head."
-        )
+    require_one_output(name, model_config, new_head=config.new_head)
     implementation = (
         attention.padded_implementation(model_config.get_text_config()) if layout == "padded" else attention.NAME
     )
@@ -383,24 +380,17 @@ def _read_weights(
     head_keys = {key for key in missing if key.startswith(f"{HEAD_ON_DISK}.")}
     if other := sorted(missing - head_keys):
         if not hasattr(classifier, HEAD_ON_DISK):
-            raise _not_causal(f"{name}: {disk_class.__name__} has no head called `{HEAD_ON_DISK}`.")
+            raise not_causal(f"{name}: {disk_class.__name__} has no head called `{HEAD_ON_DISK}`.")
         raise ModelError(
             f"{name}: weights are missing from the files: {', '.join(other[:5])}"
             f"{' …' if len(other) > 5 else ''}. The folder is incomplete, or of another architecture."
         )
-    if head_keys and was_classifier and not config.new_head:
+    if head_keys and is_classifier(model_config) and not config.new_head:
         raise ModelError(
             f"{name}: it calls itself {model_config.architectures[0]} but its files hold no {HEAD_ON_DISK}.weight, so "
             f"its rewards are lost. Restore the file, or draw a new head with --new-head."
         )
     return _Read(classifier=classifier, new_head=bool(head_keys) or config.new_head, outline=outline)
-
-
-def _not_causal(said: str) -> ModelError:
-    return ModelError(
-        f"{said} Encoders, and models with both an encoder and a decoder, are not supported: take a causal model, "
-        f"such as Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3 or GPT-NeoX."
-    )
 
 
 @contextmanager

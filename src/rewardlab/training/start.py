@@ -40,6 +40,7 @@ from rewardlab.distributed.sharding import device_of_rank
 from rewardlab.evaluation.baselines import fit_baselines
 from rewardlab.evaluation.evaluate import EvalResult, write_evaluation
 from rewardlab.model.compute import require_kernels
+from rewardlab.model.heads import require_one_output
 from rewardlab.model.load import choose_layout
 from rewardlab.model.quantization import require_quantization
 from rewardlab.model.reward import AttentionLayout
@@ -121,6 +122,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     config = config.replace(**settle_rendering(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering, truncation=truncation_of(config, interrupted))
     require_layers(config.model, base.config.get_text_config())
+    require_one_output(base.path, base.config, new_head=config.model.new_head)
     prepared = load_data(
         config.data,
         base.renderer,

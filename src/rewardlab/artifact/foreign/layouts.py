@@ -27,7 +27,8 @@ from rewardlab.artifact.foreign.weights import Entry, entries_in, entries_of, re
 from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.core.files import is_number
 from rewardlab.model.files import require_same_sizes, told, transformers_names
-from rewardlab.model.load import SEQUENCE_CLASSIFIER, disk_class_of, read_config
+from rewardlab.model.heads import is_classifier
+from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.model.reward import width_of
 
 Kind = Literal["seq-cls", "v_head", "value-head", "linear-head"]
@@ -220,7 +221,7 @@ def _kind_of(module: str, config: Any) -> Kind:
     """Return the kind of a head among the weights, by its name and by the configuration."""
     if module == V_HEAD:
         return "v_head"
-    classifier = any(SEQUENCE_CLASSIFIER in name for name in config.architectures or [])
+    classifier = is_classifier(config)
     if module == SCORE and classifier and getattr(config, "value_head_prefix", None) is None:
         return "seq-cls"
     return "linear-head"
