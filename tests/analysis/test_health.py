@@ -295,7 +295,7 @@ def test_most_prompts_cut_is_told_before_the_first_step():
 
 
 def test_every_sign_has_advice_that_names_a_flag_and_every_advice_a_sign():
-    of_no_row = {"live_differs", "one_side_cut", "other_precision", "shallow_labels", "truncated"}
+    of_no_row = {"behind_baseline", "live_differs", "one_side_cut", "other_precision", "shallow_labels", "truncated"}
     assert {*WHILE_TRAINING, *AT_EVALUATION, *of_no_row} == set(ADVICE)
     assert [name for name, text in ADVICE.items() if "--" not in text and name != "frozen_head"] == []
 

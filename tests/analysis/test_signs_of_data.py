@@ -118,3 +118,33 @@ def test_cuts_that_follow_length_in_data_that_like_long_replies_are_not_told():
         cut = int(draw.integers(30, 300))
         preferred = int(draw.binomial(cut, draw.uniform(0.5, 0.7)))
         assert Health(FACTS).start({}, cut_alone={"training": (preferred, cut - preferred, 2 * cut)}) == []
+
+
+def test_a_model_that_simpler_judges_beat_on_the_same_pairs_is_told():
+    found = {
+        "length only": accuracy(-0.048, -0.098, 0.002),
+        "bag of words": accuracy(-0.174, -0.221, -0.125),
+        "before": accuracy(-0.05, -0.09, -0.02),
+    }
+    health = Health(FACTS)
+    health.judge_chosen({"the test data": accuracy(0.49, 0.46, 0.53)})
+    (sign,) = health.judge_beside(found, data="the test data")
+    assert (sign.name, sign.advice) == ("behind_baseline", ADVICE["behind_baseline"])
+    assert sign.text == (
+        "right more often than the chosen model on the test data: a bag of words by 0.174 [0.125, 0.221] and the "
+        "model before training by 0.050 [0.020, 0.090]."
+    )
+    nearly = {"bag of words": accuracy(-0.06, -0.11, -0.01)}
+    assert health.judge_beside(nearly, data="the test data") == [], "by a single interval only"
+    assert health.judge_beside({"before": accuracy(-1.0, float("nan"), float("nan"))}, data="the test data") == []
+
+
+def test_a_model_of_reversed_labels_is_not_told_that_simpler_judges_beat_it():
+    health = Health(FACTS)
+    assert health.judge_chosen({"the test data": accuracy(0.2, 0.15, 0.26)})
+    assert health.judge_beside({"before": accuracy(-0.3, -0.36, -0.24)}, data="the test data") == []
+
+
+def test_a_control_with_nothing_to_learn_may_be_behind():
+    facts = replace(FACTS, intended=frozenset({"behind_baseline"}))
+    assert Health(facts).judge_beside({"bag of words": accuracy(-0.3, -0.36, -0.24)}, data="the test data") == []

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import AT_EVALUATION, MOSTLY, WHILE_TRAINING, History, Look, RunFacts
-from rewardlab.analysis.signs_at_ends import one_side_cut, reversed_at_the_end, shallow_labels
+from rewardlab.analysis.signs_at_ends import behind_at_the_end, one_side_cut, reversed_at_the_end, shallow_labels
 from rewardlab.core.types import Estimate
 
 GONE: Final = 3
@@ -32,6 +32,9 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "Look with `rewardlab data inspect --samples 20` at what marks the preferred replies (length, an opening, a "
         "format) and whether it should count; `rewardlab diagnose` and the report's part on length show what a model "
         "knows beyond.",
+        "behind_baseline": "The model has not learned what simpler means find in the same training pairs. Try a --lr "
+        "three to ten times lower or higher, or more data; `rewardlab probe` shows what a head on the frozen model "
+        "finds, and `rewardlab data mislabels` which labels look wrong.",
         "no_skill": "Try a --lr three to ten times higher (lower, if the loss has been far above log 2 or the gradient "
         "norm has fallen to next to nothing), and with --lora the --lora-target-modules all-linear; look at "
         "samples.txt: are the replies cut, and do the labels follow from them?",
@@ -87,6 +90,8 @@ class Health:
         self.history = History(facts)
         self._gone: dict[str, int] = {}
         """Sign that was reported -> checks since it was last seen."""
+        self._told: set[str] = set()
+        """The names of all signs so far."""
 
     def start(
         self,
@@ -115,6 +120,15 @@ class Health:
     def judge_chosen(self, accuracies: Mapping[str, Estimate]) -> list[WarningSign]:
         """Return a sign if the chosen model is clearly worse than a coin on some data; see `reversed_at_the_end`."""
         return self._seen("reversed_labels", reversed_at_the_end(accuracies))
+
+    def judge_beside(self, differences: Mapping[str, Estimate], *, data: str) -> list[WarningSign]:
+        """Return a sign if a baseline is clearly better than the chosen model; see `behind_at_the_end`.
+
+        Where labels mean the opposite any coin is better, and that has been told.
+        """
+        if "reversed_labels" in self._told:
+            return []
+        return self._seen("behind_baseline", behind_at_the_end(differences, data=data))
 
     def _seen(self, name: str, text: str | None) -> list[WarningSign]:
         return [] if text is None or name in self.history.facts.intended else [self._sign(name, text)]
@@ -175,6 +189,7 @@ class Health:
         return new
 
     def _sign(self, name: str, text: str) -> WarningSign:
+        self._told.add(name)
         return WarningSign(step=self.history.step, name=name, text=text, advice=ADVICE[name])
 
 

@@ -16,7 +16,9 @@ SHALLOW: Final[Mapping[str, float]] = MappingProxyType({"length only": 0.7, "bag
 Of human preferences and of models' judgements words alone reach 0.9 at most; above 0.95 something marks the preferred
 replies. Length reaches 0.75 where labels like long replies."""
 
-WORDS: Final[Mapping[str, str]] = MappingProxyType({"length only": "length alone", "bag of words": "a bag of words"})
+WORDS: Final[Mapping[str, str]] = MappingProxyType(
+    {"length only": "length alone", "bag of words": "a bag of words", "before": "the model before training"}
+)
 
 CUT_SIDE: Final = 0.8
 """Share of the preferences with one cut reply in which the same side was cut, from which on, lower limit and all, the
@@ -68,6 +70,19 @@ def reversed_at_the_end(accuracies: Mapping[str, Estimate], *, model: str = "the
     if not found:
         return None
     return f"the accuracy of {model} is {' and '.join(found)}, below 0.5 by more than its interval."
+
+
+def behind_at_the_end(differences: Mapping[str, Estimate], *, data: str) -> str | None:
+    """Report simpler judges that are clearly right more often than the chosen model on the same pairs.
+
+    `differences` maps the name of each to the model's accuracy minus its own.
+    """
+    found = []
+    for name, one in differences.items():
+        if one.value + SURE * (one.high - one.value) < 0:
+            less = f"{-one.value:.3f} [{-one.high:.3f}, {-one.low:.3f}]"
+            found.append(f"{WORDS.get(name, name)} by {less}")
+    return f"right more often than the chosen model on {data}: {' and '.join(found)}." if found else None
 
 
 def _told(estimate: Estimate) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from rewardlab.analysis.aligned import ScoreSet, align
+from rewardlab.analysis.paired import change_of_shares, columns_of
 from rewardlab.analysis.precision import CANONICAL, CARD_WORTH, PrecisionCard
 from rewardlab.artifact.load import Where, assemble
+from rewardlab.core.errors import DataError
 from rewardlab.core.spec import read_spec
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
@@ -93,6 +98,21 @@ def accuracies_of(judged: Judged) -> dict[str, Estimate]:
         if result is not None and len(result.by_source) > 1:
             for part, one in result.by_source.items():
                 found[f"the {name} data of {visible(part)}"] = one.estimates["eval_accuracy"]
+    return found
+
+
+def differences_of(judged: Mapping[str, EvalResult]) -> dict[str, Estimate]:
+    """Return by how much the last of several models on the same data is ahead of each other one, in accuracy; empty
+    where nothing can be compared."""
+    *others, (last, model) = judged.items()
+    found: dict[str, Estimate] = {}
+    for name, other in others:
+        with suppress(DataError):  # too few comparisons: the closing table says so
+            two = align([ScoreSet(name=name, rows=other.rows), ScoreSet(name=last, rows=model.rows)])
+            columns = columns_of(two, "accuracy")
+            assert columns is not None
+            change_N = columns.values_MN[1] - columns.values_MN[0]
+            found[name] = change_of_shares(change_N, columns.prompt_keys)
     return found
 
 

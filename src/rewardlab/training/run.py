@@ -33,7 +33,7 @@ from rewardlab.model.trainable import parameter_counts
 from rewardlab.training.budget import choose_budget
 from rewardlab.training.checkpoints.model_folders import Saver
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
-from rewardlab.training.closing import accuracies_of, computed_in, judge_chosen
+from rewardlab.training.closing import accuracies_of, computed_in, differences_of, judge_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_flops_of
 from rewardlab.training.default_budget import budget_by_size
@@ -384,7 +384,7 @@ def _finish(
         watch.judge_live(judged.live)
     if judged.card is not None:
         watch.judge_precisions(judged.card)
-    return TrainResult(
+    result = TrainResult(
         output_dir=config.run.output_dir,
         best=best,
         best_step=trainer.judge.best_step,
@@ -401,5 +401,10 @@ def _finish(
         live=judged.live,
         train_seconds=trained.seconds,
         speed=trained.speed,
-        warnings=tuple(watch.signs),
+        warnings=(),
     )
+    if ranks.is_first and (judged.test or judged.selected) is not None:
+        # Evaluation data chose the model, which flatters it: one that is behind all the same is behind for sure.
+        on, data = ("test", "the test data") if judged.test is not None else ("selection", "the evaluation data")
+        watch.judge_beside(differences_of(result.compared(on)), data)
+    return replace(result, warnings=tuple(watch.signs))

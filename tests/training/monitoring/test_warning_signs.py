@@ -111,6 +111,17 @@ def test_a_mark_of_the_preferred_reply_and_test_data_the_other_way_round_are_nam
 
 
 @pytest.mark.slow
+def test_a_model_that_learned_less_than_a_bag_of_words_is_told(base_model, many, tmp_path, log):
+    result = train(config_for(base_model, many, tmp_path / "run", baselines=True, lr=1e-9))
+    assert names_of(result)[-1] == "behind_baseline"
+    (sign,) = [sign for sign in result.warnings if sign.name == "behind_baseline"]
+    assert "right more often than the chosen model on the evaluation data: " in sign.text
+    assert "a bag of words by 0." in sign.text
+    assert "before" not in sign.text
+    assert json.loads((tmp_path / "run/warnings.jsonl").read_text().splitlines()[-1]) == sign.as_dict()
+
+
+@pytest.mark.slow
 def test_one_of_several_datasets_the_other_way_round_is_named_by_its_name(base_model, many, tmp_path):
     same = write_pairs(tmp_path / "same.jsonl", 60, offset=400)
     turned = rewritten(tmp_path / "turned.jsonl", write_pairs(tmp_path / "t", 60, offset=900), lambda r, _: swapped(r))

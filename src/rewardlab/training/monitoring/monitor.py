@@ -29,7 +29,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 logger = logging.getLogger("rewardlab")
 WARNINGS: Final = "warnings.jsonl"
-NOTHING_LEARNT: Final = frozenset({"no_skill", "narrow_scores"})
+NOTHING_LEARNT: Final = frozenset({"behind_baseline", "no_skill", "narrow_scores"})
 INTENDED: Final[Mapping[str, frozenset[str]]] = {
     "label_shuffle": NOTHING_LEARNT,
     "prompt_only": NOTHING_LEARNT | {"frozen_head", "frozen_backbone"},
@@ -69,6 +69,10 @@ class HealthWatch:
         """Check the accuracies of the chosen model on the data that judge it, and on their sources."""
         self._tell(self.health.judge_chosen(accuracies))
 
+    def judge_beside(self, differences: Mapping[str, Estimate], data: str) -> None:
+        """Check the accuracy of the chosen model minus those of baselines on the same pairs."""
+        self._tell(self.health.judge_beside(differences, data=data))
+
     def judge_live(self, card: PrecisionCard) -> None:
         """Check the chosen model as it was evaluated during training."""
         self._tell(self.health.judge_live(card))
@@ -106,6 +110,11 @@ class Watch:
         """Check the accuracies of the chosen model on the data that judge it, and on their sources."""
         if self.health is not None:
             self.health.judge_chosen(accuracies)
+
+    def judge_beside(self, differences: Mapping[str, Estimate], data: str) -> None:
+        """Check the accuracy of the chosen model minus those of baselines on the same pairs."""
+        if self.health is not None:
+            self.health.judge_beside(differences, data)
 
     def judge_live(self, card: PrecisionCard) -> None:
         """Check the chosen model as it was evaluated during training."""
