@@ -168,22 +168,48 @@ def test_a_record_that_a_full_disk_does_not_take_hides_no_error(
         do(study, study.runs[0], fails)
 
 
-def test_a_run_that_can_write_neither_record_nor_output_is_told_to_want_room(
+def test_a_run_that_can_write_neither_record_nor_output_stops_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(folder: Path, flag: str) -> None:
-        raise RewardlabError(f"cannot write to {folder} (No space left on device).")
+        raise RewardlabError(f"cannot write to {folder} (No space left on device).") from OSError(errno.ENOSPC, "full")
 
     study = frozen_study(tmp_path)
     monkeypatch.setattr(local, "command_of", lambda study, run: ["false"])
     told: list[str] = []
-    run_all(study, study.runs[:1], jobs=1, say=told.append)
-    assert told[-1] == "plain/seed_0: waiting: exit status 1"
+    assert run_all(study, study.runs[:2], jobs=1, say=told.append) == list(study.runs[:2])
+    assert told[-1] == "plain/seed_1: waiting: exit status 1"
     monkeypatch.setattr(local, "require_writable_folder", full)
-    run_all(study, study.runs[:1], jobs=1, say=told.append)
-    assert told[-1].endswith(
-        "logs/plain takes no more files: is its disk full? Make room; then the same command goes on."
+    with pytest.raises(DiskFullError, match="plain/seed_0 found its disk full"):
+        run_all(study, study.runs[:2], jobs=1, say=told.append)
+    assert told[-1] == "plain/seed_0: waiting: exit status 1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("records", [True, False])
+def test_no_run_is_begun_after_one_that_found_the_disk_full(
+    records: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = frozen_study(tmp_path)
+    code = (
+        "import errno, os, sys; from pathlib import Path; from rewardlab.experiments import one_run; "
+        "from rewardlab.experiments.study import open_study; study = open_study(Path(sys.argv[1])); "
+        "full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'checkpoints');\n"
+        "def fill(*given, **more): raise full\n"
+        f"{'' if records else 'one_run.end_record = fill'}\n"
+        "one_run.do(study, study.runs[0], fill)"
     )
+    monkeypatch.setattr(local, "command_of", lambda study, run: [sys.executable, "-c", code, str(study.folder)])
+    told: list[str] = []
+    with pytest.raises(DiskFullError) as stopped:
+        running.run_study(RunConfig(study=study.folder), say=told.append, redo=redo)
+    assert str(stopped.value) == (
+        "plain/seed_0 found its disk full, which others would too: no further run is begun. Make room there; then the "
+        "same command goes on from what is finished."
+    )
+    assert [line for line in told if "begins" in line] == [told[0]]
+    assert record_of(study, study.runs[0]).state == ("failed" if records else "interrupted")
+    assert {record_of(study, one).state for one in study.runs[1:]} == {"waiting"}
 
 
 @pytest.mark.parametrize(("error", "by", "status"), [(KeyboardInterrupt, "Ctrl-C", 130), (Terminated, "SIGTERM", 75)])

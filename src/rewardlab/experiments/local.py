@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from rewardlab.core.errors import ConfigError, RewardlabError
+from rewardlab.core.errors import NO_ROOM, ConfigError, DiskFullError, RewardlabError
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
@@ -27,7 +27,7 @@ from rewardlab.experiments.study import Study, open_study
 
 POLL_S: Final = 0.5
 LAST_LINES: Final = 5
-"""Last lines of the log that are shown of a run that failed."""
+"""Last lines of the log that are shown of a run that failed, and looked at for a full disk."""
 Say = Callable[[str], None]
 
 
@@ -35,7 +35,7 @@ def run_all(study: Study, runs: Sequence[Run], *, jobs: int, gpus: Sequence[str]
     """Do runs, `jobs` at a time, and return those that are not done afterwards.
 
     With `gpus` each slot has one of them. A run that fails ends no other. A signal to this process ends all runs with a
-    checkpoint, and is raised again.
+    checkpoint, and is raised again. Raises DiskFullError if a run failed for want of room: no other is begun then.
     """
     slots: queue.Queue[str | None] = queue.Queue()
     for number in range(jobs):
@@ -51,10 +51,18 @@ def run_all(study: Study, runs: Sequence[Run], *, jobs: int, gpus: Sequence[str]
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+    if work.wants_room:
+        raise DiskFullError(
+            f"{work.wants_room} found its disk full, which others would too: no further run is begun. Make room there; "
+            f"then the same command goes on from what is finished."
+        )
     return [run for run in runs if not work.record(run).is_over]
 
 
 class _Work:
+    wants_room = ""
+    """The first run that failed because a disk was full. None is begun after it."""
+
     def __init__(self, study: Study, slots: queue.Queue[str | None], jobs: int, say: Say) -> None:
         self._study, self._slots, self._jobs, self._say = study, slots, jobs, say
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -77,7 +85,7 @@ class _Work:
         slot = self._slots.get()
         try:
             with ExitStack() as held:
-                if self._is_taken(run, held) and self._is_free(run):
+                if not self.wants_room and self._is_taken(run, held) and self._is_free(run):
                     self._run(run, slot)
         finally:
             self._slots.put(slot)
@@ -87,13 +95,22 @@ class _Work:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._say(f"{run.name}: begins; its output is in {log}")
         with log.open("ab") as out:
+            begin = out.tell()
             process = self._begin(run, out, slot)
             if process is None:
                 return
             process.wait()
         with self._lock:
             self._processes.discard(process)
-        self._tell(run, log, process.returncode)
+        why = self._tell(run, process.returncode)
+        if not why:
+            return
+        last = _last_lines(log, begin)
+        if why.startswith("exit status"):  # which says nothing: what another program wrote at its end may
+            for line in last:
+                self._say(f"    {line}")
+        if _tells_of_full_disk([why, *last]) or _is_full(log.parent):
+            self.wants_room = self.wants_room or run.name
 
     def _is_taken(self, run: Run, held: ExitStack) -> bool:
         """Return whether a run is now kept from every other `plan run`, as long as `held` is open, after waiting for
@@ -156,7 +173,8 @@ class _Work:
             self._processes.add(process)
             return process
 
-    def _tell(self, run: Run, log: Path, status: int) -> None:
+    def _tell(self, run: Run, status: int) -> str:
+        """Say how a run went, and return why it is not done; empty if it is."""
         record = self.record(run)
         if status == RESUME_LATER and record.values.get("state") == "running":
             # The run was asked to end before it could write that down.
@@ -164,19 +182,31 @@ class _Work:
             record = self.record(run)
         if record.is_over:
             self._say(f"{run.name}: done")
-            return
+            return ""
         why = record.message or f"exit status {status}"
         self._say(f"{run.name}: {record.state}: {why}")
-        if why.startswith("exit status"):  # which says nothing: what another program wrote at its end may
-            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]:
-                self._say(f"    {line}")
-            # A full disk takes neither the record of a run nor its output.
-            with suppress(RewardlabError):
-                require_writable_folder(log.parent, "--output-dir")
-                return
-            self._say(
-                f"    {log.parent} takes no more files: is its disk full? Make room; then the same command goes on."
-            )
+        return why
+
+
+def _last_lines(log: Path, begin: int) -> list[str]:
+    """Return the last lines of a log, of those that stand after byte `begin`."""
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+
+
+def _tells_of_full_disk(texts: Sequence[str]) -> bool:
+    """Return whether a run that failed, here or in another program, gave a full disk as the reason."""
+    return any(os.strerror(number) in text for number in NO_ROOM for text in texts)
+
+
+def _is_full(folder: Path) -> bool:
+    """Return whether the disk takes no file at all: then it took neither the record of a run nor its output."""
+    try:
+        require_writable_folder(folder, "--output-dir")
+    except RewardlabError as error:
+        return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM
+    return False
 
 
 def log_size(study: Study) -> int:
