@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,9 +24,13 @@ SECONDS = "FAKE_ENGINE_SECONDS"
 
 class Unequal(FakeEngine):
     """An engine that can swap to `odd` in one process only: the first to write its number there; `endless` loads for
-    ever, and Python's own end waits for it."""
+    ever, and Python's own end waits for it; `gated` loads until it holds a file `go`."""
 
     def swap(self, name, folder):
+        if folder.name == "gated":
+            say("loading")
+            while not (folder / "go").exists():
+                time.sleep(0.01)
         if folder.name == "endless":
             atexit.register(threading.Event().wait)
             say("loading")
@@ -44,8 +49,12 @@ def ids_of(workers: Workers) -> list[int]:
 
 
 def load(models: Mapping[str, Path]) -> FakeEngine:
-    """An engine for the models; a folder called `broken` cannot be loaded, one called `deadly` ends the process."""
+    """An engine for the models; a folder called `broken` cannot be loaded, one called `deadly` ends the process, and
+    one called `lasting` loads for ever."""
     for folder in models.values():
+        if folder.name == "lasting":
+            say("loading")
+            threading.Event().wait()
         if folder.name == "broken":
             raise ArtifactError(f"{folder}: is broken.")
         if folder.name == "deadly":

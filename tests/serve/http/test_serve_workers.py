@@ -7,12 +7,8 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
@@ -22,6 +18,7 @@ from typing import Any
 import pytest
 
 from fake_engine import digest_of, fake_score
+from fake_fleet import Fleet, model
 from fake_workers import ADMIN_TOKEN
 from rewardlab.core.errors import ArtifactError
 from rewardlab.serve.engine.api import EngineFailedError, UnknownModelError
@@ -31,58 +28,6 @@ from rewardlab.serve.http.refusals import NotSwappedError
 from rewardlab.serve.http.worker import Line, WorkerPlan, outcome_of, value_or_refusal
 
 Ask = Callable[..., tuple[int, Any]]
-
-
-def model(folder: Path, told: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "model").write_text(told)
-    return folder
-
-
-class Fleet:
-    """A parent with its workers, and questions to whichever of them accepts."""
-
-    def __init__(self, count: int, folder: Path, drain_timeout_s: float = 30) -> None:
-        helpers = str(Path(__file__).parents[2] / "helpers")
-        environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join([helpers, *sys.path])}
-        command = [sys.executable, "-m", "fake_workers", str(count), str(folder), str(drain_timeout_s)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-        assert self.process.stdout is not None
-        self.lines: list[str] = []
-        for line in self.process.stdout:
-            self.lines.append(line.strip())
-            if line.startswith("http"):
-                self.url, *pids = line.split()
-                self.pids = list(map(int, pids))
-                break
-
-    def wait_for_line(self, part: str) -> None:
-        assert self.process.stdout is not None
-        while not any(part in line for line in self.lines):
-            line = self.process.stdout.readline()
-            assert line, self.lines
-            self.lines.append(line.strip())
-
-    def ask(self, path: str, body: object = None, token: str = "") -> tuple[int, str]:
-        headers = {"content-type": "application/json", "connection": "close", "authorization": f"Bearer {token}"}
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    def score(self) -> dict:
-        status, told = self.ask("/v1/score", {"token_ids": [[1, 2]]})
-        assert status == 200, told
-        return json.loads(told)
-
-    def metric(self, line: str) -> float:
-        status, told = self.ask("/metrics")
-        assert status == 200, told
-        return sum(float(one.rpartition(" ")[2]) for one in told.splitlines() if one.startswith(line))
 
 
 @pytest.fixture(scope="module")
@@ -159,22 +104,6 @@ def test_workers_that_cannot_load_end_the_parent_with_words_and_an_error(models)
     assert fleet.process.wait(60) != 0
     fleet.process.stdout.close()
     assert any("is broken" in line for line in fleet.lines)
-
-
-@pytest.mark.slow
-def test_workers_end_at_once_while_a_model_is_loaded(models):
-    model(models / "endless", "endless")
-    fleet = Fleet(2, models / "one", drain_timeout_s=0.1)
-    assert fleet.process.stdout is not None
-    with ThreadPoolExecutor(1) as threads:
-        swap = {"model": "tiny", "folder": str(models / "endless")}
-        waiting = threads.submit(fleet.ask, "/admin/swap", swap, ADMIN_TOKEN)
-        fleet.wait_for_line("loading")
-        fleet.process.send_signal(signal.SIGTERM)
-        assert waiting.result()[0] == 503
-    with fleet.process.stdout as lines:
-        left = lines.read()
-    assert (fleet.process.wait(60), "did not end in time" in left) == (0, False), left
 
 
 @pytest.mark.slow

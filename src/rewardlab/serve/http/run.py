@@ -137,9 +137,8 @@ def serve_until_ended(
 ) -> None:
     """Serve on a listening socket until a signal or `Server.begin_end`, then close engine and app.
 
-    With `signals`, SIGTERM and SIGINT end the server, and a second signal ends the process at once. Without, SIGTERM
-    ends the server and SIGINT is ignored: Ctrl-C reaches all processes of a terminal, and the parent decides what to
-    do. `on_start` is called once the server accepts connections.
+    With `signals`, SIGTERM and SIGINT end the server, and a second signal ends the process at once. Without, SIGINT is
+    left as it is. `on_start` is called once the server accepts connections.
     """
     # uvicorn logs errors with their messages, which may quote conversations; `Door` has logged them without.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
@@ -175,14 +174,18 @@ def end_at_once() -> NoReturn:
 
 
 def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, both: bool) -> None:
+    signalled = False
+
     def end(number: int) -> None:
-        if server.ending:
+        # Only a second signal is impatience: a parent may have begun the end, and whoever signals it often signals
+        # all of its processes.
+        nonlocal signalled
+        if signalled:
             logger.warning("ended at once by a second signal")
             os._exit(128 + number)
+        signalled = True
         server.begin_end()
 
     loop.add_signal_handler(signal.SIGTERM, end, signal.SIGTERM)
     if both:
         loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT)
-    else:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

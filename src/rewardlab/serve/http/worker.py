@@ -13,12 +13,14 @@ import contextlib
 import itertools
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -138,6 +140,7 @@ class Line:
 
 def run_worker(connection: Connection, bound: socket.socket, models: Mapping[str, str], plan: WorkerPlan) -> None:
     """Run as a worker: load the models, wait for the parent's go, and serve until the parent says end or is gone."""
+    leave_to_the_parent()
     _log_on_stdout()
     line = Line(connection)
     try:
@@ -185,14 +188,16 @@ class _Process:
             end_at_once()
 
     def _attend(self, server: Server) -> None:
-        while (message := self._line.receive()) is not None and message[0] != "end":
-            if message[0] == "told":
+        # After the end has begun, too: a swap that is under way is answered through the parent.
+        while (message := self._line.receive()) is not None:
+            if message[0] == "end":
+                server.begin_end()
+            elif message[0] == "told":
                 self._line.answered(message[1], message[2])
             else:
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
         server.begin_end()
-        if message is None:
-            self._line.gone()
+        self._line.gone()
 
     def _answer(self, message: Any) -> None:
         what, number, *arguments = message
@@ -222,6 +227,26 @@ class _Process:
     def _counts_of_all(self, _own: Families) -> Families:
         families: Families = value_or_refusal(self._line.ask("counts", timeout_s=COUNTS_TIMEOUT_S))
         return families
+
+
+@contextlib.contextmanager
+def deaf_to_ctrl_c() -> Iterator[None]:
+    """Let processes that are started in the block not hear of Ctrl-C until they call `leave_to_the_parent`.
+
+    Ctrl-C reaches all processes of a terminal, and Python is not ready to ignore it before seconds of imports.
+    """
+    resource_tracker.ensure_running()  # as starting a process does; if it starts then, it lifts the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_to_the_parent() -> None:
+    """Ignore Ctrl-C in this process: its parent decides what to do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _log_on_stdout() -> None:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from rewardlab.core.errors import ConfigError
 from rewardlab.serve.http.metrics import Families, add_up, lasting, without_others
 from rewardlab.serve.http.refusals import SwapGoesOnError
-from rewardlab.serve.http.worker import CANNOT_LOAD, Line, Outcome, WorkerPlan, run_worker
+from rewardlab.serve.http.worker import CANNOT_LOAD, Line, Outcome, WorkerPlan, deaf_to_ctrl_c, run_worker
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,8 @@ class Workers:
             daemon=True,
         )
         worker = Worker(number, process, Line(here))
-        process.start()
+        with deaf_to_ctrl_c():
+            process.start()
         there.close()
         self._workers[number] = worker
         threading.Thread(target=self._attend, args=(worker,), daemon=True).start()
@@ -296,7 +297,8 @@ class Workers:
             with ThreadPoolExecutor(max(1, len(others))) as threads:
                 outcomes = list(threads.map(lambda one: self._swapped(one, name, folder), others))
             for other, (good, value) in zip(others, outcomes, strict=True):
-                if not good or value["digest"] != outcome[1]["digest"]:
+                # At the end those that had nothing to answer have gone, and the others still answer.
+                if not self._ending and (not good or value["digest"] != outcome[1]["digest"]):
                     self._end(other, f"could not swap {name}")
             return outcome
         finally:
