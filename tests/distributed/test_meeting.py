@@ -240,6 +240,16 @@ def test_an_environment_that_is_not_whole_is_refused_in_words(name, value, said,
         pass
 
 
+def test_one_of_several_processes_without_a_number_does_not_train_by_itself(place, monkeypatch):
+    monkeypatch.delenv("RANK")
+    said = r"one of 2 processes, and RANK, .* is not set: each would train by itself"
+    with pytest.raises(ConfigError, match=said), joined_ranks():
+        pass
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with joined_ranks() as ranks:
+        assert ranks.size == 1
+
+
 def test_only_a_connection_that_broke_is_a_lost_process():
     broken = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert "--resume auto goes on from the last checkpoint" in str(lost(broken))

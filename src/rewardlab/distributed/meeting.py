@@ -205,6 +205,17 @@ def _require_environment() -> None:
             )
 
 
+def require_alone() -> None:
+    """Raise ConfigError if this process has no number and is, by the environment, one of several: each would train by
+    itself."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if "RANK" not in os.environ and size.isdecimal() and int(size) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE says that this is one of {size} processes, and RANK, which of them it is, is not set: each "
+            f"would train by itself. Start them by torchrun, or set both for each process; or unset WORLD_SIZE."
+        )
+
+
 @contextmanager
 def _telling(line: str, after_s: float) -> Iterator[None]:
     """Log a line if the block takes so long. In a thread, since this one waits in native code."""

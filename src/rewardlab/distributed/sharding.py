@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rewardlab.core.errors import ConfigError, RunInterrupted
 from rewardlab.core.pending import let_finish
-from rewardlab.distributed.meeting import meet, tell_of_failure
+from rewardlab.distributed.meeting import meet, require_alone, tell_of_failure
 from rewardlab.distributed.others import Others
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
 from rewardlab.model.half import HalfWeights
@@ -81,12 +81,14 @@ def joined_ranks(*, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
     A process without torchrun's environment variables is alone. An error on one rank ends all of them: the rank that
     fails tells the others, and those that wait for it in a collective, and so cannot hear it, are ended some seconds
     later.
-    Raises RankError on the ranks that end because of another one, and LostRankError if that one did not say why.
+    Raises RankError on the ranks that end because of another one, LostRankError if that one did not say why, and
+    ConfigError if the processes cannot meet.
 
     Ranks that end together leave no thread of a process group behind (see `_leave`), as long as nobody outside the
     block holds a sharded model.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        require_alone()
         yield ALONE
         return
     try:
