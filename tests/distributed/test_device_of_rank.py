@@ -1,4 +1,4 @@
-"""Which GPU a process takes, by what it sees of them."""
+"""Which GPU a process takes, by what it sees of them, and which processes share a machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.distributed.sharding import device_of_rank
+from rewardlab.distributed.sharding import device_of_rank, nodes_of
 
 
 def seeing(monkeypatch, *, gpus: int, local_rank: int, torchrun: bool) -> None:
@@ -36,3 +36,19 @@ def test_more_processes_than_gpus_are_refused(gpus, torchrun, monkeypatch):
     seeing(monkeypatch, gpus=gpus, local_rank=2, torchrun=torchrun)
     with pytest.raises(ConfigError, match=f"LOCAL_RANK is 2, and this process sees {gpus} GPU"):
         device_of_rank()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "nodes"),
+    [
+        ("012012", [[0, 1, 2], [3, 4, 5]]),
+        ("001122", [[0, 2, 4], [1, 3, 5]]),
+        ("010122", [[0, 1, 4], [2, 3, 5]]),
+        ("012345", [[0, 1, 2], [3, 4, 5]]),
+        ("000000", [[0, 1, 2], [3, 4, 5]]),
+    ],
+    ids=["in a row", "in turn", "two at a time", "not of nodes", "all alike"],
+)
+def test_processes_that_share_a_machine_are_found_however_they_were_dealt_to_machines(numbers, nodes):
+    assert nodes_of(list(numbers), 3) == nodes
+    assert nodes_of([""] * 6, 3) == [[0, 1, 2], [3, 4, 5]]

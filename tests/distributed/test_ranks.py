@@ -30,6 +30,7 @@ CASES = {
     "two, deferred": (2, {"defer_sync": True}),
     "four": (4, {"budget": 60}),
     "four in two nodes": (4, {"sharding": "hybrid", "per_node": 2}),
+    "four in two nodes, dealt in turn": (4, {"sharding": "hybrid", "per_node": 2, "local_ranks": [0, 0, 1, 1]}),
     "four, whole models": (4, {"sharding": "none"}),
     "four, two groups": (4, {"groups": 2, "batch_size": 2}),
     "four, two groups, whole models": (4, {"groups": 2, "batch_size": 2, "sharding": "none"}),

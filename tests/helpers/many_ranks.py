@@ -412,9 +412,9 @@ def run(name: str, size: int, folder: Path, how: Mapping[str, Any]) -> list[tupl
             with (folder / "said").open("a") as said:
                 os.dup2(said.fileno(), 2)
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-            per_node = how.get("per_node", size)
-            os.environ["LOCAL_WORLD_SIZE"] = str(per_node[rank] if isinstance(per_node, list) else per_node)
+            here, numbers = how.get("per_node", size), how.get("local_ranks", range(size))
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(numbers[rank]), "WORLD_SIZE": str(size)}
+            os.environ["LOCAL_WORLD_SIZE"] = str(here[rank] if isinstance(here, list) else here)
             status = 0
             try:
                 FUNCTIONS[name](folder, how)

@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import compress
@@ -155,16 +155,20 @@ class Parts:
         """Raises ConfigError, on all ranks, unless every node has the same number of them (`hybrid`)."""
         self.ranks, self._sharding = ranks, sharding
         self._per_node = ranks.size
+        self._nodes: list[list[int]] = []
+        """The ranks of each node (`hybrid`)."""
         self._meshes: dict[str, DeviceMesh] = {}
         if sharding != "hybrid":
             return
-        found = sorted(set(ranks.gather(ranks_here(ranks))))
+        told = ranks.gather((ranks_here(ranks), os.environ.get("LOCAL_RANK", "")))
+        found = sorted({here for here, _ in told})
         self._per_node = found[0]
         if len(found) > 1 or ranks.size % self._per_node:
             raise ConfigError(
                 f"--sharding hybrid needs the same number of ranks on every node; here a node has "
                 f"{' or '.join(map(str, found))} of the {ranks.size} (LOCAL_WORLD_SIZE)."
             )
+        self._nodes = nodes_of([number for _, number in told], self._per_node)
 
     @property
     def is_first(self) -> bool:
@@ -213,11 +217,11 @@ class Parts:
         Made once, since each mesh creates process groups of its own.
         """
         if kind not in self._meshes:
-            shape: tuple[int, ...] = (self.ranks.size,)
-            names: tuple[str, ...] = ("shard",)
-            if self._sharding == "hybrid":
-                shape, names = (self.ranks.size // self._per_node, self._per_node), ("replicate", "shard")
-            self._meshes[kind] = init_device_mesh(kind, shape, mesh_dim_names=names)
+            self._meshes[kind] = (
+                DeviceMesh(kind, self._nodes, mesh_dim_names=("replicate", "shard"))
+                if self._sharding == "hybrid"
+                else init_device_mesh(kind, (self.ranks.size,), mesh_dim_names=("shard",))
+            )
             _meshes.append(self._meshes[kind])
         return self._meshes[kind]
 
@@ -232,6 +236,20 @@ class Parts:
 def ranks_here(ranks: Ranks) -> int:
     """Return how many of the ranks are on this machine; all of them where nobody says."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
+
+
+def nodes_of(local_ranks: Sequence[str], per_node: int) -> list[list[int]]:
+    """Return the ranks of each node, from the LOCAL_RANK of every rank.
+
+    A scheduler may place ranks one after the other, or deal them to the nodes in turn (`srun --distribution=cyclic`).
+    Either way the n-th rank with some local number is on the n-th node. Where the local numbers are not those of whole
+    nodes, ranks that follow each other share one.
+    """
+    size = len(local_ranks)
+    alike = [[rank for rank in range(size) if local_ranks[rank] == str(number)] for number in range(per_node)]
+    if any(len(ranks) != size // per_node for ranks in alike):
+        return [list(range(first, first + per_node)) for first in range(0, size, per_node)]
+    return [list(node) for node in zip(*alike, strict=True)]
 
 
 def parts_of(sharding: Sharding, ranks: Ranks) -> Parts | None:
