@@ -22,6 +22,7 @@ from harness.forecasts import forecasts
 from harness.near_other_ends import near_other_ends, power_near_the_end
 from harness.near_the_end import near_the_end
 from harness.simulation import Rate, Simulation, outside, parser_of, rounded, summary
+from harness.slopes_at_limits import slopes_at_limits
 from rewardlab.analysis.calibration import ece_influence
 from rewardlab.analysis.crossed import Crossed, Observed, combined
 from rewardlab.experiments.assumed import Assumed
@@ -367,6 +368,7 @@ KINDS: dict[str, tuple[str, Kind]] = {
     "near_other_ends": ("AUC, Brier score, loss, several comparisons a prompt (at most 5 and 1 %)", near_other_ends),
     "power_near_the_end": ("the same 2.5 standard errors ahead, at 5 %", power_near_the_end),
     "forecasts": ("claims found as often as said before, within ten points", forecasts),
+    "slopes": ("calibration slopes and intercepts at their limits (at most 5 and 1 %)", slopes_at_limits),
 }
 
 

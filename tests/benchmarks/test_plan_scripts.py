@@ -17,7 +17,9 @@ from pages import ROOT, module_at
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [["family", "uneven_arms"], ["stated_rates"], ["near_the_end"], ["near_other_ends"]])
+@pytest.mark.parametrize(
+    "kinds", [["family", "uneven_arms"], ["stated_rates"], ["near_the_end"], ["near_other_ends"], ["slopes"]]
+)
 def test_verdicts_are_tried_on_every_kind_of_study(tmp_path: Path, kinds: list[str]) -> None:
     assert plan_verdicts.main(["--draws", "2", "--results", str(tmp_path), "--kinds", *kinds]) == 0
     (path,) = tmp_path.glob("plan_verdicts.*.json")

@@ -13,6 +13,7 @@ Legend: C prompts or conversations.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,8 +40,28 @@ class Moves:
     """[C] the same for as high as it can; at least 0."""
 
 
+class AtLimit(ABC):
+    """A value over prompts, and how these would vary if a limit were the true one."""
+
+    @abstractmethod
+    def ends(self) -> tuple[float, float]:
+        """Return a limit below, and one above, all that are possible."""
+
+    @abstractmethod
+    def excess_at(self, limit: float) -> float:
+        """Return by how much the variance of the value, if `limit` were the true one, exceeds the one that was seen."""
+
+    @abstractmethod
+    def p_skewed(self, limit: float) -> tuple[float, float]:
+        """Return the least one-sided p-values of the value being at most `limit`, and at least."""
+
+    @abstractmethod
+    def skewed_limits(self, tail: float) -> tuple[float, float]:
+        """Return the limits at which these p-values are `tail`."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Bounded:
+class Bounded(AtLimit):
     """A mean of values that lie between `least` and `most`."""
 
     values: tuple[float, ...]
@@ -82,6 +103,10 @@ class Bounded:
         """The mean of all values."""
         values, shares, _ = self._seen
         return float(values @ shares)
+
+    def ends(self) -> tuple[float, float]:
+        """Return `least` and `most`."""
+        return self.least, self.most
 
     def excess_at(self, limit: float) -> float:
         """Return by how much the variance of the mean, if `limit` were the true one, exceeds the one that was seen."""

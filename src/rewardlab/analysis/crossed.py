@@ -14,8 +14,9 @@ variance A + B, but with two or three seeds they give too many false findings; d
 Numbers that are not means are linearised: the influence ψ_sc of a prompt c on the value of seed s says how the value
 changes with the weight of the prompt (see influence.py). An expression of several numbers changes by its gradient.
 Shares, losses and AUC near the end of their range, and arms that differ on few prompts, show too little variance; so to
-their B is added what it would be more if the limit were the truth (bounded.py). Some numbers lie above the truth on
-average, as ECE does. Before such a number is compared with a limit, this excess is subtracted from it.
+their B is added what it would be more if the limit were the truth (bounded.py; slopes: crossed_slopes.py). Some numbers
+lie above the truth on average, as ECE does. Before such a number is compared with a limit, this excess is subtracted
+from it.
 
 Legend: S seeds, C prompts (clusters).
 """
@@ -31,8 +32,9 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import stdtr, stdtrit
 
-from rewardlab.analysis.bounded import Bounded, crossing
+from rewardlab.analysis.bounded import AtLimit, crossing
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.logistic import Fit
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.types import Estimate
 
@@ -74,6 +76,8 @@ class Observed:
     are. NaN if it is not known; None for values that have influences, or do not come from rows."""
     num_rows: int = 0
     """Number of rows behind `row_error`; 0 if it is not known."""
+    fits: tuple[Fit, ...] = ()
+    """[S] the regressions whose coefficients the values are; empty for all others."""
     excess: float = 0.0
     """By how much the values may lie above the truth on average, as those of ECE do; at least 0."""
     varies: Varies = "always"
@@ -144,8 +148,8 @@ class Crossed:
     """How far the value moves at most if every prompt comes out the other way: Σ |slope| · range."""
     num_alike: float = 0.0
     """How many prompts of equal weight would count as much; 0 where that is `num_prompts`."""
-    bounded: Bounded | None = None
-    """The value as a mean over prompts of what cannot leave a range; None where no ends of its terms are known."""
+    bounded: AtLimit | None = None
+    """How prompts would vary if a limit were the true value; None where that is not known."""
 
     @property
     def variance(self) -> float:
@@ -228,8 +232,9 @@ class Crossed:
         half = self.half_width(tail) if self.is_testable else math.nan
         low, high = self.value - self.too_high - half, self.value + self.too_low + half
         if self.bounded is not None and not math.isnan(half):
-            low = self._beyond(low, self.bounded.least, lambda limit: self._p_above(limit) - tail)
-            high = self._beyond(high, self.bounded.most, lambda limit: self._p_below(limit) - tail)
+            below, above = self.bounded.ends()
+            low = self._beyond(low, below, lambda limit: self._p_above(limit) - tail)
+            high = self._beyond(high, above, lambda limit: self._p_below(limit) - tail)
             if not self.is_constant:
                 least, most = self.bounded.skewed_limits(tail)
                 low, high = min(low, least), max(high, most)
@@ -314,7 +319,7 @@ def combined(parts: Sequence[tuple[Observed, float]], value: float, *, reach: fl
     groups = _linked([one.seeds for one, _ in moving])
     seeds = tuple(part for group in groups if (part := _over_seeds([moving[number] for number in group])) is not None)
     of_prompts = [(one, weight) for one, weight in moving if one.influence_SC is not None]
-    shared, together, num_prompts = _over_prompts(of_prompts)
+    shared, together, num_prompts = over_prompts(of_prompts)
     if not sum(part.variance for part in seeds) > 0:
         shared = together
     of_rows = [(one, weight) for one, weight in moving if one.has_row_error]
@@ -401,7 +406,7 @@ def _over_seeds(parts: Sequence[tuple[Observed, float]]) -> Part | None:
     return Part(variance=squares * fewest / (fewest - 1), freedom=fewest - 1)
 
 
-def _over_prompts(parts: Sequence[tuple[Observed, float]]) -> tuple[float, float, int]:
+def over_prompts(parts: Sequence[tuple[Observed, float]]) -> tuple[float, float, int]:
     """Return B, the variance over prompts of the mean over seeds (B + σ²_SP/(kC)), and the number of prompts.
 
     For two numbers with k and l seeds, b of which are the same, B takes the mean over the kl − b pairs of different

@@ -18,7 +18,7 @@ from rewardlab.analysis import calibration, influence
 from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.lengths import length_controlled_influence, length_controlled_weights
-from rewardlab.analysis.logistic import logistic
+from rewardlab.analysis.logistic import Fit, logistic
 from rewardlab.analysis.score_table import LARGEST, IntArray, Pairs, Replies, ScoreTable
 from rewardlab.core.errors import DataError
 
@@ -71,6 +71,11 @@ def observed_in(name: str, tables: Mapping[int, ScoreTable], *, beta: float = 1.
         each_SC=each_SC,
         has_long_tail=name == "loss",
         turned_S=None if turned is None else np.array([turned(table, beta) for table in tables.values()]),
+        fits=tuple(
+            replace(_FITS[name](table.pairs.finite, beta), value=found[seed][0])
+            for seed, table in tables.items()
+            if name in _FITS
+        ),
         excess=float(np.mean([_excess(name, table, beta) for table in tables.values()])),
     )
     return _with_outcomes(observed, tables) if name == "accuracy_length_controlled" else observed
@@ -201,22 +206,34 @@ def _undivided(influence: FloatArray, prompts: IntArray) -> FloatArray:
     return influence * whole_C[index_N]
 
 
-def _slope(table: ScoreTable, beta: float) -> Linearised:
-    pairs = table.pairs.finite
-    return _fitted(logistic(pairs.logit(beta=beta)[:, None], pairs.label), pairs)
+def _slope(pairs: Pairs, beta: float) -> Fit:
+    logit = pairs.logit(beta=beta)
+    return Fit(x_N=logit, y_N=pairs.label, offset_N=np.zeros_like(logit), clusters_N=pairs.prompt, value=math.nan)
 
 
-def _intercept(table: ScoreTable, beta: float) -> Linearised:
-    pairs = table.pairs.finite
+def _intercept(pairs: Pairs, beta: float) -> Fit:
     logit = pairs.logit(beta=beta)
     turned = np.where(logit < 0, 1 - pairs.label, np.where(logit == 0, 0.5, pairs.label))
-    return _fitted(logistic(np.ones((logit.size, 1)), turned, offset=np.abs(logit)), pairs)
+    return Fit(x_N=np.ones_like(logit), y_N=turned, offset_N=np.abs(logit), clusters_N=pairs.prompt, value=math.nan)
 
 
-def _fitted(found: tuple[FloatArray, FloatArray] | None, pairs: Pairs) -> Linearised:
-    if found is None:
-        return math.nan, np.zeros(pairs.label.size), pairs.prompt
-    return float(found[0][0]), found[1][:, 0], pairs.prompt
+_FITS: Final[Mapping[str, Callable[[Pairs, float], Fit]]] = {
+    "calibration_slope": _slope,
+    "calibration_intercept": _intercept,
+}
+"""Coefficient of a regression -> the regression, without its value."""
+
+
+def _fitted(of: Callable[[Pairs, float], Fit]) -> Measure:
+    def measure(table: ScoreTable, beta: float) -> Linearised:
+        pairs = table.pairs.finite
+        fit = of(pairs, beta)
+        found = logistic(fit.x_N[:, None], fit.y_N, offset=fit.offset_N)
+        if found is None:
+            return math.nan, np.zeros(pairs.label.size), pairs.prompt
+        return float(found[0][0]), found[1][:, 0], pairs.prompt
+
+    return measure
 
 
 def _length_controlled(table: ScoreTable, beta: float) -> Linearised:
@@ -307,8 +324,8 @@ QUANTITIES: Final[Mapping[str, Measure]] = MappingProxyType(
         "brier": _mean(_brier, decided=False),
         "ece": _ece,
         "roc_auc": _area,
-        "calibration_slope": _slope,
-        "calibration_intercept": _intercept,
+        "calibration_slope": _fitted(_slope),
+        "calibration_intercept": _fitted(_intercept),
         "margin": _mean(lambda pairs, beta: pairs.difference),
         "margin_std": lambda table, beta: _deviation(table.pairs.decided.difference, table.pairs.decided.prompt),
         **{f"margin_p{percent}": _quantile(percent / 100) for percent in (5, 25, 50, 75, 95)},

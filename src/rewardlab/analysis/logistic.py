@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -29,6 +29,8 @@ _STEPS = 60
 _NOTHING = 1e-9
 # A limit that is further away than Student's by so many doublings is not looked for.
 _DOUBLINGS = 6
+# Nearer to the estimate than by so many standard errors a score is rounding.
+_CLOSE = 1e-6
 ENOUGH_LOSSES: Final = 200.0
 """Lost comparisons from which on a coefficient has Student's interval."""
 # A coefficient that gives a typical row a larger logit than this means that no finite one fits best.
@@ -129,6 +131,68 @@ def _by_score(
     low, high = (_crossing(spare, float(best[k]), side * reach) / float(units[k]) for side in (-1.0, 1.0))
     method = found.method.replace("t interval", "score interval")
     return replace(found, low=min(low, found.value), high=max(high, found.value), method=method)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit:
+    """A regression on one column: logit P = `value` · x + offset."""
+
+    x_N: FloatArray
+    y_N: FloatArray
+    offset_N: FloatArray
+    clusters_N: IntArray
+    value: float
+
+    def _score(self, b: float) -> tuple[float, float, float]:
+        """Return the score at b, with variance and third moment for single labels of 0 and 1."""
+        logit = b * self.x_N + self.offset_N
+        vary = expit(logit) * expit(-logit)
+        score, variance = self.x_N @ (self.y_N - expit(logit)), np.square(self.x_N) @ vary
+        return float(score), float(variance), float((self.x_N**3 * (1 - 2 * expit(logit))) @ vary)
+
+    @cached_property
+    def _seen(self) -> tuple[float, float]:
+        """Student's variance of the value, and the excess by which labels vary more than single ones."""
+        logit = self.value * self.x_N + self.offset_N
+        vary, residual = expit(logit) * expit(-logit), self.y_N - expit(logit)
+        information = float(np.square(self.x_N) @ vary)
+        (score_C,) = sums_by(self.clusters_N, self.x_N * residual)
+        variance = float(score_C @ score_C) * score_C.size / max(score_C.size - 1, 1) / information**2
+        least = _least_excess(self.x_N, vary, self.y_N, residual, self.clusters_N)
+        return variance, max(variance * information, least)
+
+    @cached_property
+    def _varies(self) -> bool:
+        """Whether the value has an error beyond that of rounding."""
+        unit = root_mean_square(self.x_N)
+        return math.sqrt(self._seen[0]) * unit > _NOTHING * max(1.0, abs(self.value) * unit)
+
+    def _at(self, by: float) -> tuple[float, float, float]:
+        """Return how far the value moves by one unit of its score, with variance and third moment of the score, if
+        value + `by` is the truth."""
+        score, variance, third = self._score(self.value + by)
+        if abs(by) <= _CLOSE * math.sqrt(self._seen[0]) or not score:
+            return 1 / self._score(self.value)[1], variance, third
+        return -by / score, variance, third
+
+    def times_at(self, by: float) -> float:
+        """Return by what the variance of the value is to be multiplied so that, held against value + `by`, it is tested
+        by its score there (see `coefficient_estimates`). 1 where nothing varies but for rounding."""
+        if not self._varies:
+            return 1.0
+        seen, excess = self._seen
+        moved, variance, _ = self._at(by)
+        return moved**2 * excess * variance / seen
+
+    def third_at(self, by: float) -> float:
+        """Return the third moment that the value has by its score if value + `by` is the truth.
+
+        Labels that vary more than single ones are taken to come in as many copies.
+        """
+        if not self._varies:
+            return 0.0
+        moved, _, third = self._at(by)
+        return moved**3 * self._seen[1] ** 2 * third
 
 
 def _least_excess(

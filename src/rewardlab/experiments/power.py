@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.special import chdtri, ndtr, stdtrit
 
+from rewardlab.analysis.bounded import Bounded
 from rewardlab.analysis.crossed import Crossed
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.stats import MIN_CLUSTERS
@@ -92,7 +93,7 @@ def noise_of(found: Crossed, *, limit: float | None = None) -> Noise:
 
 def _tail_of(found: Crossed, *, has_ends: bool) -> Tail | None:
     """Return the third moment of the mean over seeds of a claim on losses; None for other claims."""
-    if found.bounded is None or not found.bounded.is_skewed:
+    if not isinstance(found.bounded, Bounded) or not found.bounded.is_skewed:
         return None
     values_C = np.repeat(found.bounded.values, found.bounded.counts)
     third = float(((values_C - values_C.mean()) ** 3).mean()) / values_C.size**2

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from rewardlab.analysis import json_form
 from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, pooled_over, with_pooled
 from rewardlab.analysis.crossed_shares import shares_over
+from rewardlab.analysis.crossed_slopes import slopes_over
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.experiments.expressions import Claim, Comparison, Term
@@ -143,6 +144,8 @@ def contrast_of(
     of_rows = [term for term in gradient if gradient[term] and observed[term].influence_SC is not None]
     if found.is_testable and all(_has_ends(term, observed[term]) for term in of_rows):
         found = replace(found, bounded=shares_over(weighed, found.value))
+    elif found.is_testable:
+        found = replace(found, bounded=slopes_over(weighed, found.value))
     pooled = [
         (observed[term], slope, pool[_kind(term)]) for term, slope in gradient.items() if pool and _kind(term) in pool
     ]
