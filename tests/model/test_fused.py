@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from common import make_model
+from rewardlab.artifact import base
 from rewardlab.core.errors import ConfigError
+from rewardlab.data.config import RenderingConfig
 from rewardlab.model import compute, fused, gated, linear, rounding
 from rewardlab.model.applying import apply_compute
 from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
@@ -338,6 +340,17 @@ def test_what_a_run_does_not_compute_by_kernels_does_not_choose_them(monkeypatch
 )
 def test_adapters_that_are_not_summed_have_no_rank_to_try(settings, rank):
     assert ModelConfig(model="x", **settings).summed_rank == rank
+
+
+@pytest.mark.parametrize(("divided", "rank"), [(False, 16), (True, 0)])
+def test_sums_of_adapters_are_not_tried_where_ranks_hold_parts_of_the_model(divided, rank, base_model, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(base, "choose_compute", lambda *_, **how: asked.append(how["rank"]) or {})
+    model = ModelConfig(model=str(base_model), precision="fp32", lora=True, lora_rank=16)
+    opened = base.open_base(model, RenderingConfig(max_seq_len=128))
+    settings = {"layout": "shared", "device": CPU, "train": True, "divided": divided}
+    base.decide_computing(opened, model, TrainComputeConfig(), **settings)
+    assert asked == [rank]
 
 
 def test_where_they_cannot_be_taken_nothing_is_measured(monkeypatch):

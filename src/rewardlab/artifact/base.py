@@ -211,10 +211,12 @@ def decide_computing(
     layout: AttentionLayout,
     device: torch.device,
     train: bool,
+    divided: bool = False,
 ) -> dict[str, Any]:
     """Return decided settings by their flat names: arithmetic, attention, kernels, how control tokens are read.
 
-    `train` says whether gradients are computed. Raises ConfigError for settings that cannot be used on this machine.
+    `train` says whether gradients are computed, `divided` whether ranks hold parts of the model, whose adapters no
+    kernel sums. Raises ConfigError for settings that cannot be used on this machine.
     """
     precision = choose_precision(
         model.precision,
@@ -233,7 +235,7 @@ def decide_computing(
         dtype=PRECISION[precision],
         train=train,
         log=logger.info,
-        rank=model.summed_rank,
+        rank=0 if divided else model.summed_rank,
     )
     return kernels | {
         "precision": precision,

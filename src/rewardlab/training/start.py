@@ -151,10 +151,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         require_fit([data.train], config.run.token_budget, layout=layout)
     baselines = fit_all_baselines(config, data, test)
     # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
-    resumes = interrupted is not None
-    resolved = _agreed(
-        ranks, _resolve(config, base, num_groups=len(data.train), device=device, layout=layout, resumes=resumes)
-    )
+    how = {"resumes": interrupted is not None, "divided": ranks.size > 1 and config.run.sharding != "none"}
+    resolved = _agreed(ranks, _resolve(config, base, num_groups=len(data.train), device=device, layout=layout, **how))
     if ranks.is_first:
         tell_rows_of_prompts(resolved, data.train, layout=layout, num_ranks=ranks.size)
     warmup = warmup_notice(resolved.schedule.warmup_steps, resolved.run.steps, resolved.learning_rate)
@@ -322,6 +320,7 @@ def _resolve(
     device: torch.device,
     layout: AttentionLayout,
     resumes: bool,
+    divided: bool,
 ) -> RewardTrainerConfig:
     """Return the configuration with every default decided: what is printed, hashed, saved and used on resuming."""
     steps = config.run.steps
@@ -333,7 +332,8 @@ def _resolve(
     unused = {"attention_backend": named} if resumes and layout == "padded" and named != "auto" else {}
     if unused:
         compute = replace(compute, attention_backend="segments")
-    computed = decide_computing(base, config.model, compute, layout=layout, device=device, train=True) | unused
+    how = {"train": True, "divided": divided}
+    computed = decide_computing(base, config.model, compute, layout=layout, device=device, **how) | unused
     decided: dict[str, Any] = computed | {
         # These four are about this start; they are not properties of the run, so its hash must not depend on them.
         "dry_run": False,
