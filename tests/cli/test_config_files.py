@@ -159,7 +159,7 @@ def test_an_empty_file_says_nothing(tmp_path):
         (
             "run.yaml",
             "max_seq_len: '16'\n",
-            r"max_seq_len: expected int or 'model', got '16'\. Write 16, without quotes\.$",
+            r"max_seq_len: expected int or 'auto' or 'model', got '16'\. Write 16, without quotes\.$",
         ),
         ("run.yaml", "hf_split:\n", r"hf_split: expected str, got None\. Give it a value, or take it out\.$"),
         ("run.yaml", "limit: true\n", r"limit: expected int, got True"),

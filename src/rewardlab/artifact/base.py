@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -14,7 +14,7 @@ from rewardlab.artifact.save import choose_pad
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.spec import SPEC_FILE, RendererSpec, RewardSpec, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer
-from rewardlab.data.config import DataConfig, RenderingConfig
+from rewardlab.data.config import USUAL_LENGTH, DataConfig, RenderingConfig
 from rewardlab.data.dataset_names import NOTHING, Given, require_sources
 from rewardlab.data.template_files import template_of
 from rewardlab.data.templates import build_renderer
@@ -29,8 +29,6 @@ from rewardlab.model.precision import choose_precision
 from rewardlab.model.reward import AttentionLayout
 
 logger = logging.getLogger("rewardlab")
-DEFAULT_LENGTH: Final = RenderingConfig.max_seq_len
-"""`--max-seq-len` where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +55,30 @@ def settle_length(model: BackboneConfig, rendering: RenderingConfig) -> int:
     """Return the number of tokens that `--max-seq-len` stands for.
 
     Raises ConfigError if it is `model` and the model's configuration states no number of positions; ModelError if the
-    model cannot be found.
+    model cannot be found; ArtifactError for a damaged spec of a reward model.
     """
-    if rendering.max_seq_len != "model":
+    if isinstance(rendering.max_seq_len, int):
         return rendering.max_seq_len
     path = resolve_model_name(model.model, logger.info)
     positions = _positions(read_config(path, trust_remote_code=model.trust_remote_code))
+    if rendering.max_seq_len == "auto":
+        return _usual_length(path, positions)
     if positions is None:
         raise ConfigError(
             "--max-seq-len model: the configuration of this model states no number of positions. Give a number of "
             "tokens."
         )
+    logger.info("length: up to %d tokens, the positions of the model", positions)
+    return positions
+
+
+def _usual_length(path: str, positions: int | None) -> int:
+    """Return the number of tokens where none is asked for: that of a reward model, or what the positions allow."""
+    if (spec := spec_of(path)) is not None:
+        logger.info("length: up to %d tokens, as the reward model was trained", spec.renderer.max_length)
+        return spec.renderer.max_length
+    if positions is None or positions >= USUAL_LENGTH:
+        return USUAL_LENGTH
     logger.info("length: up to %d tokens, the positions of the model", positions)
     return positions
 
@@ -121,17 +132,13 @@ def _positions(config: Any) -> int | None:
     return positions
 
 
-def require_positions(config: Any, length: int, *, default: int | str | None = None) -> None:
-    """Raise ConfigError if a length limit is above the number of positions that a model's configuration states.
-
-    `default` is the limit where none is given, which nobody needs to have written.
-    """
+def require_positions(config: Any, length: int) -> None:
+    """Raise ConfigError if a length limit is above the number of positions that a model's configuration states."""
     positions = _positions(config)
     if positions is not None and length > positions:
-        said = f"--max-seq-len {length} is above the {positions} positions of this model. Use at most {positions}"
-        if length == default:
-            said += f": give --max-seq-len {positions} or less, or --max-seq-len model. Without it, it is {default}"
-        raise ConfigError(f"{said}.")
+        raise ConfigError(
+            f"--max-seq-len {length} is above the {positions} positions of this model. Use at most {positions}."
+        )
 
 
 def require_embeddings(renderer: Renderer, num_embeddings: int) -> None:
@@ -177,7 +184,7 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     if folder is not None:
         require_same_sizes(folder, config, disk_class)
     require_place_for_head(path, config, disk_class)
-    require_positions(config, rendering.length_limit, default=DEFAULT_LENGTH)
+    require_positions(config, rendering.length_limit)
     # A reward model that is trained further keeps the treatment of control tokens in messages that it was trained with.
     if rendering.special_tokens_in_text == "auto" and (spec := spec_of(path)) is not None:
         rendering = replace(rendering, special_tokens_in_text=spec.renderer.special_tokens_in_text)

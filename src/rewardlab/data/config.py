@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from rewardlab.core.config import require, require_between
 from rewardlab.core.controls import notice
@@ -13,6 +13,8 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
 from rewardlab.data.template_files import parse_arguments, require_template
 
+USUAL_LENGTH: Final = 1024
+"""`--max-seq-len auto` for a model with as many positions."""
 MAPPED_COLUMNS = ("prompt", "chosen", "rejected", "label", "response", "responses", "scores", "strength")
 """Columns that a flag can name: `--prompt-column` and its like."""
 
@@ -158,9 +160,10 @@ def parse_numbers(words: tuple[str, ...], flag: str, *, low: float, high: float)
 class RenderingConfig:
     """How preferences become tokens. A saved model stores these settings, so evaluating it needs none of them."""
 
-    max_seq_len: int | Literal["model"] = 1024
+    max_seq_len: int | Literal["auto", "model"] = "auto"
     """Tokens a conversation may have; `--truncation` says what happens to longer ones. `model` is as many as the model
-    has positions."""
+    has positions; `auto` is the limit of a reward-model folder that is trained further, and for any other model 1024,
+    or its positions if it has fewer."""
     truncation: Literal["prompt-left", "drop", "error", "reply-middle"] = "prompt-left"
     """Conversations above `--max-seq-len`: the oldest turns of the prompt are cut (`prompt-left`), the row is left out
     and counted (`drop`), the run ends and names the row (`error`), or the reply loses its middle (`reply-middle`). The
@@ -186,9 +189,9 @@ class RenderingConfig:
             "--system-prompt: has a lone surrogate (half a character), which no tokenizer can read. Write it in UTF-8.",
         )
         require(
-            self.max_seq_len == "model" or self.max_seq_len >= 16,
+            isinstance(self.max_seq_len, str) or self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "
-            f"1024 suits most data.",
+            f"{USUAL_LENGTH} suits most data.",
         )
         require_between(self, max_seq_len=(16, 10_000_000))
         require_template(self.chat_template)
@@ -199,9 +202,9 @@ class RenderingConfig:
 
     @property
     def length_limit(self) -> int:
-        """`max_seq_len` as a number, once `model` is resolved."""
-        assert isinstance(self.max_seq_len, int), "--max-seq-len model is decided when the model is found"
-        return self.max_seq_len
+        """`max_seq_len` as a number, once `model` is resolved; for `auto` the usual one, where no model is known."""
+        assert self.max_seq_len != "model", "--max-seq-len model is decided when the model is found"
+        return USUAL_LENGTH if self.max_seq_len == "auto" else self.max_seq_len
 
     @property
     def joins_texts(self) -> bool:

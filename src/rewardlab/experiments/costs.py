@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import sha256_text
-from rewardlab.data.config import SelectionConfig, TrainingDataConfig
+from rewardlab.data.config import USUAL_LENGTH, SelectionConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import all_named
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import is_absent
@@ -188,7 +188,8 @@ def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
         return limit and int(limit), float(DEFAULT_PAIR), f"its data cannot be looked at here ({str(error)[:80]})"
     if settings.get("limit"):
         count = min(count, int(settings["limit"]))
-    most = 2.0 * float(settings["max_seq_len"]) if isinstance(settings.get("max_seq_len"), int) else float("inf")
+    limit = USUAL_LENGTH if settings.get("max_seq_len") == "auto" else settings.get("max_seq_len")
+    most = 2.0 * limit if isinstance(limit, int) else float("inf")
     mean = sum(min(length / CHARACTERS_A_TOKEN, most) for length in lengths) / max(len(lengths), 1)
     return count, mean * together.share(), ""
 

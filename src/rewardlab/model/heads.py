@@ -38,7 +38,7 @@ def require_place_for_head(name: str, config: Any, disk_class: Any) -> None:
 
 
 def not_causal(said: str) -> ModelError:
-    """Return the error for a model that is no decoder."""
+    """Return the error for a model that is not a decoder."""
     return ModelError(
         f"{said} Encoders, and models with both an encoder and a decoder, are not supported: take a causal model, "
         f"such as Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3 or GPT-NeoX."

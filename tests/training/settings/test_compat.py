@@ -43,9 +43,7 @@ def test_conventions_fill_in_what_was_not_said_and_print_it(log):
         "drop",
     )
     (line,) = [record.getMessage() for record in log.records if "(not " in record.getMessage()]
-    assert line.startswith(
-        "compat trl: --truncation drop (not prompt-left), --special-tokens-in-text keep (not auto), "
-    )
+    assert line.startswith("compat trl: --max-seq-len 1024 (not auto), --truncation drop (not prompt-left), ")
     assert "--lr " not in line
     assert "--lr-scheduler linear (not cosine), --warmup-ratio 0 (not " in line
     assert "--lora-rank" not in line, "without --lora there are no adapters to speak of"

@@ -34,6 +34,7 @@ DRAWN_BY_CONVERSATION: Final = 2
 PERMISSIONS: Final = ("dry_run", "overwrite", "resume", "reschedule")
 """Settings of one start of the program, which are not properties of the run."""
 PROBED: Final = (
+    "max_seq_len",
     "special_tokens_in_text",
     "precision",
     "attention",
