@@ -25,7 +25,7 @@ from rewardlab.data.finding import find_sources
 from rewardlab.data.judgements import Rules
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.scripts import count_scripts
-from rewardlab.report.inspection import inspection_report
+from rewardlab.report.inspection import inspection_report, label_notes
 from rewardlab.report.inspection_page import inspection_page
 
 
@@ -114,6 +114,33 @@ def test_a_baseline_finds_what_is_planted_on_rows_that_it_did_not_see(tmp_path: 
     assert found.baselines.accuracy["length only"].value == 0.5
     alike = [{"prompt": f"q{n}", "chosen": f"w{n * 2}", "rejected": f"w{n * 2 + 1}"} for n in range(60)]
     assert inspected(write_rows(tmp_path / "b.jsonl", *alike)).baselines.accuracy["bag of words"].value == 0.5
+
+
+def test_strengths_that_count_down_are_told(tmp_path: Path) -> None:
+    # Of the pairs that are called strong, words find the better reply in every second; of the weak ones always.
+    rows = [
+        {
+            "prompt": f"q{n}",
+            "chosen": f"sure thing {n}" if n % 4 else f"no thing {n}",
+            "rejected": f"no thing {n}" if n % 4 else f"sure thing {n}",
+            "strength": 1 + n % 2,
+        }
+        for n in range(240)
+    ]
+    found = inspected(write_rows(tmp_path / "down.jsonl", *(row | {"strength": 3 - row["strength"]} for row in rows)))
+    (low, weaker), (high, stronger) = found.baselines.by_strength
+    assert (low, high) == ("strength up to 1", "strength above 1")
+    assert (weaker.value, weaker.n, stronger.n) == (1.0, 120, 120)
+    assert stronger.value == 0.5
+    (said,) = [line for line in label_notes(found) if "wrong way round" in line]
+    assert "strength above 1 0.500 [0.4" in said
+    upwards = inspected(write_rows(tmp_path / "up.jsonl", *rows))
+    assert not upwards.baselines.strengths_are_reversed
+    assert not any("wrong way round" in line for line in label_notes(upwards))
+    alike = inspected(write_rows(tmp_path / "alike.jsonl", *(row | {"strength": 1} for row in rows)))
+    assert alike.baselines.by_strength == ()
+    bare = [{name: text for name, text in row.items() if name != "strength"} for row in rows]
+    assert inspected(write_rows(tmp_path / "bare.jsonl", *bare)).baselines.by_strength == ()
 
 
 def test_rows_of_one_conversation_are_in_one_fold(tmp_path: Path) -> None:

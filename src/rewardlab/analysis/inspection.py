@@ -105,6 +105,17 @@ class Baselines:
     """Rows that they were fitted and judged on."""
     missing: str
     """Why there are none; empty if there are."""
+    by_strength: tuple[tuple[str, Estimate], ...] = ()
+    """The accuracy of words where the strength is low, and where it is high, by how they are called; empty where
+    strengths do not differ."""
+
+    @property
+    def strengths_are_reversed(self) -> bool:
+        """Whether words find the better reply less often where it is said to be preferred more strongly."""
+        if len(self.by_strength) < 2:
+            return False
+        (_, low), (_, high) = self.by_strength
+        return high.high < low.low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

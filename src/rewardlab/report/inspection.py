@@ -229,6 +229,13 @@ def label_notes(found: Inspection) -> Iterator[str]:
             f"{listed(chance)}: may be chance though the interval leaves 0.5 out. Each comparison also fitted the "
             "models that judge others, so near 0.5 it is up to 1.4 times too narrow."
         )
+    if found.baselines.strengths_are_reversed:
+        (low, weaker), (high, stronger) = found.baselines.by_strength
+        yield (
+            f"Are the strengths the wrong way round? The bag of words finds the better reply less often where they are "
+            f"high: {high} {format_estimate(stronger)}, {low} {format_estimate(weaker)}. A high strength says that the "
+            f"preference is strong. Turn numbers round that count down from the strongest before --strength-as."
+        )
     if found.baselines.missing:
         yield f"Not fitted: {found.baselines.missing}"
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.inspection import Baselines, Sample, Tongues
+from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.linear import PENALTIES, Matrix, compare, cross_validate, held_out_logits
 from rewardlab.analysis.text_features import (
     WORD_PENALTIES,
@@ -31,6 +32,8 @@ from rewardlab.core.types import Comparison, Conversation, Estimate, Preference
 from rewardlab.curation.inspecting.columns import num_words
 from rewardlab.curation.inspecting.measure import names_of
 from rewardlab.data.chat import Renderer
+
+BoolArray = npt.NDArray[np.bool_]
 
 MAX_ROWS: Final = 10_000
 """Baselines are fitted on at most this many rows; more would cost minutes and change little."""
@@ -80,26 +83,52 @@ class Drawn:
             return Baselines(accuracy={}, rows=len(self.judged), missing="they need at least two conversations")
         lengths = length_features(np.array(self.lengths, dtype=np.float64))
         words = word_features(self.bags, vocabulary_of(self.bags, most=MAX_WORDS))
-        accuracy, missing = {}, ""
+        accuracy, missing, by_strength = {}, "", tuple[tuple[str, Estimate], ...]()
         for name, features, penalties in (
             ("length only", lengths, PENALTIES),
             ("bag of words", words, WORD_PENALTIES),
         ):
             try:
-                accuracy[name] = self._accuracy(features, penalties, roots_G, seed)
+                outcomes, names, decided = self._outcomes(features, penalties, roots_G, seed)
+                accuracy[name] = stats.by_conversation(stats.proportion(outcomes, names))
             except DataError as error:
                 missing = f"{name}: {error}"
-        return Baselines(accuracy=accuracy, rows=len(self.judged), missing=missing)
+            else:
+                if name == "bag of words":
+                    by_strength = self._by_strength(outcomes, names, decided)
+        return Baselines(accuracy=accuracy, rows=len(self.judged), missing=missing, by_strength=by_strength)
 
-    def _accuracy(
+    def _outcomes(
         self, features: Matrix, penalties: Sequence[float], roots_G: npt.NDArray[np.int64], seed: int
-    ) -> Estimate:
+    ) -> tuple[FloatArray, Sequence[str], BoolArray]:
+        """Return the outcomes of the decided comparisons, judged by a model that saw nothing of their conversations,
+        the names of these, and which of all comparisons are decided."""
         scale = scale_of(compare(self.judged, features).differences)
         data = compare(self.judged, scaled(features, scale), roots_G)
         logits = held_out_logits(data, cross_validate(data, penalties=penalties, seed=seed))
         decided = data.labels != 0.5
         outcomes = np.heaviside(np.where(data.labels > 0.5, logits, -logits)[decided], 0.5)
-        return stats.by_conversation(stats.proportion(outcomes, names_of(data.roots_C[decided])))
+        return outcomes, names_of(data.roots_C[decided]), decided
+
+    def _by_strength(
+        self, outcomes: FloatArray, names: Sequence[str], decided: BoolArray
+    ) -> tuple[tuple[str, Estimate], ...]:
+        """Return the accuracy on comparisons of low and of high strength, divided at their median."""
+        strengths = np.array(
+            [np.nan if one.strength is None else one.strength for row in self.judged for one in row.comparisons]
+        )[decided]
+        if not np.isfinite(strengths).any():
+            return ()
+        border = float(np.nanmax(strengths[strengths <= np.nanmedian(strengths)]))
+        if not (strengths > border).any():  # most have the highest
+            border = float(np.nanmax(strengths[strengths < border], initial=-np.inf))
+        halves = {f"strength up to {border:g}": strengths <= border, f"strength above {border:g}": strengths > border}
+        if not all(half.any() for half in halves.values()):
+            return ()
+        return tuple(
+            (name, stats.by_conversation(stats.proportion(outcomes[half], [names[n] for n in np.flatnonzero(half)])))
+            for name, half in halves.items()
+        )
 
 
 def _said(turns: Conversation) -> str:
