@@ -133,6 +133,23 @@ def test_a_flag_for_another_format_than_any_that_was_found_is_told(
     assert not told(write(tmp_path / "sure.jsonl", sure), strength_column="sure")
 
 
+def test_in_a_mix_the_datasets_that_a_flag_is_not_for_are_named(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    pairs = write(tmp_path / "pairs.jsonl", [{"prompt": "Why?", "chosen": f"a{n}", "rejected": "b"} for n in range(4)])
+    shp = write(tmp_path / "shp.jsonl", JUDGED)
+
+    def told(*paths: Path, **flags: Any) -> list[str]:
+        log.clear()
+        prepared(paths[0], tmp_path / "cache", **{"dataset": tuple(map(str, paths)), **flags})
+        return [record.getMessage() for record in log.records if "does nothing" in record.getMessage()]
+
+    assert told(pairs, shp, min_score_ratio=1.5) == [
+        "data: --min-score-ratio does nothing for pairs[all rows]: it is for rows of SHP."
+    ]
+    assert told(pairs, shp) == told(shp, min_score_ratio=1.5) == []
+    (alone,) = told(pairs, min_score_ratio=1.5)
+    assert alone.endswith("none of the data are. Leave it out, or see which format was recognised above.")
+
+
 GOOD_AND_BAD = [{"prompt": "Why?", "response": name, "sure": 9} for name in ("a", "b")]
 
 

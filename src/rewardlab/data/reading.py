@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import at_home, cache_folder
-from rewardlab.core.terminal import plural
+from rewardlab.core.terminal import listed, plural
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import Control, ReadingConfig
@@ -118,8 +118,11 @@ def read_named(
             parts[wanted.purpose] = Part.join([(done.store, done.numbers) for done in prepared])
             sources[wanted.purpose] = [done.report for done in prepared]
             preparation += [done.preparation for done in prepared]
-    for said in idle_flags(reading, [report.format for several in sources.values() for report in several]):
+    reports = [report for several in sources.values() for report in several]
+    for said in idle_flags(reading, [report.format for report in reports]):
         logger.warning("data: %s", said)
+    for said in partly_idle_flags(reading, reports):
+        logger.info("data: %s", said)
     # What is held out for evaluation comes from the same sources as training data.
     told: set[tuple[object, ...]] = set()
     training_first = sorted(named, key=lambda wanted: wanted.purpose != "train")
@@ -143,6 +146,20 @@ def idle_flags(reading: ReadingConfig, formats: Sequence[str]) -> list[str]:
         if getattr(reading, name) != getattr(usual, name)
         and not any(one.startswith(f"{schema.name}, ") for one in formats for schema in schemas)
     ]
+
+
+def partly_idle_flags(reading: ReadingConfig, reports: Sequence[SourceReport]) -> list[str]:
+    """Return a line for each flag that is for the formats of some of these data and does nothing for the others."""
+    usual, lines = ReadingConfig(), []
+    for name, (what, schemas) in FOR_FORMATS.items():
+        reads = {
+            f"{report.name}[{report.split}]": any(report.format.startswith(f"{one.name}, ") for one in schemas)
+            for report in reports
+        }
+        if getattr(reading, name) != getattr(usual, name) and len({*reads.values()}) == 2:
+            others = listed([data for data, is_read in reads.items() if not is_read], 5)
+            lines.append(f"--{name.replace('_', '-')} does nothing for {others}: it is for {what}.")
+    return lines
 
 
 def tell_oddities(report: SourceReport, *, replies: bool = True) -> None:
