@@ -405,6 +405,7 @@ def _finish(
     )
     if ranks.is_first and (judged.test or judged.selected) is not None:
         # Evaluation data chose the model, which flatters it: one that is behind all the same is behind for sure.
-        on, data = ("test", "the test data") if judged.test is not None else ("selection", "the evaluation data")
+        on: Literal["selection", "test"] = "selection" if judged.test is None else "test"
+        data = "the evaluation data" if judged.test is None else "the test data"
         watch.judge_beside(differences_of(result.compared(on)), data)
     return replace(result, warnings=tuple(watch.signs))

@@ -126,7 +126,12 @@ class Drawn:
         if not all(half.any() for half in halves.values()):
             return ()
         return tuple(
-            (name, stats.by_conversation(stats.proportion(outcomes[half], [names[n] for n in np.flatnonzero(half)])))
+            (
+                name,
+                stats.by_conversation(
+                    stats.proportion(outcomes[half], [names[n] for n in np.flatnonzero(half).tolist()])
+                ),
+            )
             for name, half in halves.items()
         )
 
