@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from command_line import refusal
 from common import CHATML, make_tokenizer, write_base_model
@@ -77,6 +77,35 @@ def test_several_outputs_are_refused_with_the_reason(tmp_path, said):
     )
     made = linear_head(tmp_path / "armo", name="regression_layer", said=None, outputs=19)
     assert "regression_layer [19, 32] in model.safetensors has 19 outputs" in said(made.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [(0.0, 0.0, 1.0), (-1.0, 0.5, 0.0)])
+def test_several_outputs_become_one_by_what_each_counts(tmp_path, capsys, counts):
+    source = seq_cls(tmp_path / "classes", labels=3).folder
+    words = [f"{number}={count:g}" for number, count in enumerate(counts) if count]
+    main(["import", str(source), "--output-dir", str(tmp_path / "rm"), "--outputs", *words])
+    assert f"(seq-cls head score, outputs {' '.join(words)}), verified" in " ".join(capsys.readouterr().out.split())
+    spec = read_spec(tmp_path / "rm")
+    assert spec.provenance["import"]["outputs"] == list(counts)
+    theirs, ours = (
+        AutoModelForSequenceClassification.from_pretrained(folder).eval() for folder in (source, tmp_path / "rm")
+    )
+    with torch.no_grad():
+        for canary in spec.canaries:
+            ids = torch.tensor([canary.token_ids])
+            wanted = float(theirs(ids).logits[0] @ torch.tensor(counts))
+            assert float(ours(ids).logits[0, 0]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_outputs_that_make_no_reward_are_refused(tmp_path, said):
+    source = seq_cls(tmp_path / "classes", labels=2).folder
+    assert "Say it: --outputs 0=1 takes the first alone, --outputs 0=-1 1=1 the second minus" in said(source)
+    assert "--outputs 2: score [2, 32] in model.safetensors has 2 outputs, numbered from 0." in said(
+        source, "--outputs", "2=1"
+    )
+    for words in (["good=1"], ["0=0"], ["-1=1"]):
+        assert f"--outputs {words[0]}: wanted NUMBER=WEIGHT" in said(source, "--outputs", *words)
 
 
 def test_a_gate_over_several_objectives_is_refused_by_its_weights(tmp_path, said):

@@ -138,8 +138,11 @@ def open_adapters(folder: Path, settings: ImportConfig) -> AdapterModel:
     cannot be merged; and for a base model that is not there or quantised. ConfigError for settings of other layouts.
     """
     require(
-        settings.normalize_reward != "yes" and "seq-cls" in KINDS_OF[settings.layout] and not settings.head,
-        "--layout, --head, --normalize-reward: the head of adapters is that of a sequence classifier. Leave them out.",
+        settings.normalize_reward != "yes"
+        and "seq-cls" in KINDS_OF[settings.layout]
+        and not (settings.head or settings.outputs),
+        "--layout, --head, --outputs, --normalize-reward: the head of adapters is that of a sequence classifier with "
+        "one output. Leave them out.",
     )
     values = read_object(folder / ADAPTER_CONFIG, DAMAGED_BASE)
     if (folder / CONFIG).is_file() and weight_files(folder):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewardlab.core.config import require, require_between
+from rewardlab.data.config import parse_numbers
 from rewardlab.data.template_files import parse_arguments
 
 Layout = Literal["auto", "trl", "openrlhf", "llama-factory", "ms-swift", "seq-cls", "linear-head"]
@@ -22,6 +23,9 @@ class ImportConfig:
     """The project that saved the model, or what its head is; `auto` takes what the files say."""
     head: str | None = None
     """Name of the head among the weights, where there are several or its name is uncommon."""
+    outputs: tuple[str, ...] = ()
+    """What each of several outputs counts in the reward, as `NUMBER=WEIGHT`, numbered from 0: `4=1` takes the fifth
+    alone, `0=-1 1=1` the second minus the first. Outputs that are not named count nothing."""
     normalize_reward: Literal["auto", "yes", "no"] = "auto"
     """Whether scores are normalised by the mean and std that the model holds (OpenRLHF); `auto` asks its
     configuration."""
@@ -53,9 +57,20 @@ class ImportConfig:
     def __post_init__(self) -> None:
         require_between(self, beta=(1e-6, 1e6))
         parse_arguments(self.template_arguments)  # raises for a word that is none
+        weights = parse_numbers(self.outputs, "--outputs", low=-1e6, high=1e6)
+        require(
+            all(name.isdecimal() for name in weights) and (not weights or any(weights.values())),
+            f"--outputs {' '.join(self.outputs)}: wanted NUMBER=WEIGHT with numbers from 0, such as --outputs 4=1.",
+        )
         require(self.base != "", "--base: the name is empty. Name a model, or leave the flag out.")
         require(self.head != "", "--head: the name is empty. Name a layer, or leave the flag out.")
         require(
             self.max_seq_len == "model" or self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply.",
         )
+
+    @property
+    def output_weights(self) -> dict[int, float]:
+        """Number of an output -> what it counts, from `--outputs`."""
+        weights = parse_numbers(self.outputs, "--outputs", low=-1e6, high=1e6)
+        return {int(name): weight for name, weight in weights.items()}

@@ -30,6 +30,7 @@ def as_reward_model(source: ForeignModel) -> RewardModel:
         source.disk_class,
         str(source.folder),
         attention.padded_implementation(source.config.get_text_config()),
+        new_head=len(source.counts) > 1,  # one of another shape, which is written below
         options=options,
     )
     if lost := sorted(missing - {f"{HEAD_ON_DISK}.weight"}):

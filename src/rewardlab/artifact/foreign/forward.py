@@ -23,7 +23,8 @@ from rewardlab.model.files import told
 def own_scores(source: ForeignModel, sequences: Sequence[IntArray]) -> list[float]:
     """Return the source's own float32 score of each token sequence, one at a time and without padding.
 
-    - `seq-cls`: the logit of the classifier of transformers, which it reads at the last token that is not its pad.
+    - `seq-cls`: the logit (or the weighted sum of logits) of the classifier of transformers, which it reads at the
+      last token that is not its pad.
     - `v_head`, `value-head`: the causal model's last hidden states, through the head with its bias, at the last token.
     - `linear-head`: the base model's output with positions counted from the mask, through the head at the last token;
       minus the mean, divided by the std.
@@ -49,7 +50,8 @@ def _loaded(source: ForeignModel) -> Any:
     if source.key_mapping is not None:
         options["key_mapping"] = source.key_mapping
     if source.kind == "seq-cls":
-        return source.disk_class.from_pretrained(str(source.folder), num_labels=1, **options).eval()
+        outputs = len(source.counts)
+        return source.disk_class.from_pretrained(str(source.folder), num_labels=outputs, **options).eval()
     own = AutoModel if source.kind == "linear-head" else AutoModelForCausalLM
     return own.from_pretrained(str(source.folder), **options).eval()
 
@@ -58,7 +60,7 @@ def _score(source: ForeignModel, model: Any, ids_1L: Tensor) -> Tensor:
     """Return the score of one sequence as the source's project computes it."""
     mask_1L = torch.ones_like(ids_1L)
     if source.kind == "seq-cls":
-        logit: Tensor = model(input_ids=ids_1L, attention_mask=mask_1L).logits[0, 0]
+        logit: Tensor = model(input_ids=ids_1L, attention_mask=mask_1L).logits[0] @ torch.tensor(source.counts)
         return logit
     if source.kind == "linear-head":
         positions_1L = mask_1L.cumsum(-1) - 1

@@ -26,6 +26,7 @@ from rewardlab.artifact.foreign.config import ImportConfig, Layout
 from rewardlab.artifact.foreign.weights import Entry, entries_in, entries_of, read_weight
 from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.core.files import is_number
+from rewardlab.core.terminal import number_of
 from rewardlab.model.files import require_same_sizes, told, transformers_names
 from rewardlab.model.heads import is_classifier
 from rewardlab.model.load import disk_class_of, read_config
@@ -69,7 +70,9 @@ class ForeignModel:
     head: str
     """The name of the head's module in the files."""
     weight: torch.Tensor
-    """[1, W] the weight of the head in float32."""
+    """[1, W] the weight of the head in float32; of several outputs, the sum of what each counts."""
+    counts: tuple[float, ...] = (1.0,)
+    """What each of the head's outputs counts in the reward."""
     bias: float
     mean: float = 0.0
     std: float = 1.0
@@ -121,13 +124,15 @@ def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
     require_same_sizes(folder, config, disk_class)
     statistics, rest = _beside_backbone(folder, config, disk_class, entries)
     found = _choose(_heads(folder, config, rest), folder, config, settings)
-    weight, bias = _read_head(found, folder, config)
+    counts = _counts(found, folder, settings)
+    weight, bias = _read_head(found, folder, config, counts)
     mean, std = _statistics(folder, config, found.kind, statistics, settings.normalize_reward)
     model = ForeignModel(
         folder=folder,
         kind=found.kind,
         head=found.name,
         weight=weight,
+        counts=counts,
         bias=bias,
         mean=mean,
         std=std,
@@ -279,27 +284,43 @@ def _as_asked(one: _Found, layout: Layout) -> Kind:
     return "seq-cls" if one.name == SCORE and layout == "seq-cls" else one.kind
 
 
-def _read_head(found: _Found, folder: Path, config: Any) -> tuple[torch.Tensor, float]:
-    """Return weight [1, W] and bias. Raises ArtifactError for several outputs or another width."""
-    key, entry = found.entries["weight"]
-    outputs, width = entry.shape
-    if outputs != 1:
+def _counts(found: _Found, folder: Path, settings: ImportConfig) -> tuple[float, ...]:
+    """Return what each output of the head counts in the reward.
+
+    Raises ArtifactError for several outputs of which nothing is said, and for one that the head does not have.
+    """
+    _, entry = found.entries["weight"]
+    outputs, said = entry.shape[0], settings.output_weights
+    if outputs != 1 and not said:
         raise ArtifactError(
             f"{folder}: {found} has {outputs} outputs, and a reward is one number. Which of them counts, or how they "
-            f"are mixed, is not in the file. A model with several labels cannot be imported."
+            f"are mixed, is not in the file. Say it: --outputs 0=1 takes the first alone, --outputs 0=-1 1=1 the "
+            f"second minus the first."
         )
+    if beyond := [number for number in said if number >= outputs]:
+        raise ArtifactError(
+            f"{folder}: --outputs {beyond[0]}: {found} has {number_of(outputs, 'output')}, numbered from 0."
+        )
+    return tuple(said.get(number, 0.0) for number in range(outputs)) if said else (1.0,)
+
+
+def _read_head(found: _Found, folder: Path, config: Any, counts: tuple[float, ...]) -> tuple[torch.Tensor, float]:
+    """Return weight [1, W] and bias, of the outputs as they count. Raises ArtifactError for another width."""
+    key, entry = found.entries["weight"]
+    _, width = entry.shape
     if width != (wanted := width_of(config)):
         raise ArtifactError(
             f"{folder}: {found} is for hidden states of width {width}, and the model's are {wanted} wide: these files "
             f"belong to different models."
         )
-    weight = read_weight(entry, key)
+    counts_1O = torch.tensor([counts], dtype=torch.float64)
+    weight = (counts_1O @ read_weight(entry, key).double()).float()
     bias = 0.0
     if "bias" in found.entries:
         key, entry = found.entries["bias"]
-        if math.prod(entry.shape) != 1:
-            raise ArtifactError(f"{folder}: {key} has shape {list(entry.shape)}, wanted [1].")
-        bias = float(read_weight(entry, key).reshape(()))
+        if math.prod(entry.shape) != len(counts):
+            raise ArtifactError(f"{folder}: {key} has shape {list(entry.shape)}, wanted [{len(counts)}].")
+        bias = float(counts_1O @ read_weight(entry, key).double().reshape(-1))
     if not (bool(torch.isfinite(weight).all()) and math.isfinite(bias)):
         raise ArtifactError(f"{folder}: {found} holds numbers that are not finite.")
     return weight, bias

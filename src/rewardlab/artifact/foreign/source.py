@@ -80,7 +80,9 @@ class WholeModel:
 
     @property
     def words(self) -> str:
-        return f"{self.found.kind} head {self.found.head}"
+        said = [f"{number}={count:g}" for number, count in enumerate(self.found.counts) if count]
+        mixed = f", outputs {' '.join(said)}" if len(self.found.counts) > 1 else ""
+        return f"{self.found.kind} head {self.found.head}{mixed}"
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self.model)

@@ -211,6 +211,7 @@ def _origin(opened: Source) -> dict[str, Any]:
         "kind": found.kind,
         "head": found.head,
         "architectures": list(found.config.architectures or []),
+        "outputs": list(found.counts),
         "bias": found.bias,
         "mean": found.mean,
         "std": found.std,
