@@ -262,47 +262,79 @@ def test_what_cannot_be_answered_in_time_hears_503(serve, engine: FakeEngine):
 
 SERVER = """
 import sys
+import time
 from fake_engine import FakeEngine
 from rewardlab.serve.http.app import make_app
 from rewardlab.serve.http.config import HttpConfig, LimitsConfig
 from rewardlab.serve.http.run import listen, serve_until_ended, url_of
 
-bound, engine = listen("127.0.0.1", 0), FakeEngine()
-if sys.argv[1] == "stuck":
+how, drain_timeout_s = sys.argv[1], float(sys.argv[2])
+bound, engine = listen("127.0.0.1", 0), FakeEngine(seconds=3600 if how == "computing" else 0)
+if how == "stuck":
     engine.gate.clear()
+if how == "rendering":
+    engine.prepare = lambda request: time.sleep(3600)
 served = make_app(engine, HttpConfig())
 serve_until_ended(
-    served, bound, LimitsConfig(), drain_timeout_s=60, on_start=lambda _: print(url_of(bound), flush=True)
+    served, bound, LimitsConfig(), drain_timeout_s=drain_timeout_s, on_start=lambda _: print(url_of(bound), flush=True)
 )
 """
+
+
+def started(how: str, drain_timeout_s: float) -> tuple[subprocess.Popen[str], str, int]:
+    """A process of SERVER, and where it listens."""
+    helpers = str(Path(__file__).parents[2] / "helpers")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([helpers, *sys.path])}
+    command = [sys.executable, "-c", SERVER, how, str(drain_timeout_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    assert process.stdout is not None
+    host, _, port = process.stdout.readline().strip().removeprefix("http://").partition(":")
+    return process, host, int(port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["computing", "rendering"])
+def test_the_end_waits_for_no_thread_that_goes_on_beyond_the_drain_timeout(how):
+    process, host, port = started(how, 0.2)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            taken = [threads.submit(post, host, port) for _ in range(2)]
+            wait_until(lambda: "rewardlab_in_flight 3.0" in get(host, port, "/metrics"))
+            process.send_signal(signal.SIGTERM)
+            for answer in taken:
+                status, told = answer.result()
+                assert (status, told["error"]["type"]) == (503, "unavailable")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("how", "signals", "status"), [("free", 1, 0), ("stuck", 2, 128 + signal.SIGTERM)])
 def test_a_signal_drains_and_a_second_one_ends_at_once(how, signals, status):
-    helpers = str(Path(__file__).parents[2] / "helpers")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([helpers, *sys.path])}
-    process = subprocess.Popen([sys.executable, "-c", SERVER, how], stdout=subprocess.PIPE, env=environment, text=True)
+    process, host, port = started(how, 60)
     client = socket.socket()
     try:
-        assert process.stdout is not None
-        host, _, port = process.stdout.readline().strip().removeprefix("http://").partition(":")
         if how == "free":
-            assert post(host, int(port))[0] == 200
+            assert post(host, port)[0] == 200
         else:
-            client.connect((host, int(port)))
+            client.connect((host, port))
             client.sendall(request_bytes(json.dumps(BODY).encode()))
-            wait_until(lambda: "rewardlab_waiting_tokens 0.0" not in get(host, int(port), "/metrics"))
+            wait_until(lambda: "rewardlab_waiting_tokens 0.0" not in get(host, port, "/metrics"))
         for number in range(signals):
             process.send_signal(signal.SIGTERM)
             if number == 0 and signals == 2:
                 # The first signal has been seen once nobody can connect any more.
-                wait_until(lambda: not can_connect(host, int(port)))
+                wait_until(lambda: not can_connect(host, port))
         assert process.wait(60) == status
     finally:
         client.close()
         process.kill()
         process.wait()
+        assert process.stdout is not None
         process.stdout.close()
 
 

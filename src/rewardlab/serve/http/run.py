@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Final, NoReturn
 
@@ -50,11 +51,20 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+END_S: Final = 3.0
+"""Seconds after those in which a process ends by itself, or is ended though a thread still computes."""
+
+
 class Server(uvicorn.Server):
     """uvicorn's server without its signal handlers, which would end the process with the signal's status."""
 
-    def __init__(self, served: Served, limits: LimitsConfig, *, drain_timeout_s: float) -> None:
-        """`drain_timeout_s`: seconds after `begin_end` in which requests that were taken are answered."""
+    def __init__(
+        self, served: Served, limits: LimitsConfig, *, drain_timeout_s: float, ends_process: bool = False
+    ) -> None:
+        """`drain_timeout_s`: seconds after `begin_end` in which requests that were taken are answered.
+
+        `ends_process` says that the process has nothing else to do, and so is not to outlive its requests.
+        """
         super().__init__(
             uvicorn.Config(
                 served.app,
@@ -75,6 +85,7 @@ class Server(uvicorn.Server):
         )
         self._served = served
         self._drain_timeout_s = drain_timeout_s
+        self._ends_process = ends_process
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ending = False
 
@@ -107,8 +118,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
         logger.info("ending: %d requests are answered first", self._served.scoring.in_flight)
         assert self._loop is not None
-        # Requests that the engine has not answered by then fail with DrainingError, so that their clients get 503.
         self._loop.call_later(self._drain_timeout_s, self._close_engine)
+        if self._ends_process:
+            most_s = self._drain_timeout_s + LAST_WORDS_S + END_S
+            threading.Thread(target=_end_after, args=(most_s,), name="rewardlab-end", daemon=True).start()
 
     async def cut_connections(self) -> None:
         """Cut the connections whose clients have not read their answers in time; the loop would leave them open."""
@@ -120,6 +133,7 @@ class Server(uvicorn.Server):
     def _close_engine(self) -> None:
         if left := self._served.scoring.in_flight:
             logger.warning("%d requests could not be answered within --drain-timeout; they get 503", left)
+            self._served.scoring.give_up()
         if (swaps := self._served.swaps) is not None and swaps.busy:
             logger.warning("a swap was not finished within --drain-timeout; its client gets 503")
             swaps.give_up()
@@ -138,15 +152,18 @@ def serve_until_ended(
     """Serve on a listening socket until a signal or `Server.begin_end`, then close engine and app.
 
     With `signals`, SIGTERM and SIGINT end the server, and a second signal ends the process at once. Without, SIGINT is
-    left as it is. `on_start` is called once the server accepts connections.
+    left as it is. In the main thread the server is all that its process does: a batch that takes longer than
+    `drain_timeout_s` and some seconds is ended with the process. `on_start` is called once the server accepts
+    connections.
     """
     # uvicorn logs errors with their messages, which may quote conversations; `Door` has logged them without.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    server = Server(served, limits, drain_timeout_s=drain_timeout_s)
+    alone = threading.current_thread() is threading.main_thread()
+    server = Server(served, limits, drain_timeout_s=drain_timeout_s, ends_process=alone)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread():
+        if alone:
             _end_on_signals(loop, server, both=signals)
         serving = asyncio.ensure_future(server.serve(sockets=[bound]))
         while not server.started and not serving.done():
@@ -171,6 +188,16 @@ def end_at_once() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _end_after(seconds: float) -> None:
+    """End the process after so many seconds, unless it has ended by itself by then.
+
+    Neither the thread that computes a batch nor those that render can be stopped, and Python's end waits for them.
+    """
+    time.sleep(seconds)
+    logger.warning("ended though a batch, or the rendering of a request, was not finished: it took too long")
+    end_at_once()
 
 
 def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, both: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from rewardlab.serve.http.config import MIB, LimitsConfig
 from rewardlab.serve.http.refusals import ClientGone, TooBusyError, TooLargeError
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 MOST_TOKEN_ID: Final = 2**31 - 1
 SWAPS_MEANWHILE: Final = 3
 """How often a model may be swapped between tokenising and queueing a request before the request fails."""
@@ -77,6 +78,17 @@ class Scoring:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="prepare")
         self._free = asyncio.Semaphore(count)
         """Requests wait for a free thread here, not in the queue of the threads, which would keep cancelled ones."""
+        self._unanswered: set[asyncio.Future[None]] = set()
+        """One for each request that is scored; done once it is given up."""
+
+    def give_up(self) -> None:
+        """Answer all requests that are in flight with DrainingError, whatever threads still do for them.
+
+        Called in the event loop.
+        """
+        for given_up in self._unanswered:
+            if not given_up.done():
+                given_up.set_result(None)
 
     def close(self) -> None:
         """End the threads that prepare requests."""
@@ -106,11 +118,36 @@ class Scoring:
         try:
             async with body_of(receive, headers, self.limits, self.held) as body:
                 begin = functools.partial(self._begin, body, kind, to_request, to_place)
-                asked, scored = await _unless_gone(receive, self._both(begin, to_place))
+                asked, scored = await self._unless_gone(receive, self._both(begin, to_place))
         finally:
             self.in_flight -= 1
         require_whole(asked.request, scored)
         return Answered(asked=asked, scored=scored)
+
+    async def _unless_gone(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, or cancel it and raise ClientGone once the client has closed its connection, and
+        DrainingError once all is given up."""
+        working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_closed(receive))
+        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unanswered.add(given_up)
+        try:
+            await asyncio.wait((working, gone, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            if gone.done():
+                raise ClientGone
+            raise _ended()
+        finally:
+            self._unanswered.discard(given_up)
+            if given_up.done():
+                # Not waited for: a thread may work on it for minutes.
+                working.add_done_callback(lambda task: task.cancelled() or task.exception())
+                working.cancel()
+            for task in (gone,) if given_up.done() else (working, gone):
+                if not task.done():
+                    task.cancel()
+                    with suppress(asyncio.CancelledError, Refused):
+                        await task
 
     async def _both(
         self, begin: Callable[[], tuple[Asked[Body], Future[Scored]]], to_place: Callable[[Body, str], str]
@@ -222,29 +259,17 @@ async def _result_of(future: Future[Scored]) -> Scored:
         # the cancellation as it is.
         task = asyncio.current_task()
         if future.cancelled() and task is not None and not task.cancelling():
-            raise DrainingError("The server ended before it could answer.", retry_after_s=1.0) from None
+            raise _ended() from None
         raise
+
+
+def _ended() -> DrainingError:
+    return DrainingError("The server ended before it could answer.", retry_after_s=1.0)
 
 
 def _cancel_result(begun: asyncio.Future[tuple[Any, Future[Scored]]]) -> None:
     if not begun.cancelled() and begun.exception() is None:
         begun.result()[1].cancel()
-
-
-async def _unless_gone(receive: Receive, work: Any) -> Any:
-    """Return the result of `work`, or cancel it and raise ClientGone once the client has closed its connection."""
-    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_closed(receive))
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        for task in (working, gone):
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError, Refused):
-                    await task
 
 
 async def _closed(receive: Receive) -> None:
