@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import binom
 
 from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.intervals import FloatArray
@@ -126,6 +128,40 @@ def test_the_chance_to_tell_two_arms_of_an_accuracy_near_1_apart_is_that_of_simu
         one = contrast_of(part, seen)
         found.append((one.p_of_constant if one.is_constant else one.p_above()) <= 0.05)
     assert chance(margin, said, seeds=1, prompts=prompts) == pytest.approx(np.mean(found), abs=0.12)
+
+
+@pytest.mark.parametrize("errors", [2.5, 3.5])
+def test_arms_that_may_not_differ_on_any_prompt_are_found_as_often_as_counts_say(errors: float) -> None:
+    generator, prompts, own = np.random.default_rng(1), 60, 0.005
+    assumed = Assumed(accuracy=0.99, disagreeing=2 * own, disagreeing_seeds=2 * own, over_seeds={"accuracy": 0.0})
+    said = noise("accuracy(a) > accuracy(b)", prompts, assumed=assumed)
+    margin = errors * said.error(1, prompts)
+    [part] = parse(f"accuracy(a) > accuracy(b) - {margin:.17g}").parts
+    found = []
+    for _ in range(400):
+        rank_C = generator.random(prompts)
+        arms = {"a": rank_C >= 2 * own, "b": (rank_C >= 3 * own) | (rank_C < own)}
+        seen = {Term("accuracy", name): outcomes(right_C * 1.0) for name, right_C in arms.items()}
+        one = contrast_of(part, seen)
+        found.append((one.p_of_constant if one.is_constant else one.p_above()) <= 0.05)
+    assert chance(margin, said, seeds=1, prompts=prompts) == pytest.approx(np.mean(found), abs=0.1)
+
+
+@pytest.mark.parametrize("losses", [1, 2, 3, 4])
+def test_by_single_counts_an_accuracy_is_found_by_just_as_many_losses_as_the_test_takes(losses: int) -> None:
+    prompts, accuracy = 150, 0.98
+    right_C = (np.arange(prompts) >= losses) * 1.0
+    said = noise("accuracy(a) > 0.7", prompts, assumed=Assumed(over_seeds={"accuracy": 0.0}).at_accuracy(accuracy))
+
+    def p_at(limit: float) -> float:
+        [part] = parse(f"accuracy(a) > {limit:.17g}").parts
+        return contrast_of(part, {Term("accuracy", "a"): outcomes(right_C)}).p_above()
+
+    limit = brentq(lambda limit: p_at(limit) - 0.05, 0.8, 1 - losses / prompts - 1e-6)
+    # The chance to have at most so many losses, and one fewer, by the draws that the forecast has.
+    at_most, fewer = (binom.cdf(losses - less, prompts, 1 - accuracy) for less in (0, 1))
+    assert chance(accuracy - limit + 2e-4, said, seeds=1, prompts=prompts) == pytest.approx(at_most, abs=0.04)
+    assert chance(accuracy - limit - 2e-4, said, seeds=1, prompts=prompts) == pytest.approx(fewer, abs=0.04)
 
 
 def test_losses_of_more_accurate_arms_have_a_longer_tail_and_these_disagree_less() -> None:

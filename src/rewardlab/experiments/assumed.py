@@ -177,7 +177,8 @@ def _assumed_tail(shares: Mapping[Term, float], assumed: Assumed, *, each: float
         spread = assumed.of_comparisons(kind)
         if quantity_named(kind).is_share and spread:
             # Outcomes vary by ½ at most, and what several terms make of them by the sum of that.
-            tail = replace(tail, most=(sum(map(abs, own)) / spread / 2) ** 2)
+            reach = sum(map(abs, own)) / spread
+            tail = replace(tail, most=(reach / 2) ** 2, reach=reach, of_counts=each == 1)
         sums.append(tail)
     whole = Tail.sum_of(sums, is_loss="loss" in by_kind)
     return whole.over_prompts(max(num_prompts, 1), each=each, correlation=assumed.within_prompt)

@@ -136,7 +136,19 @@ def _chance_of_tail(
     if own:
         own_R = float(stdtrit(arms * (seeds - 1), alpha)) ** 2 * own * _variances_drawn(seeds, arms)
     quantile = -float(stdtrit(prompts - 1, alpha))
-    least_R = least_found(tail, found, share=share, moved=moved, shared=shared, own_R=own_R, quantile=quantile)
+    if tail.of_counts:
+        # Around a limit that is v away outcomes vary by v² less than around their mean.
+        quantile /= math.sqrt(1 + quantile**2 / prompts)
+    least_R = least_found(
+        tail,
+        found,
+        share=share,
+        moved=moved,
+        shared=shared,
+        own_R=own_R,
+        quantile=quantile,
+        constant=tail.reach * (1 - alpha ** (1 / prompts)),
+    )
     return chance_to_exceed(least_R, ahead, found, moved=moved, over_seeds=over_seeds)
 
 

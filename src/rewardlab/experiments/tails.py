@@ -82,6 +82,10 @@ class Tail:
     """Whether the test allows for skewness, as that of losses does."""
     most: float = math.inf
     """The largest variance over prompts that is possible, as that of shares at one half."""
+    reach: float = math.inf
+    """How far the value moves at most if every prompt comes out the other way; known of shares alone."""
+    of_counts: bool = False
+    """Whether all steps have one size, as those of shares by single comparisons have."""
     has_ends: bool = True
     """Whether the variance at the limit is still to be found from the one on the spot."""
 
@@ -143,6 +147,8 @@ class Tail:
             up=sum(part.up for part in parts),
             is_loss=is_loss,
             most=sum(math.sqrt(part.most) for part in parts) ** 2,
+            reach=sum(part.reach for part in parts),
+            of_counts=all(part.of_counts for part in parts),
         )
 
     def over_prompts(self, count: int, *, each: float, correlation: float) -> Tail:
@@ -170,7 +176,7 @@ class Tail:
             third / (part * variance) ** 1.5 if part > 0 else 0.0
             for third, part in ((third_up, of_up), (third_down, 1 - of_up))
         ]
-        return drawn(prompts, round(of_up, 4), *(round(one, 4) for one in skewness))
+        return drawn(prompts, round(of_up, 4), *(round(one, 4) for one in skewness), of_counts=self.of_counts)
 
 
 class Moments(NamedTuple):
@@ -217,15 +223,16 @@ class Drawn(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def drawn(prompts: int, rising: float, skewness_up: float, skewness_down: float) -> Drawn:
+def drawn(prompts: int, rising: float, skewness_up: float, skewness_down: float, *, of_counts: bool = False) -> Drawn:
     """Return draws of the mean over `prompts` values, a part `rising` of whose variance is of steps upwards.
 
-    The skewness is that of the mean of these alone, and of the mean of steps downwards.
+    The skewness is that of the mean of these alone, and of the mean of steps downwards. With `of_counts` the steps to a
+    side have one size, and prompts make one or none; else they are those of gamma distributions.
     """
     count = min(prompts, MOST_DRAWN)
-    generator = np.random.default_rng(0)
+    generator, steps = np.random.default_rng(0), _counts if of_counts else _steps
     up_RC, down_RC = (
-        sign * math.sqrt(part) * _steps(generator, skewness * math.sqrt(count), (DRAWS, count))
+        sign * math.sqrt(part) * steps(generator, skewness * math.sqrt(count), (DRAWS, count))
         if part > 0
         else np.zeros((DRAWS, count))
         for part, sign, skewness in ((rising, 1.0, skewness_up), (1 - rising, -1.0, skewness_down))
@@ -234,12 +241,15 @@ def drawn(prompts: int, rising: float, skewness_up: float, skewness_down: float)
     away_RC = up_RC + down_RC - mean_R[:, None]
     up_RC, down_RC = (side_RC - side_RC.mean(1)[:, None] for side_RC in (up_RC, down_RC))
     of_up_R, of_down_R = (np.square(side_RC).sum(1) / (count - 1) for side_RC in (up_RC, down_RC))
+    both_R = of_up_R + of_down_R
     return Drawn(
         mean_R=mean_R * math.sqrt(count),
         error_R=np.sqrt(np.square(away_RC).sum(1) / (count - 1)),
         skewness_R=adjusted_skewness(away_RC) / math.sqrt(count),
-        rising_R=of_up_R / (of_up_R + of_down_R),
-        step_R=-adjusted_skewness(down_RC) / math.sqrt(count) * np.sqrt(of_down_R),
+        rising_R=np.where(both_R > 0, of_up_R / np.where(both_R > 0, both_R, 1.0), 0.5),
+        step_R=_step_down(down_RC) / math.sqrt(count)
+        if of_counts
+        else -adjusted_skewness(down_RC) / math.sqrt(count) * np.sqrt(of_down_R),
     )
 
 
@@ -252,6 +262,21 @@ def _steps(generator: np.random.Generator, skewness: float, size: tuple[int, int
     return found
 
 
+def _step_down(down_RC: FloatArray) -> FloatArray:
+    """Return [R] third moments of steps downwards over their variances, as the draws have them; 0 without steps."""
+    square_R = np.square(down_RC).mean(1)
+    found: FloatArray = np.where(square_R > 0, -(down_RC**3).mean(1) / np.where(square_R > 0, square_R, 1.0), 0.0)
+    return found
+
+
+def _counts(generator: np.random.Generator, skewness: float, size: tuple[int, int]) -> FloatArray:
+    """Return draws of mean 0 and variance 1 with this skewness, which have two values."""
+    share = (1 - skewness / math.hypot(skewness, 2)) / 2
+    drawn_RC = (generator.random(size) < share).astype(np.float64)
+    found: FloatArray = (drawn_RC - share) / math.sqrt(share * (1 - share))
+    return found
+
+
 def least_found(
     tail: Tail,
     found: Drawn,
@@ -261,12 +286,13 @@ def least_found(
     shared: float,
     own_R: FloatArray,
     quantile: float,
+    constant: float,
 ) -> FloatArray:
     """Return [R] the least value, above a limit of 0, that the tests find by the variances of each draw.
 
     `share` is 1 over the times that there are more prompts than those of `tail`. `moved` and `shared` are the true
     variances of the mean over seeds and of what all seeds share, over prompts; `own_R` is t² · A as it was drawn, and
-    `quantile` that of Student's distribution for B.
+    `quantile` that of Student's distribution for B. Where nothing varies over prompts, `constant` is the least value.
     """
     error_R = math.sqrt(moved) * found.error_R
     constant_R = own_R + quantile**2 * shared * np.square(found.error_R)
@@ -277,6 +303,8 @@ def least_found(
         least_R = np.minimum(least_R, np.sqrt(constant_R + quantile**2 * spare_R))
     else:
         least_R = np.sqrt(constant_R)
+    if math.isfinite(constant):
+        least_R = np.where(found.error_R > 0, least_R, constant)
     if tail.is_loss:
         least_R = np.maximum(least_R, error_R * hall_inverse(quantile, found.skewness_R))
     return least_R
