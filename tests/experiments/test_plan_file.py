@@ -107,6 +107,10 @@ def test_settings_given_with_set_win_over_the_base(tmp_path: Path) -> None:
         ({"seeds": "three"}, "wanted a number of seeds"),
         ({"phases": [{"name": "one", "arms": ["plain"]}]}, "the arm 'lora' is in no phase"),
         ({"phases": [{"name": "one", "arms": ["plane", "lora"]}]}, "no arm 'plane'.*plain"),
+        (
+            {"phases": [{"name": "one", "arms": ["plain", "lora"], "gate": ["accuracy(plain) > 0.6"]}]},
+            r"one.gate: wanted `name: claim` lines \(`learns: accuracy\(full\) > 0.6`\), got",
+        ),
         ({"grid": {"lr": 3}}, "lr: wanted a list of values"),
         ({"bands": {"accuracy(plain)": {"failure": 0.5}}}, "wanted `failure` and `success`"),
         (

@@ -333,6 +333,23 @@ def test_a_control_run_says_what_it_should_show_and_is_not_asked_for_controls(fo
     assert any("controls are run of models to use" in check.numbers for check in checks.checks)
 
 
+@pytest.mark.parametrize(
+    ("control", "told"),
+    [
+        ({"mode": "label_shuffle", "splits": ["train"]}, True),
+        ({"mode": "label_shuffle", "splits": ["train", "eval"]}, False),
+        ({"mode": "response_only", "splits": ["train"]}, False),
+    ],
+)
+def test_where_true_labels_chose_best_the_last_step_is_to_be_read(
+    tmp_path: Path, control: dict[str, object], told: bool
+) -> None:
+    write_json(tmp_path / "config.json", {"model": "m"})
+    write_json(tmp_path / "manifest.json", {"data": {"control": control}})
+    write_evaluation(tmp_path / "evals", "test", score_rows())
+    assert ("Read it at the last step, under the training curves." in markdown_of(tmp_path)) is told
+
+
 def test_a_folder_without_controls_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"--controls .*: no diagnose\.json\. Name the --output-dir of"):
         write_report([folder], output_dir=folder, controls=folder)

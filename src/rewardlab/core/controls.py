@@ -40,3 +40,11 @@ def expectation_of(recorded: object) -> str | None:
     """Return what the control of a manifest's data is expected to show; None if there is none or it is unknown."""
     mode = recorded.get("mode") if isinstance(recorded, Mapping) else None
     return EXPECTS.get(mode) if isinstance(mode, str) else None
+
+
+def judges_by_true_labels(recorded: object) -> bool:
+    """Return whether labels were shuffled for training, and a checkpoint was chosen by labels as they are."""
+    if not isinstance(recorded, Mapping) or recorded.get("mode") != "label_shuffle":
+        return False
+    splits = recorded.get("splits")
+    return isinstance(splits, Sequence) and "train" in splits and "eval" not in splits

@@ -383,7 +383,9 @@ class _Reader:
         if given is None:
             return {}
         if not isinstance(given, Mapping):
-            raise ConfigError(f"{self._where}: {key}: wanted `name: value` lines, got {given!r:.60}.")
+            is_gate = key.endswith(".gate")
+            lines = "`name: claim` lines (`learns: accuracy(full) > 0.6`)" if is_gate else "`name: value` lines"
+            raise ConfigError(f"{self._where}: {key}: wanted {lines}, got {given!r:.60}.")
         is_free = key.split(".")[0] in ("arms", "hypotheses", "bands", "scales") and key.count(".") == 0
         return {str(name): value for name, value in given.items()} if is_free else _named(given, self._where)
 

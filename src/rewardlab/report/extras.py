@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rewardlab.analysis.precision import CARD_WORTH, MEASURES
 from rewardlab.analysis.robustness import MEASURES as MOVED
-from rewardlab.core.controls import expectation_of, notice_of
+from rewardlab.core.controls import expectation_of, judges_by_true_labels, notice_of
 from rewardlab.core.files import to_float
 from rewardlab.core.types import Estimate
 from rewardlab.report.charts import Chart, Dot, axis
@@ -189,6 +189,12 @@ def ensemble_section(ensemble: EnsembleRecord) -> Section:
     return Section(title="Ensemble", blocks=tuple(blocks))
 
 
+TRUE_LABELS_CHOSE: Final = (
+    "Read it at the last step, under the training curves. The evaluation data keep their true labels, and these chose "
+    "best/, which alone brings the accuracy of best/ above 0.5 on them."
+)
+
+
 def controls_section(record: Record) -> Section:
     """Return the findings of `rewardlab diagnose`; for a run that is itself a control, what it is expected to show."""
     blocks: list[Block] = []
@@ -196,6 +202,8 @@ def controls_section(record: Record) -> Section:
         blocks.append(Paragraph(text=f"{notice}.", tone="warning"))
         if (expected := expectation_of(record.control)) is not None:
             blocks.append(Paragraph(text=f"Such a run is expected to reach {expected}"))
+        if record.kind == "train" and judges_by_true_labels(record.control):
+            blocks.append(Paragraph(text=TRUE_LABELS_CHOSE, tone="note"))
     if found := controls_of(record):
         own = _mapping(record.controls.get("model_itself"))
         rows = [("the model itself", "held out", *_over(own, "over_seeds", "over_conversations"), "")]
