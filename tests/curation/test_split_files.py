@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,17 @@ def test_a_group_goes_where_its_first_turn_goes_however_large_it_and_the_data_ar
     large = [f"in.jsonl:{61 + 10 * k}" for k in range(10)]
     assert {before[name] for name in large} == {"train", "test"}, "the last seed has a large group in the small split"
     assert re.search("split: test gets .* since only whole groups are moved; its largest has 10 rows", log.text)
+
+
+def test_a_small_split_that_chance_missed_is_not_laid_on_groups(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "in.jsonl", [pair(k) for k in range(60)])
+    for seed in range(6):
+        with suppress(DataError):  # of a split without any row
+            run(tmp_path, path, output=f"s{seed}", seed=seed, near="none", fractions=["train=0.95", "test=0.05"])
+    told = set(re.findall(r"split: test gets .*", log.text))
+    assert told
+    assert all("each row is drawn by its first turn and --seed alone" in line for line in told)
+    assert "whole groups" not in log.text
 
 
 def test_a_huge_group_in_a_small_split_is_an_error_and_no_move(tmp_path: Path) -> None:

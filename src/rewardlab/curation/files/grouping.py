@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Preference
 from rewardlab.curation.files.reading import Mask, Numbers
 from rewardlab.curation.near import Signatures, near_groups, signatures
@@ -198,8 +199,12 @@ def _require_filled(
                 f"wanted. Give it a larger fraction, or try another seed than --seed {seed}{_looser(found)}."
             )
         if abs(count - wanted) > FAR * wanted:
-            line = "split: %s gets %d rows instead of %.0f, since only whole groups are moved; its largest has %d rows"
-            logger.warning(line, name, count, wanted, largest)
+            got = f"split: {name} gets {number_of(count, 'row')} instead of {wanted:.0f}"
+            if largest > 1:
+                logger.warning("%s, since only whole groups are moved; its largest has %d rows", got, largest)
+                continue
+            drawn = "by its first turn and --seed alone, so that few rows meet a fraction roughly"
+            logger.warning("%s: each row is drawn %s. A larger fraction gives it more", got, drawn)
 
 
 def _looser(found: Groups) -> str:
