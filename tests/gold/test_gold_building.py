@@ -280,6 +280,15 @@ def test_a_failure_leaves_the_folder_as_it_was(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize(("fraction", "told"), [(0.0, False), (0.1, True), (0.5, False)])
+def test_a_test_side_too_small_for_any_verdict_is_told_before_a_proxy_is_trained(
+    tmp_path: Path, fraction: float, told: bool
+) -> None:
+    built = run(tmp_path, labelled.rows(40), test_fraction=fraction)
+    report = " ".join(text_report(built, BuildConfig(output_dir=built.folder)).split())
+    assert ("held out: below 10 `rewardlab gold match` and `rewardlab gold curve` have no intervals" in report) is told
+
+
 def test_a_test_side_without_pairs_says_what_to_do(tmp_path):
     rows = labelled.rows(100)
     held = {row["id"] for row in labelled.lines(

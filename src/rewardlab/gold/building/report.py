@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
+from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.terminal import number_of, plural, quoted
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.pairing import PAIR_CAUSES, REPLY_CAUSES, Counts
@@ -37,6 +38,7 @@ def _lines(built: Built, config: BuildConfig) -> Iterator[str]:
     yield _sum("replies", counts.replies, counts.replies_used, counts.replies_left_out, REPLY_CAUSES)
     yield _sum("pairs", counts.pairs, counts.pairs_used, counts.pairs_left_out, PAIR_CAUSES)
     yield from _warnings(counts)
+    yield from _few_held_out(built)
     if built.shared:
         yield (
             f"both sides: {number_of(built.shared['prompts'], 'prompt')}, "
@@ -60,6 +62,16 @@ def _sum(what: str, number: int, used: int, left_out: Mapping[str, int], causes:
     """Return a line that says how many are used, and how many are left out by cause."""
     reasons = [f"{format_count(left_out[cause])} {text}" for cause, text in causes.items() if left_out.get(cause)]
     return f"{what}: {format_count(number)}, {format_count(used)} used" + "".join(f"; {one}" for one in reasons)
+
+
+def _few_held_out(built: Built) -> Iterator[str]:
+    held_out = built.sides["test"]["prompts"] if "test" in built.sides else 0
+    if 0 < held_out < MIN_CLUSTERS:
+        yield (
+            f"only {number_of(held_out, 'prompt')} {plural(held_out, 'is', 'are')} held out: below {MIN_CLUSTERS} `rewardlab gold match` and "
+            f"`rewardlab gold curve` have no intervals and no verdict. Build again with a larger --test-fraction (and "
+            f"--overwrite), or label more prompts"
+        )
 
 
 def _warnings(counts: Counts) -> Iterator[str]:
