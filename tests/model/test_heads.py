@@ -45,7 +45,7 @@ def save_labels(folder, count):
 @pytest.mark.parametrize("count", [2, 5])
 def test_a_head_of_several_outputs(refused, tmp_path, count):
     words = refused(save_labels(tmp_path / "theirs", count))
-    assert f"its head has {count} outputs, a reward model has one. Start from another model, or" in words
+    assert f"its head has {count} outputs, a reward model has one. Make one of them by `rewardlab" in words
 
 
 def test_a_new_head_takes_the_place_of_one_of_several_outputs(refused, tmp_path):

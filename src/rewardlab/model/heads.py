@@ -22,8 +22,10 @@ def require_one_output(name: str, config: Any, *, new_head: bool) -> None:
     """Raise ModelError if the head of the model at `name` has several outputs and is to be kept."""
     if not is_classifier(config) or config.num_labels == 1 or new_head:
         return
-    ways = "Start from another model, or draw a new head with --new-head."
-    raise ModelError(f"{name}: its head has {config.num_labels} outputs, a reward model has one. {ways}")
+    raise ModelError(
+        f"{name}: its head has {config.num_labels} outputs, a reward model has one. Make one of them by `rewardlab "
+        f"import --outputs`, or draw a new head with --new-head."
+    )
 
 
 def require_place_for_head(name: str, config: Any, disk_class: Any) -> None:
