@@ -241,6 +241,8 @@ class Workers:
 
     def _end(self, worker: Worker, why: str) -> None:
         """End a worker, so that it is started again."""
+        if self._ending:  # some are gone then, and others still answer
+            return
         logger.warning("worker %d %s; it starts anew", worker.number, why)
         worker.loaded = worker.serving = False
         worker.kill()
@@ -297,8 +299,7 @@ class Workers:
             with ThreadPoolExecutor(max(1, len(others))) as threads:
                 outcomes = list(threads.map(lambda one: self._swapped(one, name, folder), others))
             for other, (good, value) in zip(others, outcomes, strict=True):
-                # At the end those that had nothing to answer have gone, and the others still answer.
-                if not self._ending and (not good or value["digest"] != outcome[1]["digest"]):
+                if not good or value["digest"] != outcome[1]["digest"]:
                     self._end(other, f"could not swap {name}")
             return outcome
         finally:
