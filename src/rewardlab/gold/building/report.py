@@ -68,9 +68,9 @@ def _few_held_out(built: Built) -> Iterator[str]:
     held_out = built.sides["test"]["prompts"] if "test" in built.sides else 0
     if 0 < held_out < MIN_CLUSTERS:
         yield (
-            f"only {number_of(held_out, 'prompt')} {plural(held_out, 'is', 'are')} held out: below {MIN_CLUSTERS} `rewardlab gold match` and "
-            f"`rewardlab gold curve` have no intervals and no verdict. Build again with a larger --test-fraction (and "
-            f"--overwrite), or label more prompts"
+            f"only {number_of(held_out, 'prompt')} {plural(held_out, 'is', 'are')} held out: below {MIN_CLUSTERS} "
+            f"`rewardlab gold match` and `rewardlab gold curve` have no intervals and no verdict. Build again with a "
+            f"larger --test-fraction (and --overwrite), or label more prompts"
         )
 
 
