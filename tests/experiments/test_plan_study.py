@@ -10,13 +10,14 @@ import pytest
 
 from rewardlab.core.errors import ConfigError, DataError, RankError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
+from rewardlab.core.spec import SPEC_FILE
 from rewardlab.experiments import many_ranks
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
 from rewardlab.experiments.many_ranks import arguments_of_first
 from rewardlab.experiments.one_run import do, redo
-from rewardlab.experiments.records import record_of, settings_hash, settings_path
+from rewardlab.experiments.records import _left_to_the_run, record_of, settings_hash, settings_path
 from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.study import amend, begun_and_judged, freeze, open_study
 from study_folders import do_all, edit, finished_study, frozen_study, train_by_hand, write_plan
@@ -178,8 +179,17 @@ def test_runs_of_other_settings_are_outdated_and_done_again_only_when_asked(tmp_
         ({"gone": 1, "track_gpu": None}, "done"),
         ({"gone": 1, "max_grad_norm": 2.0}, "outdated"),
         ({"micro_token_budget": 8192}, "done"),
+        ({"max_seq_len": 1024}, "done"),
+        ({"max_seq_len": 512}, "outdated"),
     ],
-    ids=["a setting that is no more", "one that came", "a default that changed", "a default that the run decides now"],
+    ids=[
+        "a setting that is no more",
+        "one that came",
+        "a default that changed",
+        "a default that the run decides now",
+        "a length that the run decides now",
+        "another length",
+    ],
 )
 def test_settings_that_versions_add_or_drop_make_no_run_outdated(tmp_path: Path, before: dict, state: str) -> None:
     study = frozen_study(tmp_path)
@@ -193,6 +203,14 @@ def test_settings_that_versions_add_or_drop_make_no_run_outdated(tmp_path: Path,
     assert record_of(study, run).state == state
     write_json(settings_path(study, run), {**settings, "gone": 2})
     assert record_of(study, run).state == "outdated", "the file is not what the run began with"
+
+
+def test_a_reward_model_has_another_length_limit_than_an_earlier_version_wrote_out(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    now, then = {"max_seq_len": "auto", "model": str(tmp_path)}, {"max_seq_len": 1024}
+    assert _left_to_the_run({**now, "micro_token_budget": 8192}, then) == ["max_seq_len"]
+    (tmp_path / SPEC_FILE).touch()
+    assert _left_to_the_run({**study.runs[0].settings, **now}, then) == ["micro_token_budget"]
 
 
 def test_runs_of_other_data_are_outdated_too_and_the_amendment_says_so(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rewardlab.core.config import from_mapping, read_settings, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import read_summed_json, sha256_file, sha256_json, write_summed_json
 from rewardlab.core.spec import SPEC_FILE
+from rewardlab.data.config import USUAL_LENGTH
 from rewardlab.experiments.data_files import changed_in
 from rewardlab.experiments.log import hashes_of, now, time_of
 from rewardlab.experiments.plan import Run
@@ -186,9 +187,18 @@ def _means_the_same(study: Study, run: Run, begun_with: str) -> bool:
         now = to_mapping(from_mapping(RewardTrainerConfig, known, where=run.name))
     except (RewardlabError, OSError):
         return False
-    # A version whose default was a number wrote it out; now the run is to decide, and it keeps that number.
-    left = ("micro_token_budget",) if run.settings.get("micro_token_budget") is None else ()
+    left = _left_to_the_run(run.settings, before)
     return all(now[name] == value for name, value in run.settings.items() if name not in left)
+
+
+def _left_to_the_run(settings: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Return the settings that a run is to decide, and of which an earlier version, whose default was a number, wrote
+    that out: the run keeps it."""
+    left = ["micro_token_budget"] if settings.get("micro_token_budget") is None else []
+    if settings.get("max_seq_len") == "auto" and before.get("max_seq_len") == USUAL_LENGTH:
+        # A reward model that is trained further has a limit of its own.
+        left += [] if Path(str(settings.get("model")), SPEC_FILE).is_file() else ["max_seq_len"]
+    return left
 
 
 def _path(study: Study, run: Run) -> Path:
