@@ -12,6 +12,7 @@ from scipy.special import expit
 from scipy.stats import t as student
 
 from rewardlab.analysis.crossed import Crossed, Observed
+from rewardlab.analysis.crossed_slopes import Slopes
 from rewardlab.analysis.linearised import observed_in
 from rewardlab.analysis.logistic import Fit, logistic
 from rewardlab.analysis.score_table import score_table
@@ -81,10 +82,10 @@ def test_the_likeliest_arms_at_a_limit_are_moved_by_their_variances() -> None:
     generator = np.random.default_rng(5)
     sharp, blunt = calibrated(0.97, 60, generator), calibrated(0.75, 60, generator)
     found = held_against("calibration_slope(a) > calibration_slope(b)", a=sharp, b=blunt)
-    assert found.bounded is not None
-    moved = found.bounded._moved(0.0)  # type: ignore[attr-defined] # of the class that slopes have
+    assert isinstance(found.bounded, Slopes)
+    moved = found.bounded._moved(0.0)
     assert moved[0] - moved[1] == pytest.approx(-found.value)
-    own = [float(np.square(one.influence_SC).sum()) for one in (sharp, blunt)]  # type: ignore[arg-type] # both have one
+    own = [float(np.square(np.asarray(one.influence_SC)).sum()) for one in (sharp, blunt)]
     assert moved[0] / moved[1] == pytest.approx(-own[0] / own[1])
 
 
