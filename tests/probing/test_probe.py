@@ -228,22 +228,6 @@ def test_a_failure_leaves_the_run_that_would_be_replaced(base_model, pairs_file,
     verify(first.model)
 
 
-@pytest.mark.slow
-def test_a_probe_that_was_not_finished_is_begun_anew_by_the_same_settings(
-    base_model, pairs_file, tmp_path, monkeypatch
-):
-    config = config_for(base_model, pairs_file, tmp_path / "run")
-    with monkeypatch.context() as broken:
-        broken.setattr(probe_module, "load", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            probe(config)
-    with pytest.raises(ConfigError, match="already holds a run"):
-        probe(config.replace(seed=7))
-    probe(config)
-    with pytest.raises(ConfigError, match="already holds a run"):
-        probe(config)
-
-
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("changes", [{"save_dtype": "bfloat16"}, {"precision": "bf16"}])
 def test_where_something_is_rounded_the_saved_folder_is_what_is_judged(base_model, pairs_file, tmp_path, changes):

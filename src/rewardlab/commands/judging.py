@@ -19,9 +19,7 @@ from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.run_folder import claim_evaluation
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.core.terminal import plural
-from rewardlab.core.unfinished import are_unfinished
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
-from rewardlab.evaluation.replacing import may_replace
 
 
 @ended_by_signals(BEGINS_ANEW)
@@ -32,8 +30,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         return
     from rewardlab.data.dataset_names import require_readable
 
-    out = config.run.output_dir
-    claim_evaluation(out, config.run.inputs(config.data), overwrite=may_replace(config, out))
+    claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
     from rewardlab.data.formats import unit_of
     from rewardlab.evaluation.models import judge_folders
@@ -56,16 +53,15 @@ def evaluate(arguments: Sequence[str]) -> None:
     if ensemble is not None:
         members = {name: getattr(ensemble, name) for name in ("members", "scaled_by", "penalty", "left_out")}
         print_report(f"\n{ensemble_block(ensemble.disagreement, **members)}\n")
-    _write_report([out], out)
-    say(f"scores, metrics and report.html: {out}")
+    _write_report([run.output_dir], run.output_dir)
+    say(f"scores, metrics and report.html: {run.output_dir}")
 
 
 def _eval_suites(config: EvalConfig) -> None:
     """Judge models, and those of an ensemble as one, on public test suites."""
     from rewardlab.data.suites.reading import require_suites
 
-    out = config.run.output_dir
-    claim_evaluation(out, (), overwrite=may_replace(config, out))
+    claim_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite)
     # Checked before torch is imported, so that a mistyped folder is reported at once.
     require_suites(config.run.suite, config.run.suite_data)
     from rewardlab.evaluation.models import judge_suites
@@ -87,6 +83,7 @@ def _eval_suites(config: EvalConfig) -> None:
                     shortened=one.shortened,
                 )
             )
+    out = config.run.output_dir
     _write_report([out] if len(judged) == 1 else [out / name for name in judged], out)
     say(f"computed in {config.run.precision}")
     for name, of_model in judged.items():
@@ -123,8 +120,7 @@ def calibrate(arguments: Sequence[str]) -> None:
     from rewardlab.data.dataset_names import require_readable
 
     names = (*config.data.dataset, *config.run.judge_dataset)
-    out = config.run.output_dir
-    claim_evaluation(out, names, overwrite=config.run.overwrite or are_unfinished(out, to_mapping(config)))
+    claim_evaluation(config.run.output_dir, names, overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
     require_readable(config.run.judge_dataset, config.data.hf_split, config.data.reading)
     from rewardlab.evaluation.calibrate import calibrate

@@ -72,8 +72,8 @@ EVALUATED = {"config", "data", "tokens", "provenance"}
 SET = {"model", "dataset", "output_dir"}
 """Keys by which three files are recognised: the manifest of a run (`BEGUN`), the manifest of an evaluation
 (`EVALUATED`) and the settings of a run (`SET`)."""
-LEFT_OVER = r"\..+\.(tmp|old)-\d+|\.unfinished\.json"
-"""Pattern of the temporary names of core.files and core.unfinished: something is being written, or was not finished."""
+LEFT_OVER = r"\..+\.(tmp|old)-\d+"
+"""Pattern of the temporary names of core.files: something is being written, or its process was killed."""
 OWN = (*RUN_FILES, *PROBE_FILES)
 SCORES_SUM: Final = "scores_sha256"
 """Entry in the metrics of an evaluation: the SHA-256 of the file with its scores."""

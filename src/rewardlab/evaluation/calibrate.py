@@ -21,7 +21,6 @@ from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.run_folder import SPEC_SUM, claim_evaluation, clear_evaluation, holds_run, only_writer
 from rewardlab.core.spec import CalibrationSpec, read_spec
 from rewardlab.core.terminal import plural
-from rewardlab.core.unfinished import are_unfinished, begin_results, end_results
 from rewardlab.data.groups import Groups
 from rewardlab.data.splits import count_shared_roots, hold_out
 from rewardlab.data.tally import SourceReport
@@ -61,12 +60,9 @@ def calibrate(config: CalibrateConfig) -> CalibrationResult:
     names = (*config.data.dataset, *config.run.judge_dataset)
     read_spec(Path(config.run.model))  # Before a folder is made for the results.
     with only_writer(config.run.output_dir):
-        out = config.run.output_dir
-        claim_evaluation(out, names, overwrite=config.run.overwrite or are_unfinished(out, to_mapping(config)))
+        claim_evaluation(config.run.output_dir, names, overwrite=config.run.overwrite)
         with _only_owner(Path(config.run.model)) if config.run.store else nullcontext():
-            result = _calibrate(config)
-        end_results(out)
-        return result
+            return _calibrate(config)
 
 
 @contextmanager
@@ -109,7 +105,6 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
     rows = {name: model.score(part, progress=f"scoring ({name})") for name, part in parts.items()}
     scaling = fit_scaling(rows["fitted"], beta=model.spec.beta, advice=advice)
     judgement = judge_scaling(scaling, rows["judged"], beta=model.spec.beta)
-    begin_results(run.output_dir, to_mapping(config))
     clear_evaluation(run.output_dir)
     write_json(
         run.output_dir / "manifest.json",

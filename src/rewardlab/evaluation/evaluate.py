@@ -39,12 +39,12 @@ from rewardlab.core.run_folder import (
     SCORES_SUM,
     SPEC_SUM,
     claim_evaluation,
+    clear_evaluation,
     only_writer,
     source_apart,
 )
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Estimate, ScoreRow, TokenGroup, join_comparisons
-from rewardlab.core.unfinished import end_results
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.groups import Groups
 from rewardlab.data.originals import Key, Original, read_originals
@@ -63,7 +63,6 @@ from rewardlab.evaluation.perturbed import (
 )
 from rewardlab.evaluation.precision import card_of, draw, precisions, score_precisions, write_card
 from rewardlab.evaluation.records import NUM_MISTAKES, slices_of, write_mistakes, write_slices
-from rewardlab.evaluation.replacing import begin_evaluation, may_replace
 from rewardlab.evaluation.saved import SavedModel
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, FloatArray, Together, score_groups, score_rows
@@ -220,11 +219,8 @@ def evaluate_folder(
     config = config.replace(model=config.run.folders[0], models=(), ensemble=())
     read_spec(Path(config.run.model))  # Before a folder is made for its results.
     with only_writer(config.run.output_dir):
-        out = config.run.output_dir
-        claim_evaluation(out, config.run.inputs(config.data), overwrite=may_replace(config, out))
-        evaluated = _evaluate_folder(config, members)
-        end_results(out)
-        return evaluated
+        claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
+        return _evaluate_folder(config, members)
 
 
 def read_groups(config: EvalConfig, model: SavedModel) -> tuple[Groups, Sequence[SourceReport], TokenReport]:
@@ -273,7 +269,7 @@ def _evaluate_folder(
     _warn_of_reversed(model.path, result)
     judgement = _judgement(config, result.rows, beta=model.beta, slices=slices, gold=gold)
     result = replace(result, judgement=judgement)
-    begin_evaluation(config, run.output_dir)
+    clear_evaluation(run.output_dir)
     write_json(
         run.output_dir / "manifest.json",
         {

@@ -22,13 +22,11 @@ from rewardlab.core.run_folder import (
     only_writer,
 )
 from rewardlab.core.spec import SPEC_FILE, read_spec
-from rewardlab.core.unfinished import end_results
 from rewardlab.data.tally import SourceReport
 from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig, EvalRunConfig
 from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of, require_heads
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder, summary
-from rewardlab.evaluation.replacing import mark_unfinished, may_replace
 from rewardlab.evaluation.suite_ensembles import NAMES, claim_ensemble, judge_as_one
 from rewardlab.evaluation.suites import JudgedSuites, evaluate_suites
 
@@ -107,10 +105,8 @@ def judge_folders(config: EvalConfig) -> Judged:
     out = config.run.output_dir
     with only_writer(out):
         places = {name: out / name for name in named}
-        config = config.replace(overwrite=may_replace(config, out))
         for place in (out, *places.values()):
             claim_evaluation(place, config.run.inputs(config.data), overwrite=config.run.overwrite)
-        mark_unfinished(config, out)
         judged: dict[str, JudgedModel] = {}
         members = members_of(config)
         for number, (name, folder) in enumerate(named.items(), start=1):
@@ -140,7 +136,6 @@ def judge_folders(config: EvalConfig) -> Judged:
         if config.run.ensemble:
             of_folder = {one.model: (name, one.result.rows) for name, one in judged.items()}
             ensemble = judge_ensemble(config, dict(of_folder[folder] for folder in config.run.ensemble))
-        end_results(out)
     return Judged(models=judged, ensemble=ensemble)
 
 
@@ -161,12 +156,10 @@ def judge_suites(config: EvalConfig) -> dict[str, JudgedSuites]:
     for folder in folders:
         read_spec(Path(folder))
     with only_writer(out):
-        config = config.replace(overwrite=may_replace(config, out))
         for place in (out, *(out / name for name in named)):
             claim_evaluation(place, (), overwrite=config.run.overwrite)
         if config.run.ensemble:
             claim_ensemble(config)
-        mark_unfinished(config, out)
         judged: dict[str, JudgedSuites] = {}
         for number, (name, folder) in enumerate(named.items(), start=1):
             judged[name] = evaluate_suites(config.replace(model=folder, models=(), ensemble=(), output_dir=out / name))
@@ -179,7 +172,6 @@ def judge_suites(config: EvalConfig) -> dict[str, JudgedSuites]:
             judged |= judge_as_one(config, members)
             facts |= {name: {"ensemble": config.run.ensemble} for name in judged if name not in named}
         _write(config, facts, data={}, tokens={})
-        end_results(out)
     return judged
 
 

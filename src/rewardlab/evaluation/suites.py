@@ -19,10 +19,9 @@ from rewardlab.core.bars import bar
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import finite_or_none, provenance, sha256_file, write_json, write_jsonl
-from rewardlab.core.run_folder import SCORES_SUM, SPEC_SUM, claim_evaluation, only_writer
+from rewardlab.core.run_folder import SCORES_SUM, SPEC_SUM, claim_evaluation, clear_evaluation, only_writer
 from rewardlab.core.suites import SuiteItem
 from rewardlab.core.types import Comparison, Message, Preference, ScoreRow, TokenGroup
-from rewardlab.core.unfinished import end_results
 from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import EndsInPadding, Overlong, Renderer, ReplyTooLong
 from rewardlab.data.layout import Rendered, lay_out
@@ -31,7 +30,6 @@ from rewardlab.data.suites.reading import SuiteData, folder_of, read_suite, requ
 from rewardlab.data.token_report import tell_typed
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.evaluate import card_maker, resolve
-from rewardlab.evaluation.replacing import begin_evaluation, may_replace
 from rewardlab.evaluation.saved import SavedModel
 from rewardlab.score import score_rows
 
@@ -97,11 +95,8 @@ def evaluate_suites(config: EvalConfig) -> JudgedSuites:
     config = config.replace(model=config.run.folders[0], models=(), ensemble=())
     require_suites(config.run.suite, config.run.suite_data)
     with only_writer(config.run.output_dir):
-        out = config.run.output_dir
-        claim_evaluation(out, (), overwrite=may_replace(config, out))
-        judged = _evaluate(config)
-        end_results(out)
-        return judged
+        claim_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite)
+        return _evaluate(config)
 
 
 def _evaluate(config: EvalConfig) -> JudgedSuites:
@@ -113,7 +108,7 @@ def _evaluate(config: EvalConfig) -> JudgedSuites:
     scores = [
         model.scores(own.groups, progress=f"scoring {one.suite}") for one, own in zip(data, tokenised, strict=True)
     ]
-    begin_evaluation(config, run.output_dir)
+    clear_evaluation(run.output_dir)
     write_json(
         run.output_dir / "manifest.json",
         {

@@ -29,7 +29,6 @@ from rewardlab.core.files import cache_folder, provenance, write_json, write_jso
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import TokenGroup
-from rewardlab.core.unfinished import are_unfinished, begin_results, end_results
 from rewardlab.data.groups import Groups, roots_of
 from rewardlab.data.prepare import Prepared, load_data, token_groups
 from rewardlab.data.weights import without_weights
@@ -98,11 +97,11 @@ def probe(config: ProbeConfig) -> ProbeResult:
 
 
 def _probe(config: ProbeConfig) -> ProbeResult:
-    started, asked = time.perf_counter(), to_mapping(config)
+    started = time.perf_counter()
     claim_folder(
         config.run.output_dir,
         (config.model.model, *without_weights(config.data.dataset, "--dataset"), *config.data.test_dataset),
-        overwrite=config.run.overwrite or are_unfinished(config.run.output_dir, asked),
+        overwrite=config.run.overwrite,
     )
     config = config.replace(**settle_rendering(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering)
@@ -121,7 +120,6 @@ def _probe(config: ProbeConfig) -> ProbeResult:
     # Clear the folder only now, so that an earlier probe is not lost to a wrong flag: from here on only a lack of disk
     # or memory can stop this one.
     clear_folder(config.run.output_dir)
-    begin_results(config.run.output_dir, asked)
     _write_start(config, prepared, tokens)
     folder = _save(config, model, base, fitted)
     scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
@@ -140,7 +138,6 @@ def _probe(config: ProbeConfig) -> ProbeResult:
         seconds=time.perf_counter() - started,
     )
     _write_results(result)
-    end_results(config.run.output_dir)
     return result
 
 
