@@ -131,7 +131,7 @@ def start_run(
     from rewardlab.training import run as training_run
     from rewardlab.training import start
 
-    shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.data.rendering.max_seq_len}
+    shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.data.rendering.length_limit}
     config = config.replace(
         model=config_folder(folder / "model", shape),
         output_dir=folder,

@@ -75,7 +75,7 @@ def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.dev
         model_config,
         disk_class_of(model_config),
         config.model,
-        max_length=config.data.rendering.max_seq_len,
+        max_length=config.data.rendering.length_limit,
         share=sharing,
         log=said.append,
     )

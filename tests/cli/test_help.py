@@ -67,8 +67,8 @@ def test_the_help_of_train_lists_every_flag_in_its_room_and_fits_the_terminal(co
 
 def test_the_help_says_type_meaning_and_default_of_a_flag(capsys, tmp_path):
     text = " ".join(help_text(capsys, "train").split())
-    assert "--max-seq-len INT|model Tokens a conversation may have; `--truncation` says what happens to" in text
-    assert "as the model has positions. (default: 1024)" in text
+    assert "--max-seq-len INT|auto|model Tokens a conversation may have; `--truncation` says what happens to" in text
+    assert "or its positions if it has fewer. (default: auto)" in text
     assert (
         "--lr FLOAT Highest learning rate; by default 5e-6 for full fine-tuning, 5e-5 for LoRA and 1e-3 for the head "
         "alone. --differential-lr" in text
@@ -84,7 +84,7 @@ def test_the_help_says_type_meaning_and_default_of_a_flag(capsys, tmp_path):
 def test_the_help_shows_what_the_file_says_as_defaults(capsys, tmp_path):
     (tmp_path / "run.yaml").write_text("max-seq-len: 77\nlora: true\ndataset: [a.jsonl, b.jsonl]\n")
     text = " ".join(help_text(capsys, "train", "--config", str(tmp_path / "run.yaml")).split())
-    assert "as the model has positions. (default: 77)" in text
+    assert "or its positions if it has fewer. (default: 77)" in text
     assert "--lora, --no-lora Train low-rank adapters and the head instead of every weight. (default: True)" in text
     assert "(also `--hf-dataset`). (default: a.jsonl b.jsonl)" in text
 

@@ -18,7 +18,7 @@ from command_line import refusal
 from common import CHATML, make_tokenizer, write_base_model
 from foreign_models import ENDED, edit_config, linear_head, seq_cls, trl_value_head, value_head_file
 from rewardlab.artifact.foreign.config import ImportConfig
-from rewardlab.artifact.foreign.layouts import recognise
+from rewardlab.artifact.foreign.layouts import ForeignModel, recognise
 from rewardlab.artifact.foreign.source import PARITY, WholeModel
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError
@@ -98,13 +98,29 @@ def test_several_outputs_become_one_by_what_each_counts(tmp_path, capsys, counts
             assert float(ours(ids).logits[0, 0]) == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.slow
+def test_outputs_with_biases_and_statistics_are_verified_by_the_files_own_head(tmp_path, capsys, monkeypatch):
+    made = linear_head(tmp_path / "classes", bias=True, outputs=3, statistics=(0.5, 2.0))
+    command = ["import", str(made.folder), "--outputs", "0=2", "2=-1", "--output-dir"]
+    main([*command, str(tmp_path / "rm")])
+    assert "verified" in capsys.readouterr().out
+    imported = read_spec(tmp_path / "rm").provenance["import"]
+    biases = load_file(made.folder / "model.safetensors")["value_head.bias"]
+    assert imported["bias"] == pytest.approx(float(2 * biases[0] - biases[2]))
+    weight = ForeignModel.weight.fget
+    monkeypatch.setattr(ForeignModel, "weight", property(lambda found: -weight(found)))
+    with pytest.raises(SystemExit):
+        main([*command, str(tmp_path / "other")])
+    assert not (tmp_path / "other" / "config.json").exists()
+
+
 def test_outputs_that_make_no_reward_are_refused(tmp_path, said):
     source = seq_cls(tmp_path / "classes", labels=2).folder
     assert "Say it: --outputs 0=1 takes the first alone, --outputs 0=-1 1=1 the second minus" in said(source)
     assert "--outputs 2: score [2, 32] in model.safetensors has 2 outputs, numbered from 0." in said(
         source, "--outputs", "2=1"
     )
-    for words in (["good=1"], ["0=0"], ["-1=1"]):
+    for words in (["good=1"], ["0=0"], ["-1=1"], ["00=1"]):
         assert f"--outputs {words[0]}: wanted NUMBER=WEIGHT" in said(source, "--outputs", *words)
 
 
@@ -419,7 +435,7 @@ def test_rounding_that_moves_scores_is_refused(tmp_path, said, capsys):
 
 def test_a_large_constant_hides_no_difference_of_scores(tmp_path):
     made = recognise(value_head_file(tmp_path / "source").folder, ImportConfig())
-    source = WholeModel(found=replace(made, bias=1000.0))
+    source = WholeModel(found=replace(made, biases=torch.tensor([1000.0])))
     renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=128))
     own = [float(torch.tensor(1000.0) + torch.tensor(score)) for score in (0.123, -0.7)]
     assert importing._require_parity(source, renderer, own, [0.123, -0.7], "float32") <= PARITY

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -79,3 +82,27 @@ def test_one_that_is_collected_in_a_thread_of_its_own_loop_ends() -> None:
     finally:
         gc.enable()
     assert not found[0].is_alive()
+
+
+AT_EXIT = """
+import asyncio
+from rewardlab.core.loop_thread import LoopThread
+
+async def fails():
+    raise ValueError("not now")
+
+async def slow():
+    await asyncio.sleep(0.5)
+    print("finished", flush=True)
+
+kept = [LoopThread("client", finish) for finish in (fails, slow, fails, slow)]
+LoopThread("client", slow)  # which nothing refers to any more
+"""
+
+
+def test_the_exit_of_the_process_waits_for_every_end_though_others_fail() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", AT_EXIT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.split() == ["finished"] * 3, done.stderr
+    assert done.stderr.count("ValueError: not now") == 2

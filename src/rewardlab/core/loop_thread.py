@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 import weakref
@@ -14,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from rewardlab.core.errors import ConfigError
 
+logger = logging.getLogger("rewardlab")
 T = TypeVar("T")
 
 
@@ -76,13 +78,19 @@ class LoopThread:
 
 
 _open: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
-"""Of the process, since its exit has to end them, whoever made them."""
+_ending: Final[set[Future[None]]] = set()
+"""Loops that are to be ended, and ends that are under way. Of the process, since its exit has to wait for them, whoever
+made them."""
 
 
 @atexit.register
 def _close_all() -> None:
-    for one in list(_open):
-        one.close()
+    ends = list(_ending)
+    for end in [*(one.close for one in list(_open)), *(one.result for one in ends)]:
+        try:
+            end()
+        except Exception:  # of any class: `finish` is the caller's, and the others have to end all the same
+            logger.exception("the end of an event loop failed")
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -109,6 +117,8 @@ def _stop(
         return None
     with turn:
         finishing = asyncio.run_coroutine_threadsafe(_finished(finish), loop)
+    _ending.add(finishing)
+    finishing.add_done_callback(_ending.discard)
     finishing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
     return finishing
 

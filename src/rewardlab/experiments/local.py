@@ -80,12 +80,17 @@ class _Work:
             study = self._study
         return record_of(study, next((one for one in study.runs if one.name == run.name), run))
 
+    @property
+    def _stops(self) -> bool:
+        """Whether no further run is begun: this process is ending, or a disk is full."""
+        return self._ending or bool(self.wants_room)
+
     def do(self, run: Run) -> None:
         """Do one run in a process of its own, and say how it went."""
         slot = self._slots.get()
         try:
             with ExitStack() as held:
-                if not self.wants_room and self._is_taken(run, held) and self._is_free(run):
+                if self._is_taken(run, held) and self._is_free(run) and not self._stops:
                     self._run(run, slot)
         finally:
             self._slots.put(slot)
@@ -114,7 +119,7 @@ class _Work:
 
     def _is_taken(self, run: Run, held: ExitStack) -> bool:
         """Return whether a run is now kept from every other `plan run`, as long as `held` is open, after waiting for
-        one that is at it. False if this process is ending.
+        one that is at it. False if no further run is begun.
 
         The record and the lock of the run come from the process that does it, seconds after that was begun; two that
         begin it in between would both start one. Raises ConfigError if the lock belongs to another user.
@@ -122,7 +127,7 @@ class _Work:
         folder = taken_folder(self._study, run)
         folder.mkdir(parents=True, exist_ok=True)
         told = False
-        while not self._ending:
+        while not self._stops:
             try:
                 held.enter_context(only_process(folder, "STUDY"))
             except ConfigError:
@@ -141,7 +146,7 @@ class _Work:
         record = self.record(run)
         if record.state == "running" and record.host == platform.node():
             self._say(f"{run.name}: process {record.process} is at it; waiting for its end")
-            while record.state == "running" and not self._ending:
+            while record.state == "running" and not self._stops:
                 time.sleep(POLL_S)
                 record = self.record(run)
         if record.is_over:

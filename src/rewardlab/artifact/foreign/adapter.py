@@ -173,8 +173,8 @@ def open_adapters(folder: Path, settings: ImportConfig) -> AdapterModel:
         folder=folder,
         kind="seq-cls",
         head=HEAD_ON_DISK,
-        weight=weight,
-        bias=0.0,
+        rows=weight,
+        biases=torch.zeros(1),
         config=config,
         disk_class=disk_class_of(config),
         renamed=False,
@@ -243,7 +243,8 @@ def _require_head(folder: Path) -> tuple[str, Entry]:
     if len(entry.shape) != 2 or entry.shape[0] != 1:
         raise ArtifactError(
             f"{file}: {name} has shape {list(entry.shape)}, wanted [1, width of the hidden states]: a reward is one "
-            f"number. A model with several labels cannot be imported."
+            f"number. Merge the adapters into their base model first; `rewardlab import --outputs` then takes the head "
+            f"of several outputs by what each counts."
         )
     return name, entry
 

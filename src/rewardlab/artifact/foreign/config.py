@@ -59,7 +59,8 @@ class ImportConfig:
         parse_arguments(self.template_arguments)  # raises for a word that is none
         weights = parse_numbers(self.outputs, "--outputs", low=-1e6, high=1e6)
         require(
-            all(name.isdecimal() for name in weights) and (not weights or any(weights.values())),
+            all(name.isdecimal() and name == str(int(name)) for name in weights)
+            and (not weights or any(weights.values())),
             f"--outputs {' '.join(self.outputs)}: wanted NUMBER=WEIGHT with numbers from 0, such as --outputs 4=1.",
         )
         require(self.base != "", "--base: the name is empty. Name a model, or leave the flag out.")

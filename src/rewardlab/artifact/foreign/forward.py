@@ -69,7 +69,7 @@ def _score(source: ForeignModel, model: Any, ids_1L: Tensor) -> Tensor:
         hidden_1LW = model(
             input_ids=ids_1L, attention_mask=mask_1L, output_hidden_states=True, use_cache=False
         ).hidden_states[-1]
-    values_1L = hidden_1LW @ source.weight[0] + source.bias
-    value = values_1L[0, mask_1L.sum() - 1]
+    outputs_O = hidden_1LW[0, mask_1L.sum() - 1] @ source.rows.T + source.biases
+    value = outputs_O @ torch.tensor(source.counts)
     score: Tensor = (value - source.mean) / source.std
     return score

@@ -69,11 +69,12 @@ class ForeignModel:
     kind: Kind
     head: str
     """The name of the head's module in the files."""
-    weight: torch.Tensor
-    """[1, W] the weight of the head in float32; of several outputs, the sum of what each counts."""
+    rows: torch.Tensor
+    """[O, W] the weight of the head in float32, as the file has it."""
+    biases: torch.Tensor
+    """[O] its bias; zeros if it has none."""
     counts: tuple[float, ...] = (1.0,)
     """What each of the head's outputs counts in the reward."""
-    bias: float
     mean: float = 0.0
     std: float = 1.0
     config: Any
@@ -82,6 +83,16 @@ class ForeignModel:
     """The sequence-classification class of its architecture."""
     renamed: bool
     """Whether the names of its weights begin with `pretrained_model.`."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[1, W] the weight by which the reward is read, in float32: of several outputs the sum of what each counts."""
+        return (torch.tensor([self.counts], dtype=torch.float64) @ self.rows.double()).float()
+
+    @property
+    def bias(self) -> float:
+        """The bias of the reward, before `mean` and `std`."""
+        return float(torch.tensor(self.counts, dtype=torch.float64) @ self.biases.double())
 
     @property
     def constant(self) -> float:
@@ -125,15 +136,15 @@ def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
     statistics, rest = _beside_backbone(folder, config, disk_class, entries)
     found = _choose(_heads(folder, config, rest), folder, config, settings)
     counts = _counts(found, folder, settings)
-    weight, bias = _read_head(found, folder, config, counts)
+    rows, biases = _read_head(found, folder, config)
     mean, std = _statistics(folder, config, found.kind, statistics, settings.normalize_reward)
     model = ForeignModel(
         folder=folder,
         kind=found.kind,
         head=found.name,
-        weight=weight,
+        rows=rows,
+        biases=biases,
         counts=counts,
-        bias=bias,
         mean=mean,
         std=std,
         config=config,
@@ -304,26 +315,24 @@ def _counts(found: _Found, folder: Path, settings: ImportConfig) -> tuple[float,
     return tuple(said.get(number, 0.0) for number in range(outputs)) if said else (1.0,)
 
 
-def _read_head(found: _Found, folder: Path, config: Any, counts: tuple[float, ...]) -> tuple[torch.Tensor, float]:
-    """Return weight [1, W] and bias, of the outputs as they count. Raises ArtifactError for another width."""
+def _read_head(found: _Found, folder: Path, config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weight [O, W] and bias [O]. Raises ArtifactError for another width."""
     key, entry = found.entries["weight"]
-    _, width = entry.shape
+    outputs, width = entry.shape
     if width != (wanted := width_of(config)):
         raise ArtifactError(
             f"{folder}: {found} is for hidden states of width {width}, and the model's are {wanted} wide: these files "
             f"belong to different models."
         )
-    counts_1O = torch.tensor([counts], dtype=torch.float64)
-    weight = (counts_1O @ read_weight(entry, key).double()).float()
-    bias = 0.0
+    rows, biases = read_weight(entry, key), torch.zeros(outputs)
     if "bias" in found.entries:
         key, entry = found.entries["bias"]
-        if math.prod(entry.shape) != len(counts):
-            raise ArtifactError(f"{folder}: {key} has shape {list(entry.shape)}, wanted [{len(counts)}].")
-        bias = float(counts_1O @ read_weight(entry, key).double().reshape(-1))
-    if not (bool(torch.isfinite(weight).all()) and math.isfinite(bias)):
+        if math.prod(entry.shape) != outputs:
+            raise ArtifactError(f"{folder}: {key} has shape {list(entry.shape)}, wanted [{outputs}].")
+        biases = read_weight(entry, key).reshape(-1)
+    if not (bool(torch.isfinite(rows).all()) and bool(torch.isfinite(biases).all())):
         raise ArtifactError(f"{folder}: {found} holds numbers that are not finite.")
-    return weight, bias
+    return rows, biases
 
 
 def _statistics(

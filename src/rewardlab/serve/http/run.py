@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator
 from typing import Final, NoReturn
 
@@ -88,6 +87,10 @@ class Server(uvicorn.Server):
         self._ends_process = ends_process
         self._loop: asyncio.AbstractEventLoop | None = None
         self.ending = False
+        self.gave_up = False
+        """Whether requests were left unanswered: threads may go on with them."""
+        self.ended = threading.Event()
+        """Set once nothing computes any more."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -121,7 +124,7 @@ class Server(uvicorn.Server):
         self._loop.call_later(self._drain_timeout_s, self._close_engine)
         if self._ends_process:
             most_s = self._drain_timeout_s + LAST_WORDS_S + END_S
-            threading.Thread(target=_end_after, args=(most_s,), name="rewardlab-end", daemon=True).start()
+            threading.Thread(target=_end_after, args=(most_s, self.ended), name="rewardlab-end", daemon=True).start()
 
     async def cut_connections(self) -> None:
         """Cut the connections whose clients have not read their answers in time; the loop would leave them open."""
@@ -134,6 +137,7 @@ class Server(uvicorn.Server):
         if left := self._served.scoring.in_flight:
             logger.warning("%d requests could not be answered within --drain-timeout; they get 503", left)
             self._served.scoring.give_up()
+            self.gave_up = True
         if (swaps := self._served.swaps) is not None and swaps.busy:
             logger.warning("a swap was not finished within --drain-timeout; its client gets 503")
             swaps.give_up()
@@ -177,6 +181,8 @@ def serve_until_ended(
     finally:
         served.scoring.close()
         served.engine.close()
+        if not server.gave_up:
+            server.ended.set()
 
 
 def end_at_once() -> NoReturn:
@@ -190,12 +196,13 @@ def end_at_once() -> NoReturn:
     os._exit(0)
 
 
-def _end_after(seconds: float) -> None:
-    """End the process after so many seconds, unless it has ended by itself by then.
+def _end_after(seconds: float, ended: threading.Event) -> None:
+    """End the process after so many seconds, unless all that it computed has ended by then.
 
     Neither the thread that computes a batch nor those that render can be stopped, and Python's end waits for them.
     """
-    time.sleep(seconds)
+    if ended.wait(seconds):
+        return
     logger.warning("ended though a batch, or the rendering of a request, was not finished: it took too long")
     end_at_once()
 
