@@ -25,6 +25,7 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, set_seed
 from trl import RewardConfig, RewardTrainer
 
+from rewardlab.artifact.base import settle_length
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.config import from_mapping
@@ -130,6 +131,7 @@ def main(arguments: Sequence[str]) -> None:
     settings, output = read_json(Path(arguments[0])), Path(arguments[1])
     require_the_same(settings)
     config = from_mapping(RewardTrainerConfig, settings, where=arguments[0])
+    config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
     output.mkdir(parents=True, exist_ok=True)
     base = resolve_model_name(config.model.model, print)
     tokenizer = load_tokenizer(base)
@@ -164,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
         layout="trl",
         chat_template=rendering.chat_template,
         system_prompt=rendering.system_prompt,
-        max_seq_len=rendering.max_seq_len,
+        max_seq_len=rendering.length_limit,
         beta=config.loss.beta,
     )
     import_model(trained, output / "best", how, overwrite=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rewardlab.core.errors import ConfigError, DataError, RankError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.core.spec import SPEC_FILE
-from rewardlab.experiments import many_ranks
+from rewardlab.experiments import many_ranks, records
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
@@ -205,12 +206,17 @@ def test_settings_that_versions_add_or_drop_make_no_run_outdated(tmp_path: Path,
     assert record_of(study, run).state == "outdated", "the file is not what the run began with"
 
 
-def test_a_reward_model_has_another_length_limit_than_an_earlier_version_wrote_out(tmp_path: Path) -> None:
-    study = frozen_study(tmp_path)
+@pytest.mark.parametrize(("limit", "left"), [(1024, ["max_seq_len"]), (256, [])])
+def test_a_reward_model_may_have_another_length_limit_than_an_earlier_version_wrote_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, left: list[str]
+) -> None:
+    spec = SimpleNamespace(renderer=SimpleNamespace(max_length=limit))
+    monkeypatch.setattr(records, "read_spec", lambda folder: spec)
     now, then = {"max_seq_len": "auto", "model": str(tmp_path)}, {"max_seq_len": 1024}
     assert _left_to_the_run({**now, "micro_token_budget": 8192}, then) == ["max_seq_len"]
     (tmp_path / SPEC_FILE).touch()
-    assert _left_to_the_run({**study.runs[0].settings, **now}, then) == ["micro_token_budget"]
+    assert _left_to_the_run({**now, "micro_token_budget": 8192}, then) == left
+    assert _left_to_the_run(now, then) == ["micro_token_budget", *left]
 
 
 def test_runs_of_other_data_are_outdated_too_and_the_amendment_says_so(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from scipy.special import stdtr
 
 from rewardlab.analysis.bounded import AtLimit, crossing
 from rewardlab.analysis.crossed import Observed, over_prompts
+from rewardlab.analysis.logistic import ENOUGH_LOSSES
 
 _SURE: Final = 1_000.0
 """Standard errors by which a limit is beyond every interval."""
@@ -106,9 +107,11 @@ class Slopes(AtLimit):
 
 
 def slopes_over(parts: Sequence[tuple[Observed, float]], value: float) -> Slopes | None:
-    """Return an expression with these derivatives; None if no coefficient of a regression is among its numbers."""
+    """Return an expression with these derivatives; None if no coefficient of a regression is among its numbers, or each
+    has so many lost comparisons that the variance seen is as good (`coefficient_estimates`)."""
     of_prompts = tuple((one, weight) for one, weight in parts if weight and one.influence_SC is not None)
-    return Slopes(parts=of_prompts, value=value) if any(one.fits for one, _ in of_prompts) else None
+    few = any(fit.expected_losses < ENOUGH_LOSSES for one, _ in of_prompts for fit in one.fits)
+    return Slopes(parts=of_prompts, value=value) if few else None
 
 
 def _at(one: Observed, by: float) -> Observed:
@@ -129,6 +132,6 @@ def _p_of(away: float, skewness: float, freedom: float) -> float:
     if skewness <= 0:
         return float(stdtr(freedom, -away))
     bent = skewness / 6
-    # Cornish and Fisher's quantile is t + bent·(t² − 1).
-    straight = (math.sqrt(1 + 4 * bent * (away + bent)) - 1) / (2 * bent)
+    # Cornish and Fisher's quantile is t + bent·(t² − 1). Its root is written so that a small `bent` loses no digits.
+    straight = 2 * (away + bent) / (1 + math.sqrt(1 + 4 * bent * (away + bent)))
     return float(stdtr(freedom, -straight))

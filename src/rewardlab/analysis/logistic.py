@@ -157,9 +157,14 @@ class Fit:
         vary, residual = expit(logit) * expit(-logit), self.y_N - expit(logit)
         information = float(np.square(self.x_N) @ vary)
         (score_C,) = sums_by(self.clusters_N, self.x_N * residual)
-        variance = float(score_C @ score_C) * score_C.size / max(score_C.size - 1, 1) / information**2
+        variance = float(score_C @ score_C) * score_C.size / max(score_C.size - 1, 1) / information / information
         least = _least_excess(self.x_N, vary, self.y_N, residual, self.clusters_N)
         return variance, max(variance * information, least)
+
+    @cached_property
+    def expected_losses(self) -> float:
+        """How many comparisons are lost by the fitted probabilities."""
+        return float(expit(-np.abs(self.value * self.x_N + self.offset_N)).sum())
 
     @cached_property
     def _varies(self) -> bool:

@@ -166,10 +166,13 @@ def require_embeddings(renderer: Renderer, num_embeddings: int) -> None:
         logger.warning("model: texts with %s cannot be read. %s", shown, remedy)
 
 
-def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: str | None = None) -> Base:
+def open_base(
+    model: BackboneConfig, rendering: RenderingConfig, *, truncation: str | None = None, computes: bool = True
+) -> Base:
     """Find the model and build its renderer.
 
     `truncation` is the rule by which the renderer cuts long conversations; by default that of the newest models.
+    `computes` says whether a reward is read from the model, for which it needs a place; else it renders texts alone.
 
     Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, or has too
     few embeddings for its tokenizer, and ConfigError for a length limit above its number of positions or too small for
@@ -183,7 +186,8 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     disk_class = disk_class_of(config)
     if folder is not None:
         require_same_sizes(folder, config, disk_class)
-    require_place_for_head(path, config, disk_class)
+    if computes:
+        require_place_for_head(path, config, disk_class)
     require_positions(config, rendering.length_limit)
     # A reward model that is trained further keeps the treatment of control tokens in messages that it was trained with.
     if rendering.special_tokens_in_text == "auto" and (spec := spec_of(path)) is not None:

@@ -31,7 +31,7 @@ def renderer_of(model: str, rendering: RenderingConfig) -> Renderer:
     from rewardlab.model.config import BackboneConfig
 
     backbone = BackboneConfig(model=model)
-    return open_base(backbone, replace(rendering, **settle_rendering(backbone, rendering))).renderer
+    return open_base(backbone, replace(rendering, **settle_rendering(backbone, rendering)), computes=False).renderer
 
 
 def counting_renderer(model: str, rendering: RenderingConfig) -> Renderer:

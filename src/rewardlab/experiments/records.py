@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from rewardlab.core.config import from_mapping, read_settings, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import read_summed_json, sha256_file, sha256_json, write_summed_json
-from rewardlab.core.spec import SPEC_FILE
+from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.config import USUAL_LENGTH
 from rewardlab.experiments.data_files import changed_in
 from rewardlab.experiments.log import hashes_of, now, time_of
@@ -185,9 +185,9 @@ def _means_the_same(study: Study, run: Run, begun_with: str) -> bool:
             return False
         known = {name: value for name, value in before.items() if name in run.settings}
         now = to_mapping(from_mapping(RewardTrainerConfig, known, where=run.name))
+        left = _left_to_the_run(run.settings, before)
     except (RewardlabError, OSError):
         return False
-    left = _left_to_the_run(run.settings, before)
     return all(now[name] == value for name, value in run.settings.items() if name not in left)
 
 
@@ -195,9 +195,11 @@ def _left_to_the_run(settings: Mapping[str, Any], before: Mapping[str, Any]) -> 
     """Return the settings that a run is to decide, and of which an earlier version, whose default was a number, wrote
     that out: the run keeps it."""
     left = ["micro_token_budget"] if settings.get("micro_token_budget") is None else []
+    folder = Path(str(settings.get("model")))
     if settings.get("max_seq_len") == "auto" and before.get("max_seq_len") == USUAL_LENGTH:
         # A reward model that is trained further has a limit of its own.
-        left += [] if Path(str(settings.get("model")), SPEC_FILE).is_file() else ["max_seq_len"]
+        is_own = not (folder / SPEC_FILE).is_file() or read_spec(folder).renderer.max_length == USUAL_LENGTH
+        left += ["max_seq_len"] if is_own else []
     return left
 
 

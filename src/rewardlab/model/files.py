@@ -201,7 +201,7 @@ def require_same_sizes(folder: Path, config: Any, disk_class: Any) -> None:
     # On the meta device weights have shapes and take no memory, however large the configuration says they are.
     doing = f"no model can be built from {CONFIG}"
     with told(str(folder), doing), _no_more_weights_than(most, folder), torch.device("meta"):
-        classifier = disk_class._from_config(config)
+        classifier = disk_class._from_config(config, dtype=torch.float32, attn_implementation="eager")
     wanted = classifier.state_dict()
     try:
         named = transformers_names(classifier, wanted)

@@ -34,7 +34,7 @@ def require_place_for_head(name: str, config: Any, disk_class: Any) -> None:
     No weights are read: on the meta device they have shapes and take no memory.
     """
     with told(name, f"no model can be built from {CONFIG}"), torch.device("meta"):
-        classifier = disk_class._from_config(config)
+        classifier = disk_class._from_config(config, dtype=torch.float32, attn_implementation="eager")
     if not isinstance(getattr(classifier, HEAD_ON_DISK, None), torch.nn.Linear):
         raise not_causal(f"{name}: {disk_class.__name__} has no linear head `{HEAD_ON_DISK}`.")
 

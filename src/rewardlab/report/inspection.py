@@ -234,7 +234,8 @@ def label_notes(found: Inspection) -> Iterator[str]:
         yield (
             f"Are the strengths the wrong way round? The bag of words finds the better reply less often where they are "
             f"high: {high} {format_estimate(stronger)}, {low} {format_estimate(weaker)}. A high strength says that the "
-            f"preference is strong. Turn numbers round that count down from the strongest before --strength-as."
+            f"preference is strong. Turn numbers round that count down from the strongest before --strength-as. "
+            f"Several sources of other scales may look so too: inspect each alone."
         )
     if found.baselines.missing:
         yield f"Not fitted: {found.baselines.missing}"

@@ -80,7 +80,7 @@ def test_the_best_run_of_the_study_is_what_it_was():
         1000,
     )
     assert (config.schedule.lr_scheduler, warmup_steps(config.schedule, 1000)) == ("cosine", 50)
-    assert (config.data.rendering.max_seq_len, config.loss.score_regularization_lambda, config.loss.beta) == (
+    assert (config.data.rendering.length_limit, config.loss.score_regularization_lambda, config.loss.beta) == (
         1024,
         0.1,
         1.0,

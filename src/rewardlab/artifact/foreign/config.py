@@ -66,7 +66,7 @@ class ImportConfig:
         require(self.base != "", "--base: the name is empty. Name a model, or leave the flag out.")
         require(self.head != "", "--head: the name is empty. Name a layer, or leave the flag out.")
         require(
-            self.max_seq_len == "model" or self.max_seq_len >= 16,
+            self.max_seq_len == "model" or (isinstance(self.max_seq_len, int) and self.max_seq_len >= 16),
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply.",
         )
 

@@ -33,6 +33,8 @@ NOTHING_LEARNT: Final = frozenset({"behind_baseline", "no_skill", "narrow_scores
 INTENDED: Final[Mapping[str, frozenset[str]]] = {
     "label_shuffle": NOTHING_LEARNT,
     "prompt_only": NOTHING_LEARNT | {"frozen_head", "frozen_backbone"},
+    "response_only": frozenset({"behind_baseline"}),
+    "random_negatives": frozenset({"behind_baseline"}),
 }
 """Control -> the warning signs that are what it is for. Prompts alone give a gradient of exactly zero."""
 

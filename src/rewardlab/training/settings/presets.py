@@ -38,7 +38,6 @@ LORA_ON_SHP: Final[Mapping[str, object]] = {
     **SCHEDULE,
     "steps": 1000,
     "batch_size": 16,
-    "max_seq_len": 1024,
     "label_smoothing": STUDY_SMOOTHING,
 }
 ALL_WEIGHTS: Final[Mapping[str, object]] = {"lora": False, "lr": 5e-6, **SCHEDULE, "epochs": 1.0}
@@ -96,7 +95,6 @@ PRESETS: Final[Mapping[str, Preset]] = {
                 **ALL_WEIGHTS,
                 "weight_decay": 0.01,
                 "batch_size": 16,
-                "max_seq_len": 1024,
                 "label_smoothing": STUDY_SMOOTHING,
             },
         ),
