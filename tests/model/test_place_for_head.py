@@ -54,6 +54,14 @@ def test_a_new_head_takes_the_place_of_one_of_several_outputs(refused, tmp_path)
         refused(folder, new_head=True)
 
 
+def test_an_attention_that_is_not_installed_is_none_of_the_head_s_business(refused, tmp_path):
+    folder = save_labels(tmp_path / "theirs", 1)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attn_implementation": "flash_attention_2"}))
+    with pytest.raises(AssertionError, match="data were read"):
+        refused(folder)
+
+
 def test_an_encoder(refused, tmp_path):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = BertConfig(vocab_size=512, max_position_embeddings=64, num_labels=1, **sizes)

@@ -34,7 +34,8 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "knows beyond.",
         "behind_baseline": "The model has not learned what simpler means find in the same training pairs, or, where "
         "the one before training is better, has lost what it knew. Try a --lr three to ten times lower or higher, or "
-        "more data; `rewardlab probe` shows what a head on the frozen model finds, and `rewardlab data mislabels` which labels look wrong.",
+        "more data; `rewardlab probe` shows what a head on the frozen model finds, and `rewardlab data mislabels` "
+        "which labels look wrong.",
         "no_skill": "Try a --lr three to ten times higher (lower, if the loss has been far above log 2 or the gradient "
         "norm has fallen to next to nothing), and with --lora the --lora-target-modules all-linear; look at "
         "samples.txt: are the replies cut, and do the labels follow from them?",
