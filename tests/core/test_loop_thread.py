@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -85,7 +87,7 @@ def test_one_that_is_collected_in_a_thread_of_its_own_loop_ends() -> None:
 
 
 AT_EXIT = """
-import asyncio
+import asyncio, os
 from rewardlab.core.loop_thread import LoopThread
 
 async def fails():
@@ -93,7 +95,7 @@ async def fails():
 
 async def slow():
     await asyncio.sleep(0.5)
-    print("finished", flush=True)
+    os.write(1, b"finished ")  # in one piece, since three threads write
 
 kept = [LoopThread("client", finish) for finish in (fails, slow, fails, slow)]
 LoopThread("client", slow)  # which nothing refers to any more
@@ -106,3 +108,29 @@ def test_the_exit_of_the_process_waits_for_every_end_though_others_fail() -> Non
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout.split() == ["finished"] * 3, done.stderr
     assert done.stderr.count("ValueError: not now") == 2
+
+
+FORKED_MEANWHILE = """
+import asyncio, os, sys
+from rewardlab.core.loop_thread import LoopThread
+
+async def slow():
+    await asyncio.sleep(1)
+
+LoopThread("client", slow)  # which nothing refers to: its end is under way
+child = os.fork()
+if child:
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_is_forked_off_meanwhile_waits_for_no_end() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKED_MEANWHILE], env=environment, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            assert process.communicate(timeout=30)[0].strip() == b"0"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

@@ -81,6 +81,8 @@ _open: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
 _ending: Final[set[Future[None]]] = set()
 """Loops that are to be ended, and ends that are under way. Of the process, since its exit has to wait for them, whoever
 made them."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ending.clear)  # the threads that would end them are in the parent
 
 
 @atexit.register
