@@ -107,7 +107,7 @@ def differences_of(judged: Mapping[str, EvalResult]) -> dict[str, Estimate]:
     *others, (last, model) = judged.items()
     found: dict[str, Estimate] = {}
     for name, other in others:
-        with suppress(DataError):  # too few comparisons: the closing table says so
+        with suppress(DataError):  # such as too few comparisons: without a comparison there is no sign
             two = align([ScoreSet(name=name, rows=other.rows), ScoreSet(name=last, rows=model.rows)])
             columns = columns_of(two, "accuracy")
             assert columns is not None
