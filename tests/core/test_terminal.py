@@ -92,6 +92,10 @@ def test_a_quoted_name_is_one_word_to_the_shell(name):
     assert read == name.encode("utf-8", "surrogateescape")
 
 
+def test_half_a_surrogate_pair_is_quoted_though_no_command_line_can_hold_it():
+    assert quoted("a\ud800") == r"$'a\xed\xa0\x80'"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

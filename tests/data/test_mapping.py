@@ -96,6 +96,8 @@ def test_a_value_without_a_number_is_dropped_by_name_and_the_error_lists_what_wa
         ((0, 1, 2), (), "Seen were 0, 1, 2. A label with =1 says"),
         ((1, 2), ("1=1",), "or give 2 a number with --map-label too. A label with =1 says"),
         (tuple(range(2, 20)), (), "such as --map-label A=1 B=0. A label"),
+        (("A", "\ud800"), (), "Seen were A. A label with =1 says"),
+        (("\ud800", "\0"), (), "such as --map-label A=1 B=0. A label"),
     ],
 )
 def test_labels_without_a_meaning_are_listed_and_their_rows_not_offered_to_be_left_out(

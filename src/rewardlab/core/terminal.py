@@ -106,10 +106,17 @@ def number_of(count: int, noun: str) -> str:
 
 
 def quoted(word: str) -> str:
-    """Return a word of a command so that it can be pasted into a shell as it is printed."""
+    """Return a word of a command so that it can be pasted into a shell as it is printed.
+
+    Half a surrogate pair, which JSON can hold and no command line can, is shown as the bytes that it would have.
+    """
     if visible(word) == word:
         return shlex.quote(word)
-    letters = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    try:
+        code = os.fsencode(word)
+    except UnicodeEncodeError:
+        code = word.encode("utf-8", "surrogatepass")
+    letters = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in code)
     return f"$'{''.join(letters)}'"
 
 

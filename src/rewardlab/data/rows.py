@@ -355,10 +355,8 @@ def a_turn(role: str) -> str:
 
 def _message(role: str, content: str) -> Message:
     """Return a message. Raises UnusableRowError for lone surrogates, which no tokenizer can read."""
-    try:
-        content.encode()
-    except UnicodeEncodeError as error:
-        raise UnusableRowError("bad_unicode", f"in {a_turn(role)}, at character {error.start + 1}") from error
+    if place := _surrogate_in(content):
+        raise UnusableRowError("bad_unicode", f"in {a_turn(role)}, at character {place}")
     return Message(role, content)
 
 
@@ -379,12 +377,23 @@ def read_number(row: Row, column: str, cause: str, *, low: float = 0.0, high: fl
 
 
 def label_word(value: object) -> str:
-    """Return a label as `--map-label` takes it; an empty text for one that is longer or a list."""
+    """Return a label as `--map-label` takes it; an empty text for a list, for one that is longer, and for one that no
+    command line can hold."""
     if isinstance(value, bool):
         return str(value).lower()
     number = to_float(value)
     word = value.strip() if isinstance(value, str) else f"{number:g}" if math.isfinite(number) else ""
-    return word if len(word) <= LONGEST_LABEL else ""
+    return word if len(word) <= LONGEST_LABEL and not _surrogate_in(word) and "\0" not in word else ""
+
+
+def _surrogate_in(text: str) -> int:
+    """Return the place, from 1, of the first half of a surrogate pair in a text, which no tokenizer and no file of text
+    can hold; 0 if there is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start + 1
+    return 0
 
 
 def read_integers(value: object) -> list[int] | None:
