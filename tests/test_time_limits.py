@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 TESTS = """
 import threading
@@ -45,6 +46,11 @@ conftest.LATER_THAN_ITS_LIMIT_S = 2
 conftest.pytest_configure = lambda config: None  # what tests of the project share is loaded there
 
 """
+
+
+def test_no_failure_is_explained_by_tracing_which_may_never_end() -> None:
+    assert Phase.explain not in settings().phases
+    assert {Phase.generate, Phase.shrink} < set(settings().phases)
 
 
 @pytest.mark.slow
