@@ -21,7 +21,7 @@ from fake_engine import FakeEngine, expected
 from rewardlab.client.protocol import ErrorResponse, ScoreRequest
 from rewardlab.core.errors import ConfigError
 from rewardlab.serve.http import run
-from rewardlab.serve.http.config import LimitsConfig
+from rewardlab.serve.http.config import HttpConfig, LimitsConfig
 from rewardlab.serve.http.run import listen, url_of
 
 pytest_plugins = ["served_apps"]
@@ -258,6 +258,19 @@ def test_what_cannot_be_answered_in_time_hears_503(serve, engine: FakeEngine):
         end()
         status, answer = taken.result()
     assert (status, answer["error"]["type"]) == (503, "unavailable")
+
+
+def test_a_body_that_still_arrives_when_the_drain_time_ends_hears_503(serve, engine: FakeEngine):
+    host, port, _, end = serve(HttpConfig(admin_token=b"a" * 16), drain_timeout_s=0.05)
+    with socket.create_connection((host, port)) as scoring, socket.create_connection((host, port)) as swapping:
+        scoring.sendall(request_bytes(b"{", length=100))
+        swap = request_bytes(b"{", length=100, path="/admin/swap")
+        swapping.sendall(swap.replace(b"\r\n\r\n", b"\r\nauthorization: Bearer " + b"a" * 16 + b"\r\n\r\n"))
+        wait_until(lambda: "rewardlab_in_flight 3.0" in get(host, port, "/metrics"))
+        end()
+        for told in (read_all(scoring), read_all(swapping)):
+            status, error = status_and_error(told)
+            assert (status, error.error.type, b"retry-after: 1" in told) == (503, "unavailable", True)
 
 
 SERVER = """

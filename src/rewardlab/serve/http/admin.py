@@ -82,8 +82,12 @@ class Swaps:
         return SwapResponse(model=served.name, digest=served.digest)
 
     def give_up(self) -> None:
-        """Tell the client that waits for a swap that the server ends. Called in the event loop."""
+        """Tell clients that wait for a swap, or send the request for one, that the server ends.
+
+        Called in the event loop.
+        """
         self.draining = True
+        self._held.give_up()
         if self._waiting is not None:
             self._waiting.cancel()
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
+from rewardlab.serve.engine.api import DrainingError
 from rewardlab.serve.http.config import KIB, MIB, LimitsConfig
 from rewardlab.serve.http.refusals import (
     ClientGone,
@@ -33,11 +34,21 @@ MOST_DIGITS: Final = 100
 
 
 class Held:
-    """Counts the bytes of all bodies that are in memory at a time."""
+    """Counts the bytes of all bodies that are in memory at a time, and knows which still arrive."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.bytes = 0
+        self.arriving: set[asyncio.Timeout] = set()
+        """The time limit of each body that still arrives."""
+        self.given_up = False
+
+    def give_up(self) -> None:
+        """Wait for no body any more: whoever reads one gets DrainingError. Called in the event loop."""
+        self.given_up = True
+        for limit in self.arriving:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     def take(self, count: int) -> None:
         """Count bytes in. Raises TooBusyError if that is more than may be held."""
@@ -63,16 +74,22 @@ def require_json(headers: Any) -> None:
 async def body_of(receive: Receive, headers: Any, limits: LimitsConfig, held: Held) -> AsyncIterator[bytes]:
     """Yield the body of a request, which counts as held until the block ends.
 
-    Raises NotJsonError, TooLargeError, TooBusyError, SlowBodyError, or ClientGone.
+    Raises NotJsonError, TooLargeError, TooBusyError, SlowBodyError, DrainingError, or ClientGone.
     """
     require_json(headers)
     taken = [0]
     try:
         try:
-            async with asyncio.timeout(limits.body_timeout):
+            async with asyncio.timeout(limits.body_timeout) as limit:
+                held.arriving.add(limit)
                 body = await _read(receive, headers.get("content-length"), limits.max_body_kib * KIB, held, taken)
         except TimeoutError:
-            raise SlowBodyError(f"The body did not arrive within {limits.body_timeout:g} s.") from None
+            if not held.given_up:
+                raise SlowBodyError(f"The body did not arrive within {limits.body_timeout:g} s.") from None
+        finally:
+            held.arriving.discard(limit)
+        if held.given_up:
+            raise DrainingError("The server ended before the body of the request had arrived.", retry_after_s=1.0)
         yield body
     finally:
         held.bytes -= taken[0]

@@ -138,8 +138,9 @@ class Server(uvicorn.Server):
             logger.warning("%d requests could not be answered within --drain-timeout; they get 503", left)
             self._served.scoring.give_up()
             self.gave_up = True
-        if (swaps := self._served.swaps) is not None and swaps.busy:
-            logger.warning("a swap was not finished within --drain-timeout; its client gets 503")
+        if (swaps := self._served.swaps) is not None:
+            if swaps.busy:
+                logger.warning("a swap was not finished within --drain-timeout; its client gets 503")
             swaps.give_up()
         threading.Thread(target=self._served.engine.close, daemon=True).start()
 

@@ -86,6 +86,7 @@ class Scoring:
 
         Called in the event loop.
         """
+        self.held.give_up()
         for given_up in self._unanswered:
             if not given_up.done():
                 given_up.set_result(None)
