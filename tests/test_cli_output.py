@@ -1,4 +1,4 @@
-"""What a command prints, and what happens when nobody reads it."""
+"""What a command prints, what happens when nobody reads it, and how its process ends."""
 
 from __future__ import annotations
 
@@ -43,3 +43,19 @@ def test_a_warning_of_bitsandbytes_about_what_few_use_is_left_out():
         assert not noisy.isEnabledFor(logging.WARNING)
         assert noisy.isEnabledFor(logging.ERROR)
     assert noisy.level == before
+
+
+LEFT = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.get_freeze_count() > 0))
+from rewardlab.cli import main
+sys.argv = ["rewardlab", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(("command", "status"), [("--version", 0), ("nonsense", 2)])
+def test_a_process_whose_command_has_ended_leaves_quickly(command, status):
+    program = [sys.executable, "-c", LEFT, command]
+    done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (status, "True")

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout, open_streams
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
-from rewardlab.core.signals import ignore_at_exit
+from rewardlab.core.signals import ignore_at_exit, leave_quickly
 from rewardlab.core.terminal import brief, short
 
 OUT_OF_MEMORY = (
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         if arguments is None:  # as a process of its own, which ends now
             ignore_at_exit()
+            leave_quickly()
 
 
 def _told(arguments: Sequence[str] | None) -> None:

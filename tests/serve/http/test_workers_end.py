@@ -61,6 +61,16 @@ def test_a_swap_that_is_loaded_in_time_is_answered_though_the_end_has_begun(mode
 
 
 @pytest.mark.slow
+def test_a_worker_that_has_ended_leaves_quickly(models):
+    fleet = Fleet(1, model(models / "told", "told"))
+    fleet.process.send_signal(signal.SIGTERM)
+    assert fleet.process.stdout is not None
+    with fleet.process.stdout as lines:
+        assert "left quickly: True" in lines.read()
+    assert fleet.process.wait(60) == 0
+
+
+@pytest.mark.slow
 def test_a_signal_to_all_processes_after_the_end_has_begun_loses_no_request(models, monkeypatch):
     monkeypatch.setenv(SECONDS, "2")
     fleet = Fleet(1, models / "one")

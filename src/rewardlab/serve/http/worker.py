@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from rewardlab.client.protocol import ServedModel
 from rewardlab.core.errors import RewardlabError
+from rewardlab.core.signals import leave_quickly
 from rewardlab.serve.engine.api import (
     DrainingError,
     Engine,
@@ -150,6 +151,7 @@ def run_worker(connection: Connection, bound: socket.socket, models: Mapping[str
         line.send("failed", str(error) if isinstance(error, RewardlabError) else f"{type(error).__name__}: {error}")
         sys.exit(CANNOT_LOAD)
     _Process(line, engine, spans, plan).run(bound)
+    leave_quickly()
 
 
 class _Process:
