@@ -196,6 +196,32 @@ def test_the_scorers_of_all_loops_are_closed_where_they_were_used() -> None:
     running.close()
 
 
+def test_what_a_loop_leaves_that_is_stopped_meanwhile_is_closed_all_the_same() -> None:
+    loop, made = asyncio.new_event_loop(), Counted()
+    stopping, handed = threading.Event(), threading.Event()
+    scorer = LoopScorer(lambda: made)
+    loop.run_until_complete(scorer.details([Rollout(name="one", rendered="text")]))
+
+    def stop() -> None:
+        loop.stop()
+        stopping.set()
+        handed.wait()
+
+    loop.call_soon(stop)
+    running = threading.Thread(target=loop.run_forever)
+    running.start()
+    stopping.wait()
+    closing = threading.Thread(target=scorer.close)
+    closing.start()
+    while not loop._ready:
+        pass
+    handed.set()  # and the loop stops, with all that was handed to it
+    closing.join()
+    running.join()
+    assert made.closed_in == [loop]
+    loop.close()
+
+
 def test_in_a_running_loop_a_reward_function_asks_to_be_awaited(folder: Path) -> None:
     reward = reward_function(folder, noise_floor=False)
 

@@ -7,6 +7,7 @@ import gc
 import math
 import pickle
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,7 +63,8 @@ def test_loops_that_ended_leave_no_model_behind(folder: Path) -> None:
     before = engines()
     for _ in range(3):
         asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "So."}]]))
-        assert engines() == before + 1
+        while engines() != before + 1:  # the one of an ended loop ends by itself
+            time.sleep(0.001)
 
 
 def test_plain_texts_are_refused_until_it_is_said_how_they_are_read(folder: Path) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.loop_thread import LoopThread
@@ -21,6 +23,9 @@ from rewardlab.rl.config import ScorerConfig
 from rewardlab.rl.noise import Noise
 from rewardlab.rl.rollouts import Rollout, RolloutError, named
 from rewardlab.rl.scorer import RewardScorer, Scored
+
+LOOK_EVERY_S: Final = 0.1
+"""Seconds between two looks whether a loop still runs in which something is to be done."""
 
 
 @runtime_checkable
@@ -85,11 +90,30 @@ class LoopScorer:
         for loop, scorer in list(self._scorers.items()):
             if loop is here:
                 raise ConfigError("the scorer of the running event loop is closed with `await aclose()`.")
-            if loop.is_running():
-                asyncio.run_coroutine_threadsafe(scorer.aclose(), loop).result()
-            elif not loop.is_closed():
-                loop.run_until_complete(scorer.aclose())
+            if not loop.is_closed():
+                _finish(scorer.aclose(), loop)
         self._scorers.clear()
+
+
+def _finish(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> None:
+    """Do `work` in a loop and wait for its end: in the thread that runs the loop, or here if none does.
+
+    The other thread may stop the loop at any time, and what it has left is done here. A loop that is closed meanwhile
+    has no connections any more.
+    """
+    try:
+        handed = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:  # closed at this moment
+        work.close()
+        return
+    while not handed.done() and not loop.is_closed():
+        if not loop.is_running():
+            # Another thread may begin to run it, or close it, at this moment.
+            with suppress(RuntimeError):
+                loop.run_until_complete(asyncio.wrap_future(handed, loop=loop))
+        wait([handed], LOOK_EVERY_S)
+    if handed.done():
+        handed.result()
 
 
 def require_finite(score: Any, name: str, number: int = 0) -> float:

@@ -173,7 +173,7 @@ class LocalMember:
             if not self._closed:
                 self._engine = engine
                 # A scorer that is dropped without being closed lets its model go too.
-                weakref.finalize(self, engine.close).atexit = False
+                weakref.finalize(self, engine.let_go).atexit = False
                 return engine
         engine.close()
         raise ConfigError(CLOSED)

@@ -108,11 +108,15 @@ class Batcher:
             self._draining = True
             return self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
 
-    def close(self) -> None:
-        """End the thread after its batch; what waits fails with DrainingError."""
+    def begin_end(self) -> None:
+        """Let the thread end after its batch, which fails what waits; wait for neither."""
         with self._changed:
             self._draining = self._closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the thread after its batch; what waits fails with DrainingError."""
+        self.begin_end()
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._abandon()

@@ -222,6 +222,14 @@ class LocalEngine:
         self._slots = {}
         self._cache.clear()
 
+    def let_go(self) -> None:
+        """Begin to do what `close` does, and wait for nothing.
+
+        For garbage collection, which may run in a thread that the engine's one waits for.
+        """
+        self._slots = {}
+        self._batcher.begin_end()
+
     def _open(self, name: str, folder: Path) -> Slot:
         """Load and check the model or adapter that takes over a name."""
         family = self._family
