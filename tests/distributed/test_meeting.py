@@ -248,6 +248,11 @@ def test_one_of_several_processes_without_a_number_does_not_train_by_itself(plac
     monkeypatch.setenv("WORLD_SIZE", "1")
     with joined_ranks() as ranks:
         assert ranks.size == 1
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("RANK", "1")
+    said = r"RANK, which is '1', .* WORLD_SIZE, how many they are, is not set: .* or unset RANK\."
+    with pytest.raises(ConfigError, match=said), joined_ranks():
+        pass
 
 
 def test_only_a_connection_that_broke_is_a_lost_process():

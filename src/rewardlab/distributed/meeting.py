@@ -206,14 +206,21 @@ def _require_environment() -> None:
 
 
 def require_alone() -> None:
-    """Raise ConfigError if this process has no number and is, by the environment, one of several: each would train by
-    itself."""
-    size = os.environ.get("WORLD_SIZE", "")
-    if "RANK" not in os.environ and size.isdecimal() and int(size) > 1:
-        raise ConfigError(
-            f"WORLD_SIZE says that this is one of {size} processes, and RANK, which of them it is, is not set: each "
-            f"would train by itself. Start them by torchrun, or set both for each process; or unset WORLD_SIZE."
-        )
+    """Raise ConfigError if one of RANK and WORLD_SIZE says that this process is one of several, and the other is not
+    set: each would train by itself."""
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
+    if rank is None and size.isdecimal() and int(size) > 1:
+        says = f"WORLD_SIZE says that this is one of {size} processes"
+        lacks, instead = "RANK, which of them it is", "WORLD_SIZE"
+    elif rank is not None and not size:
+        says = f"RANK, which is {visible(rank)!r}, says that this is one of several processes"
+        lacks, instead = "WORLD_SIZE, how many they are", "RANK"
+    else:
+        return
+    raise ConfigError(
+        f"{says}, and {lacks}, is not set: each would train by itself. Start them by torchrun, or set both for each "
+        f"process; or unset {instead}."
+    )
 
 
 @contextmanager
