@@ -191,7 +191,15 @@ def test_what_stands_before_a_server_is_told_from_it(status: int, content: str, 
         RewardClient(URL, attempts=1, httpx_options=answered(status, content)).connect()
 
 
-def test_a_redirect_names_the_address_without_the_route() -> None:
-    options = answered(308, "", {"location": "https://rm.internal/behind/v1/spec"})
-    with pytest.raises(RefusedError, match=r"sends to https://rm\.internal/behind\. Give that address as url"):
-        RewardClient(URL, httpx_options=options).connect()
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("https://rm.internal/behind/v1/spec", r"sends to https://rm\.internal/behind\. Give that address as url\."),
+        ("/behind/v1/spec", r"sends to http://scores\.example/behind\. Give that address as url\."),
+        ("/login?next=/v1/spec", r"sends to http://scores\.example/login\?next=/v1/spec, where no scores are asked"),
+        ("/v1/spec/", r"sends to http://scores\.example/v1/spec/, where no scores are asked"),
+    ],
+)
+def test_a_redirect_names_the_address_without_the_route(location: str, said: str) -> None:
+    with pytest.raises(RefusedError, match=said):
+        RewardClient(URL, httpx_options=answered(308, "", {"location": location})).connect()

@@ -249,17 +249,29 @@ def _refused(response: httpx2.Response, where: str, path: str, by_proxy: str) ->
     """Return the error for an answer that a retry would not change."""
     status = response.status_code
     if response.is_redirect:
-        # The path is that of one route, which would be asked for behind an address that ends with it.
-        to = visible(response.headers.get("location", "another address")).removesuffix(path)[:SHOWN]
-        return RefusedError(
-            f"{where}: {_status(status)}: the server sends to {to}. Give that address as url.{by_proxy}", status=status
-        )
+        return RefusedError(f"{where}: {_status(status)}{_sent_to(response, path)}{by_proxy}", status=status)
     return RefusedError(
         f"{where}: {_status(status)}{_said(response)}.{_remedy(status)}{_of_a_proxy(response)}{by_proxy}",
         status=status,
         kind=_word(response, "type"),
         param=_word(response, "param"),
         retry_after_s=seconds_of(response.headers.get("retry-after")),
+    )
+
+
+def _sent_to(response: httpx2.Response, path: str) -> str:
+    """Return where a redirect of the route `path` leads, and what to do about it."""
+    try:
+        to = str(response.url.join(response.headers.get("location", "")))
+    except httpx2.InvalidURL:
+        to = response.headers["location"]
+    shown, base = visible(to)[:SHOWN], to.removesuffix(path)
+    # An address is asked for the same route again: what leads elsewhere is no address of this server.
+    if base != to and base != str(response.url).removesuffix(path):
+        return f": the server sends to {visible(base)[:SHOWN]}. Give that address as url."
+    return (
+        f": the server sends to {shown}, where no scores are asked. Is this the address of a server of scores, and not "
+        f"of a page or a proxy, such as one that asks to log in?"
     )
 
 
