@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -222,6 +224,36 @@ def test_whoever_stops_a_study_is_told_how_it_goes_on(error, by, status, tmp_pat
         main(["plan", "run", str(tmp_path)])
     assert ended.value.code == status
     assert capsys.readouterr().err == f"stopped by {by}. The same command goes on from what is finished.\n"
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_begun_is_told_at_once_and_a_signal_still_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, first, told = frozen_study(tmp_path), threading.Event(), list[str]()
+
+    def folder(_study: Study, run: Run) -> Path:
+        if run is study.runs[1]:
+            first.wait()
+            raise PermissionError(errno.EACCES, "Permission denied", "lock")
+        return tmp_path / run.name
+
+    def command(_study: Study, _run: Run) -> list[str]:
+        first.set()
+        return [sys.executable, "-c", "import time; time.sleep(3600)"]
+
+    def say(line: str) -> None:
+        told.append(line)
+        if line.startswith("no further run is begun"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(local, "taken_folder", folder)
+    monkeypatch.setattr(local, "command_of", command)
+    with pytest.raises(Terminated):
+        run_all(study, study.runs[:3], jobs=2, say=say)
+    assert any("those under way are waited for: lock: Permission denied" in line for line in told)
+    assert f"{study.runs[0].name}: waiting: exit status -15" in told
+    assert not any(study.runs[2].name in line for line in told)
 
 
 def test_a_plan_may_be_amended_while_its_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ def _sent_to(response: httpx2.Response, path: str) -> str:
         to = response.headers["location"]
     shown, base = visible(to)[:SHOWN], to.removesuffix(path)
     # An address is asked for the same route again: what leads elsewhere is no address of this server.
-    if base != to and base != str(response.url).removesuffix(path):
+    if base != to and "?" not in base and base != str(response.url).removesuffix(path):
         return f": the server sends to {visible(base)[:SHOWN]}. Give that address as url."
     return (
         f": the server sends to {shown}, where no scores are asked. Is this the address of a server of scores, and not "

@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from rewardlab.core.errors import NO_ROOM, ConfigError, DiskFullError, RewardlabError
+from rewardlab.core.errors import NO_ROOM, ConfigError, DiskFullError, RewardlabError, words_of
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
@@ -35,7 +35,8 @@ def run_all(study: Study, runs: Sequence[Run], *, jobs: int, gpus: Sequence[str]
     """Do runs, `jobs` at a time, and return those that are not done afterwards.
 
     With `gpus` each slot has one of them. A run that fails ends no other. A signal to this process ends all runs with a
-    checkpoint, and is raised again. Raises DiskFullError if a run failed for want of room: no other is begun then.
+    checkpoint, and is raised again. Raises DiskFullError if a run failed for want of room, and what keeps a run from
+    being begun, such as ConfigError, once those under way have ended: no other is begun then.
     """
     slots: queue.Queue[str | None] = queue.Queue()
     for number in range(jobs):
@@ -44,8 +45,16 @@ def run_all(study: Study, runs: Sequence[Run], *, jobs: int, gpus: Sequence[str]
     pool = ThreadPoolExecutor(max_workers=jobs)
     try:
         with raised_at_once():
-            for future in [pool.submit(work.do, run) for run in runs]:
-                future.result()
+            futures = [pool.submit(work.do, run) for run in runs]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except Exception as error:  # of any class: whatever it is, those under way are not to be left alone
+                if work.goes_on:
+                    why = words_of(error) if isinstance(error, OSError) else error
+                    say(f"no further run is begun, and those under way are waited for: {why}")
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
     except (Terminated, KeyboardInterrupt):
         work.end()
         raise
@@ -68,6 +77,7 @@ class _Work:
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._ending = False
+        self._failed = False
         self._log_size = log_size(study)
 
     def record(self, run: Run) -> RunRecord:
@@ -81,9 +91,15 @@ class _Work:
         return record_of(study, next((one for one in study.runs if one.name == run.name), run))
 
     @property
+    def goes_on(self) -> bool:
+        """Whether runs are under way."""
+        with self._lock:
+            return bool(self._processes)
+
+    @property
     def _stops(self) -> bool:
-        """Whether no further run is begun: this process is ending, or a disk is full."""
-        return self._ending or bool(self.wants_room)
+        """Whether no further run is begun: this process is ending, a disk is full, or a run could not be begun."""
+        return self._ending or bool(self.wants_room) or self._failed
 
     def do(self, run: Run) -> None:
         """Do one run in a process of its own, and say how it went."""
@@ -92,6 +108,9 @@ class _Work:
             with ExitStack() as held:
                 if self._is_taken(run, held) and self._is_free(run) and not self._stops:
                     self._run(run, slot)
+        except BaseException:
+            self._failed = True
+            raise
         finally:
             self._slots.put(slot)
 
