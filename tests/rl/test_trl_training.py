@@ -21,7 +21,7 @@ from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl import advantages, read_rollouts
 from rewardlab.rl.trl import reward_function
-from trl_runs import GROUP, PROMPTS, KnownScorer, Seen, trainer
+from trl_runs import GROUP, PROMPTS, REWARDS, KnownScorer, Seen, trainer
 
 pytest_plugins = ["reward_fixtures"]
 pytestmark = [
@@ -56,6 +56,19 @@ def test_the_rewards_that_trl_sees_are_the_scores_of_the_command_score(
     np.testing.assert_allclose(logged, [np.mean(own) for _, own in seen.calls], atol=1e-5)
     figures = [row for row in run.state.log_history if "rewardlab/score/mean" in row]
     np.testing.assert_allclose([row["rewardlab/score/mean"] for row in figures], logged, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_functions_of_one_name_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    both = [reward_function(KnownScorer(len), noise_floor=False) for _ in range(2)]
+    named = [reward_function(KnownScorer(len), noise_floor=False, name=name) for name in ("one", "other")]
+    REWARDS.extend(both + named)
+    for rewards, count in ((named, 0), (both, 2)):
+        run = trainer(rewards, tmp_path / "out")
+        run.train()
+        told = [record.getMessage() for record in caplog.records if "mixes their figures" in record.getMessage()]
+        assert len(told) == count, "once of each function, in two steps"
+    assert "reward functions of the trainer are called 'rewardlab'" in told[0]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ connections are made there. This module imports nothing from TRL.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -33,6 +34,7 @@ from rewardlab.rl.rollout_log import RolloutLog
 from rewardlab.rl.rollouts import Rollout, RolloutError, naming
 from rewardlab.rl.scorer import RewardScorer, Scored
 
+logger = logging.getLogger("rewardlab")
 PREFIX: Final = "rewardlab"
 """Prefix of metrics and columns in TRL's log."""
 TAKES: Final = tuple(settings_of(RewardConfig))
@@ -98,6 +100,7 @@ class RewardFunction:
         self._log: RolloutLog | None = None
         self._last_step = 0
         self._num_calls = 0
+        self._has_warned = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (self._make, self.config, self.__name__)
@@ -196,10 +199,22 @@ class RewardFunction:
     def _tell(self, rewards: Rewarded, scored: Sequence[Scored], kwargs: Mapping[str, Any]) -> None:
         """Hand figures and columns to TRL's log, where it takes them."""
         if (log_metric := kwargs.get("log_metric")) is not None:
+            self._require_own_name(log_metric)
             for name, value in rewards.metrics(scored).items():
                 log_metric(f"{self.__name__}/{name}", value)
         if (log_extra := kwargs.get("log_extra")) is not None:
             log_extra(f"{self.__name__}/score", rewards.scores_R.tolist())
+
+    def _require_own_name(self, log_metric: Any) -> None:
+        """Warn once if the trainer has another reward function of this name, whose figures its log adds to these."""
+        names = getattr(getattr(log_metric, "__self__", None), "reward_func_names", ())
+        if not self._has_warned and list(names).count(self.__name__) > 1:
+            self._has_warned = True
+            logger.warning(
+                "several reward functions of the trainer are called %r, and its log mixes their figures; rewards are "
+                "right. Give each a name of its own: reward_function(…, name=…).",
+                self.__name__,
+            )
 
     def _record(self, folder: Path, step: int) -> RolloutLog:
         """Return the record, which is opened when the first rollouts are rewarded.
