@@ -266,7 +266,7 @@ def _sent_to(response: httpx2.Response, path: str) -> str:
     except httpx2.InvalidURL:
         to = response.headers["location"]
     shown, base = visible(to)[:SHOWN], to.removesuffix(path)
-    # An address is asked for the same route again: what leads elsewhere is no address of this server.
+    # An address is asked for the same route again: what leads elsewhere is not an address of a server.
     if base != to and "?" not in base and base != str(response.url).removesuffix(path):
         return f": the server sends to {visible(base)[:SHOWN]}. Give that address as url."
     return (
