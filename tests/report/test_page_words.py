@@ -16,7 +16,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.build import report_of, tell
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.curves import curves_side_by_side, training_curves
-from rewardlab.report.document import Paragraph
+from rewardlab.report.document import Document, Paragraph, Part, Section
 from rewardlab.report.folder import Record, read_folder
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
@@ -49,6 +49,34 @@ def test_a_subset_of_a_suite_that_is_too_small_for_an_interval_is_named(tmp_path
         if one.caption.startswith("llmbar")
     )
     assert "No interval below ten prompts: Natural." in table.notes
+
+
+def test_what_a_sentence_names_between_backticks_is_code_with_its_flags_in_one_piece() -> None:
+    said = (
+        'Look with `rewardlab data inspect --samples 20` at 3 < 4 (`pip install "x[y]"`) of `a<b`; '
+        "or raise --max-seq-len, `or"
+    )
+    document = Document(
+        title="a `b`",
+        made_by="m",
+        parts=(Part(title="p", sections=(Section(title="s", blocks=(Paragraph(text=said),)),)),),
+    )
+    page = html_page(document)
+    assert '<code>rewardlab data inspect <span class="flag">--samples</span> 20</code> at 3 &lt; 4' in page
+    assert "(<code>pip install &#34;x[y]&#34;</code>)" in page
+    assert "of `a&lt;b`; or raise" in page, "no text with signs of HTML becomes an element"
+    assert '<span class="flag">--max-seq-len</span>, `or</p>' in page
+    assert "<h1>a `b`</h1>" in page, "a title is shown as it is"
+    text = markdown_page(document)
+    assert 'samples 20` at 3 &#60; 4 (`pip install "x[y]"`) of \\`a&#60;b\\`;' in text
+    assert text.startswith("# a \\`b\\`")
+
+
+def test_a_report_on_suites_says_what_was_read_of_each(unfinished: Record) -> None:
+    suite = {"suite": "llmbar", "items": 40, "left_out": {"too few": 2}, "repeated": 1, "sources": {"a.json": "0f"}}
+    (table,) = data_section(replace(unfinished, manifest={"data": [suite]})).blocks
+    assert table.caption == "Rows of the suites"
+    assert table.rows == (("llmbar", "40", "1", "too few 2", "a.json"),)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import numpy as np
 
 from harness import toy_logs
 from rewardlab.rl.audit.columns import Columns
-from rewardlab.rl.audit.report import json_report, text_report
+from rewardlab.report.document import Charts
+from rewardlab.rl.audit.report import json_report, page, text_report
 from rewardlab.rl.audit.run import audit_columns
 from test_rl_audit import CONFIG, falling, record, with_gold
 
@@ -46,3 +47,14 @@ def test_a_reward_model_without_a_verdict_is_not_spoken_for_by_another() -> None
     assert verdict == "undecided"
     assert line.startswith("UNDECIDED by gold (reward model 2 of 2): the record does not tell.")
     assert line.endswith("Sound by gold (reward model 1 of 2).")
+
+
+def test_the_axis_of_a_figure_that_never_moves_is_as_high_as_its_limits() -> None:
+    found = audit_columns("run", record(), [], CONFIG)
+    blocks = [block for part in page(found).parts for section in part.sections for block in section.blocks]
+    charts = [chart for block in blocks if isinstance(block, Charts) for chart in block.charts]
+    (chart,) = [one for one in charts if one.title == "Distinct replies"]
+    (curve,) = [one for part in found.parts for one in part.shown if one.name == "distinct replies"]
+    assert {own.value for _, own in curve.points} == {1.0}
+    assert chart.y.high == 1.0, "no share is above 1"
+    assert 0.5 < chart.y.low <= min(own.low for _, own in curve.points)

@@ -1,6 +1,7 @@
 """The content of a report, before it is HTML or Markdown: sections of texts, tables, charts and conversations.
 
-Every text here is plain. The templates escape it, so that text of the data cannot become markup.
+Every text here is plain. The templates escape it, so that text of the data cannot become markup. Only backticks mean
+something in a sentence, a note and the words of a chart: what stands between two is code.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from rewardlab.report.charts import Axis, Chart, axis
 from rewardlab.report.tables import format_estimate
 
 _NUMBER: Final = re.compile(r"|—|<?[-−+]?(\d[\d,]*(\.\d+)?(e[+-]\d+)?|inf)( ?%)?( \[.*\])?")
+CODE: Final = re.compile(r"`([^`\s<>&|](?:[^`\n<>&|]*[^`\s<>&|])?)`")
+"""What a sentence names between backticks, such as a command: shown as code, and never the text of a row."""
 Tone = Literal["plain", "note", "warning", "alarm", "good"]
 
 

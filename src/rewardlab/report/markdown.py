@@ -7,11 +7,12 @@ of several lines become blocks of code.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rewardlab.core.terminal import plural, visible
 from rewardlab.report.document import (
+    CODE,
     Beside,
     Block,
     Charts,
@@ -51,9 +52,18 @@ def markdown_page(document: Document) -> str:
 
 def escaped(text: str) -> str:
     """Return a text in one line, escaped so that Markdown, and HTML within it, shows it unchanged."""
-    line = " ".join(visible(text).split())
+    return _escaped(" ".join(visible(text).split()))
+
+
+def _escaped(line: str) -> str:
     line = ITEM.sub(r"\1\\\2", SIGNS.sub(lambda sign: f"\\{sign[0]}", line))
     return ENTITIES.sub(lambda sign: f"&#{ord(sign[0])};", line)
+
+
+def sentence(text: str) -> str:
+    """Return a sentence of ours in one line, escaped but for backticks: what stands between two is code."""
+    parts = CODE.split(" ".join(visible(text).split()))
+    return "".join(f"`{part}`" if place % 2 else _escaped(part) for place, part in enumerate(parts))
 
 
 def fenced(text: str) -> str:
@@ -66,13 +76,13 @@ def fenced(text: str) -> str:
 
 def _block(block: Block, level: str) -> list[str]:
     if isinstance(block, Paragraph):
-        return [f"{'> ' if block.tone in ('warning', 'alarm') else ''}{escaped(block.text)}"]
+        return [f"{'> ' if block.tone in ('warning', 'alarm') else ''}{sentence(block.text)}"]
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Charts):
-        return ["\n".join(f"- {escaped(chart.title)}: {escaped(chart.words)}" for chart in block.charts)]
+        return ["\n".join(f"- {escaped(chart.title)}: {sentence(chart.words)}" for chart in block.charts)]
     if isinstance(block, Beside):
-        return [f"- {escaped(block.chart.title)}: {escaped(block.chart.words)}", *_table(block.table)]
+        return [f"- {escaped(block.chart.title)}: {sentence(block.chart.words)}", *_table(block.table)]
     if isinstance(block, Facts):
         pairs = "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in block.pairs)
         return [f"**{escaped(block.caption)}**", pairs]
@@ -80,7 +90,7 @@ def _block(block: Block, level: str) -> list[str]:
         return [f"**{escaped(block.caption)}**", fenced(block.text)]
     if isinstance(block, Checklist):
         rows = [(check.question, check.answer, check.numbers) for check in block.checks]
-        return [_rows(("question", "answer", "numbers"), rows, frozenset())]
+        return [_rows(("question", "answer", "numbers"), rows, frozenset(), shown=sentence)]
     if isinstance(block, Shown):
         facts = "\n".join(f"- {escaped(fact)}" for fact in block.facts)
         replies = [text for heading, turns in block.replies for text in _turns(heading, turns)]
@@ -89,19 +99,25 @@ def _block(block: Block, level: str) -> list[str]:
 
 
 def _table(table: Table) -> list[str]:
-    notes = " · ".join(map(escaped, table.notes))
+    notes = " · ".join(map(sentence, table.notes))
     return [f"**{escaped(table.caption)}**", _rows(table.header, table.rows, number_columns(table)), notes]
 
 
-def _rows(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
+def _rows(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: frozenset[int],
+    *,
+    shown: Callable[[str], str] = escaped,
+) -> str:
     rule = ["---:" if column in right else "---" for column in range(len(header))]
-    lines = [map(escaped, header), rule, *(map(escaped, row) for row in rows)]
+    lines = [map(escaped, header), rule, *(map(shown, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _mistake(mistake: Mistake, level: str) -> list[str]:
     facts = "\n".join(f"- {escaped(fact)}" for fact in mistake.facts)
-    blocks = [f"{level}# {escaped(mistake.title)}", facts, escaped(mistake.missing)]
+    blocks = [f"{level}# {escaped(mistake.title)}", facts, sentence(mistake.missing)]
     if not mistake.missing:
         blocks += [
             *_turns("Prompt", mistake.prompt),

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from rewardlab.core.terminal import visible
 from rewardlab.report import charts
-from rewardlab.report.document import Document, number_columns
+from rewardlab.report.document import CODE, Document, number_columns
+
+FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+"""A flag of a command, at whose hyphens a browser would begin a new line."""
 
 
 def html_page(document: Document, *, refresh_s: int | None = None) -> str:
@@ -51,7 +55,21 @@ def _environment() -> Environment:
         keep_trailing_newline=False,
     )
     environment.filters["number_columns"] = number_columns
+    environment.filters["prose"] = _prose
+    environment.filters["flags"] = _with_flags
     return environment
+
+
+def _prose(text: str) -> Markup:
+    """Return a sentence of ours, with what stands between backticks as code, and every flag in one piece."""
+    return _with_flags(text, code=True)
+
+
+def _with_flags(text: str, *, code: bool = False) -> Markup:
+    """Return a text with every flag in one piece, and with `code` what stands between backticks as code."""
+    parts = [str(escape(_shown(part))) for part in (CODE.split(text) if code else [text])]
+    made = "".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts))
+    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', made))  # all else was escaped before
 
 
 def _shown(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Final
 from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.analysis.health import ADVICE
 from rewardlab.core.controls import notice_of
-from rewardlab.core.terminal import number_of, plural
+from rewardlab.core.terminal import listed, number_of, plural
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.document import Block, Paragraph, Section, Table, shown, with_intervals
@@ -261,13 +261,14 @@ def data_section(record: Record) -> Section:
     data = record.manifest.get("data")
     parts = data if isinstance(data, dict) else {"evaluation": data}
     notes: list[Paragraph] = []
-    sources = [
+    named = [
         (str(purpose), source)
         for purpose, several in parts.items()
         for source in (several if isinstance(several, list) else ())
-        if isinstance(source, dict) and "rows_read" in source
+        if isinstance(source, dict)
     ]
-    blocks = _rows(sources)
+    blocks = _rows([(purpose, source) for purpose, source in named if "rows_read" in source])
+    blocks += _suites([source for _, source in named if "suite" in source])
     blocks += _tokens(record.manifest.get("tokens"))
     shared = data.get("shared") if isinstance(data, dict) else None
     if isinstance(shared, dict):
@@ -305,6 +306,24 @@ def _rows(sources: Sequence[tuple[str, Mapping[str, object]]]) -> list[Block]:
     ]
     header = ("used for", "data", "rows read", "kept", *causes, "left out by a limit")
     return [Table(caption="Rows", header=header, rows=tuple(rows))]
+
+
+def _suites(suites: Sequence[Mapping[str, object]]) -> list[Block]:
+    """Return a table of what was read of public suites; nothing of no suites."""
+    if not suites:
+        return []
+    rows = [
+        (
+            str(suite["suite"]),
+            _whole(suite.get("items")),
+            _whole(suite.get("repeated")),
+            _by_cause(suite.get("left_out")),
+            listed([str(name) for name in sources]) if isinstance(sources := suite.get("sources"), dict) else "—",
+        )
+        for suite in suites
+    ]
+    header = ("suite", "rows", "of these repeated", "left out by its rule", "read from")
+    return [Table(caption="Rows of the suites", header=header, rows=tuple(rows))]
 
 
 def _by_cause(counts: object) -> str:

@@ -291,7 +291,8 @@ def _limits(curve: Curve) -> list[tuple[float, float, float]]:
 def _heights(curves: Sequence[Curve]) -> list[float]:
     """Return what an axis has to hold: values, and limits that do not dwarf them."""
     values = [own.value for curve in curves for _, own in curve.points]
-    reach = max(values, default=1.0) - min(values, default=0.0)
+    # Of a value that never moves, the limits alone say how high the axis is.
+    reach = max(values, default=1.0) - min(values, default=0.0) or math.inf
     low, high = min(values, default=0.0) - reach, max(values, default=1.0) + reach
     ends = [end for curve in curves for _, own in curve.points for end in (own.low, own.high)]
     return [*values, *(min(max(end, low), high) for end in ends if math.isfinite(end))]
