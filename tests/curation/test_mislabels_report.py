@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from harness.wrongly_labelled import RULE, simulated
+from rewardlab.curation.mislabels.crossfit import Witness
 from rewardlab.curation.mislabels.lengths import lengths_of
 from rewardlab.curation.mislabels.noise import estimate_noise
 from rewardlab.curation.mislabels.planting import plant
@@ -35,3 +38,20 @@ def test_intervals_are_said_to_be_by_conversation_throughout():
     top = planted.rankings[0].at_depth.values()
     for one in (*(found.recall for found in top), planted.flagged.precision, planted.flagged.recall):
         assert one.method in note
+
+
+def test_what_a_silent_witness_means_is_said_and_how_many_pairs_can_have_no_flag():
+    pairs, heads, _ = simulated(100)
+    margin = heads[0].differences_NF[:, 0].copy()
+    margin[:40] = np.nan
+
+    def told(witnesses):
+        ranking = rank(witnesses, pairs, RULE)
+        noise = estimate_noise(ranking.together, pairs)
+        made = {"lengths": None, "noise": noise, "planted": None, "worth": None}
+        return " ".join(report(pairs=pairs, ranking=ranking, rule=RULE, held="by prompts", **made).split())
+
+    said = told([heads[0], Witness(name="some", margins_N=margin)])
+    assert "silent: pairs of which the witness has no score" in said
+    assert "40 of 100 pairs have fewer than 2 witnesses, which a flag takes." in said
+    assert "silent: pairs" not in told(heads)

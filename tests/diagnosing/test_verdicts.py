@@ -92,6 +92,20 @@ def test_a_shortcut_fails_the_control_that_is_about_it(changes, fails):
     assert exit_status(judge_all(HONEST, Limits())) == 0
 
 
+def test_shuffled_labels_that_lead_below_chance_are_not_said_to_reach_the_truth():
+    by_side = {}
+    for accuracy in (0.7, 0.3):
+        (found,) = [
+            one
+            for one in judge_all({**HONEST, "label_shuffle": arm(accuracy, seed=1)}, Limits())
+            if one.control == "label_shuffle"
+        ]
+        assert found.verdict == "fail"
+        by_side[accuracy] = found.sentence
+    assert "the true labels reach it otherwise" in by_side[0.7]
+    assert "below chance: the true labels reach it the wrong way round" in by_side[0.3]
+
+
 def test_what_prompt_only_measured_has_no_interval_over_conversations_on_test_data_either():
     (found,) = [one for one in judge_all(HONEST, Limits(), test={"prompt_only": TIES}) if one.control == "prompt_only"]
     assert [one.name for one in found.measured] == ["held out", "test data"]

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from harness import toy_logs
-from rewardlab.rl.audit.columns import Columns
 from rewardlab.report.document import Charts
+from rewardlab.rl.audit.columns import Columns
 from rewardlab.rl.audit.report import json_report, page, text_report
 from rewardlab.rl.audit.run import audit_columns
 from test_rl_audit import CONFIG, falling, record, with_gold

@@ -7,7 +7,7 @@ from typing import Final
 
 EXPECTS: Final[Mapping[str, str]] = {
     "label_shuffle": "0.5 on the true labels: judgements that were swapped at random teach nothing. More means that "
-    "the true labels reach the model in another way.",
+    "the true labels reach the model in another way; clearly less, that they reach it the wrong way round.",
     "prompt_only": "exactly 0.5: replies that are the same text have the same score, and ties count one half. "
     "Anything else means that something beside the reply's text says which one is preferred.",
     "response_only": "less than with the prompt: what is left needs no prompt, so it is in the replies alone.",

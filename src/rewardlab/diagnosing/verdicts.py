@@ -200,6 +200,11 @@ def _of_prompt_only(found: Finding) -> tuple[Verdict, str]:
 def _of_shuffle(found: Finding, *, fails: bool) -> tuple[Verdict, str]:
     seeds = found.measured[0].seeds
     inside = seeds.low <= 0.5 <= seeds.high
+    if fails and seeds.value < 0.5:
+        return "fail", (
+            f"From labels that say nothing the model falls to {seeds.value:.3f}, below chance: the true labels reach "
+            f"it the wrong way round, or it preferred the worse replies before it was trained."
+        )
     if fails:
         return "fail", (
             f"From labels that say nothing the model reaches {seeds.value:.3f}: the true labels reach it otherwise, "

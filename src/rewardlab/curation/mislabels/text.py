@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from rewardlab.core.terminal import number_of, plural, visible
 from rewardlab.core.types import Conversation, Estimate
 from rewardlab.curation.mislabels.crossfit import Testimony
@@ -78,7 +80,22 @@ def _witnesses(ranking: Ranking, rule: Rule) -> str:
         for number, one in enumerate(told)
     ]
     notes = column_notes({"agrees with labels": [one.accuracy for one in told], "NLL": [one.loss for one in told]})
-    return "\n".join([text_table(header, rows), *notes, *_unsure(told)])
+    return "\n".join([text_table(header, rows), *notes, *_silent(ranking, rule), *_unsure(told)])
+
+
+def _silent(ranking: Ranking, rule: Rule) -> list[str]:
+    """Return what silent witnesses mean, and how many pairs can have no flag for want of witnesses."""
+    if not any(one.num_silent for one in ranking.testimonies):
+        return []
+    heard_N = np.isfinite(ranking.probability_WN).sum(0)
+    few = int((heard_N < rule.agree).sum())
+    return [
+        _wrapped(
+            f"silent: pairs of which the witness has no score, since a reply is above its limit or not in its scores. "
+            f"{format_count(few)} of {number_of(len(heard_N), 'pair')} {plural(few, 'has', 'have')} fewer than "
+            f"{rule.agree} witnesses, which a flag takes."
+        )
+    ]
 
 
 def _unsure(told: Sequence[Testimony]) -> list[str]:
