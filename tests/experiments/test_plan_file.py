@@ -10,7 +10,7 @@ import yaml
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.plan_file import read_plan
-from rewardlab.experiments.resolving import runs_of
+from rewardlab.experiments.resolving import in_keys, runs_of
 
 PLAN: dict[str, Any] = {
     "question": "Does it help?",
@@ -134,15 +134,15 @@ def test_a_scale_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -
 
 def test_settings_that_training_refuses_are_refused_by_arm(tmp_path: Path) -> None:
     plan = read(tmp_path, {"arms": {"plain": {"label_smoothing": 0.7}}})
-    with pytest.raises(ConfigError, match="--label-smoothing 0.7"):
+    with pytest.raises(ConfigError, match="label_smoothing 0.7"):
         runs_of(plan)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"lr": 1e12}, "arm lora: --lr 1000000000000.0: must be at most"),
-        ({"lora": True, "train_head_only": True}, "arm lora: --train-head-only: with --lora"),
+        ({"lr": 1e12}, "arm lora: lr 1000000000000.0: must be at most"),
+        ({"lora": True, "train_head_only": True}, "arm lora: train_head_only: with lora"),
         ({"lr": "fast"}, "arm lora: lr: expected float"),
     ],
 )
@@ -206,3 +206,10 @@ def test_runs_of_a_search_name_no_test_data(tmp_path: Path) -> None:
     chosen = runs_of(plan, winner={"arm": "lr=1e-05", "settings": {"lr": 1e-5}})
     assert [run.name for run in chosen if run.reads_test] == ["winner/seed_0", "winner/seed_1", "winner/seed_2"]
     assert chosen[-1].settings["test_dataset"] == ["b.jsonl"]
+
+
+def test_a_message_about_settings_names_the_keys_of_the_plan() -> None:
+    said = "--max-seq-len 9: lower it, with --no-checkpoints; `rewardlab data inspect --max-seq-len 9` and --jobs stay"
+    assert in_keys(said) == (
+        "max_seq_len 9: lower it, with checkpoints: false; `rewardlab data inspect --max-seq-len 9` and --jobs stay"
+    )

@@ -69,7 +69,7 @@ def test_a_limit_above_the_positions_of_a_model_is_refused_before_any_run(
         with pytest.raises(SystemExit) as ended:
             main(["plan", tool, str(plan), "--set", f"max_seq_len={positions + 1}"])
         assert ended.value.code == status
-        assert f"arm plain: --max-seq-len {positions + 1} is above the {positions} positions" in capsys.readouterr().out
+        assert f"arm plain: max_seq_len {positions + 1} is above the {positions} positions" in capsys.readouterr().out
 
 
 MISSING = RepositoryNotFoundError("404", response=cast("Any", SimpleNamespace(headers={}, request=None)))

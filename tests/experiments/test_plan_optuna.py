@@ -198,7 +198,7 @@ def test_check_counts_the_runs_of_all_trials_and_tries_both_ends_of_every_range(
     rates = [one.settings["lr"] for one in found.runs if one.phase == "search"]
     assert (min(rates), max(rates)) == (1e-6, 1e-2)
     bad = write_plan(tmp_path, PLAIN.replace("lr: {log: [1.0e-6, 1.0e-2]}", "label_smoothing: {uniform: [0.0, 3.0]}"))
-    with pytest.raises(ConfigError, match="--label-smoothing"):
+    with pytest.raises(ConfigError, match=r": label_smoothing [\d.]+: must be"):
         check(read_plan(bad))
 
 

@@ -315,6 +315,14 @@ def test_a_band_that_the_picture_cuts_is_said_to_go_on(tmp_path: Path) -> None:
     assert told == {True, False}
 
 
+def test_a_line_that_still_rises_has_one_number_in_its_words(tmp_path: Path) -> None:
+    planted(tmp_path, bend=0.0, prompts=30)
+    result = curve(config_of(tmp_path))
+    for chart in charts_of(result, result.sets[0]):
+        assert f"good: highest at the largest n, {result.most}, with " in chart.words
+        assert f"good: highest at n = {result.most} " not in chart.words
+
+
 # --- sizes -----------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from rewardlab.experiments.expressions import Claim, Range, Term
 from rewardlab.experiments.plan import WINNER, Plan, Run
 from rewardlab.experiments.power import Reach
 from rewardlab.experiments.quantities import quantity_named, range_of
+from rewardlab.experiments.resolving import in_keys
 from rewardlab.experiments.slurm_config import SlurmConfig, literal_values, secrets_in, slurm_config
 from rewardlab.model.config import BUILTIN_NAMES, looks_local, misspelt_builtin
 from rewardlab.model.hub import at_revision
@@ -72,7 +73,7 @@ def about_data(runs: Sequence[Run]) -> Iterator[Problem]:
                 read.setdefault(purpose, {}).update(dict.fromkeys(_places(source)))
         except (ConfigError, DataError) as error:
             if str(error) not in refused:
-                yield Problem(level="error", text=f"arm {arm}: {error}")
+                yield Problem(level="error", text=f"arm {arm}: {in_keys(str(error))}")
             refused.add(str(error))
     for purpose in ("train", "eval"):
         for place in read.get("test", {}):
@@ -268,7 +269,7 @@ def about_models(runs: Sequence[Run], look: Look | None) -> Iterator[Problem]:
             yield missing
         certain = missing is not None and missing.level == "error"
         if not certain and look is not None and (why := look(run)):
-            yield Problem(level="error", text=f"arm {run.arm}: {why}")
+            yield Problem(level="error", text=f"arm {run.arm}: {in_keys(why)}")
 
 
 def _missing_model(arm: str, model: str) -> Problem | None:

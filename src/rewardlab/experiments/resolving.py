@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,6 +15,8 @@ from rewardlab.experiments.plan import WINNER, Arm, Phase, Plan, Run
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.presets import fill
 
+FLAG: Final = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
+"""A flag of a command in a message."""
 TEST: Final = ("test_dataset", "test_split")
 """Settings that name test data."""
 
@@ -56,10 +59,23 @@ def settings_of_arm(plan: Plan, arm: Arm, seed: int, *, reads_test: bool) -> dic
     except ConfigError as error:
         # Errors about the type of a value begin with the place already.
         told = str(error)
-        raise ConfigError(told if told.startswith(f"{where}: ") else f"{where}: {told}") from None
+        raise ConfigError(in_keys(told if told.startswith(f"{where}: ") else f"{where}: {told}")) from None
     whole = to_mapping(made)
     whole.pop("output_dir")
     return whole
+
+
+def in_keys(message: str) -> str:
+    """Return a message of `rewardlab train` with the keys of a plan in place of the flags of settings. What stands
+    between backticks is a command, and stays."""
+    known = settings_of(RewardTrainerConfig)
+
+    def key(flag: re.Match[str]) -> str:
+        name = flag[2].replace("-", "_")
+        return (f"{name}: false" if flag[1] else name) if name in known else flag[0]
+
+    parts = message.split("`")
+    return "`".join(part if place % 2 else FLAG.sub(key, part) for place, part in enumerate(parts))
 
 
 def _of_phase(plan: Plan, phase: Phase, winner: Mapping[str, Any] | None) -> Iterator[Run]:

@@ -162,4 +162,6 @@ def _heights(rows: Sequence[Sequence[Estimate]], *, with_limits: bool) -> list[f
 def _words(name: str, row: Sequence[Estimate], most: int) -> str:
     """Return where a line begins, is highest and ends, as a sentence."""
     best = max(range(len(row)), key=lambda place: row[place].value)
-    return f"{name}: highest at n = {best + 1} with {number(row[best].value)}, at n = {most} {interval(row[-1])}."
+    if best == most - 1:
+        return f"{name}: highest at the largest n, {most}, with {interval(row[-1])}."
+    return f"{name}: highest at n = {best + 1} with {number(row[best].value)}; at n = {most} it is {interval(row[-1])}."
