@@ -138,6 +138,15 @@ def _plain(folder: Path, token_ids: list[int]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # TRL's own calls of transformers and torch
+def test_a_length_that_an_import_cannot_take_says_what_it_takes():
+    for length in ("auto", "512", 512.0):
+        settings = ImportConfig()
+        # Types are checked in tests, and not where people run it.
+        object.__setattr__(settings, "max_seq_len", length)
+        with pytest.raises(ConfigError, match=f"--max-seq-len {length}: an import takes a whole number .* or 'model'"):
+            settings.__post_init__()
+
+
 def test_a_model_that_trls_own_trainer_saved_gives_its_scores(tmp_path):
     """The peer itself: RewardTrainer trains, evaluates and saves; the folder that it wrote is imported."""
     trl = pytest.importorskip("trl")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
 
+from rewardlab.core.spec import SPEC_FILE
+from rewardlab.experiments import lengths
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.costs import Cost, weights_of
 from rewardlab.experiments.plan_file import read_plan
@@ -132,6 +135,39 @@ def test_rows_of_a_prompt_that_come_together_are_forecast_with_one_prompt(tmp_pa
     # Of three rows with 600 characters each, two have three of the replies and one prompt; the third has one more.
     assert tokens[2] == pytest.approx(alone * (700 + 600) / 1800, rel=0.01)
     assert tokens[3] == tokens[16] == pytest.approx(alone * 700 / 1800, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "asked", "length"),
+    [
+        ({"max_position_embeddings": 512}, None, "auto", 512),
+        ({"n_positions": 512}, None, "auto", 512),
+        ({"text_config": {"max_position_embeddings": 512}}, None, "auto", 512),
+        ({"max_position_embeddings": 4096}, None, "auto", 1024),
+        ({"max_position_embeddings": 4096}, None, "model", 4096),
+        ({"max_position_embeddings": 4096}, 2048, "auto", 2048),
+        ({"max_position_embeddings": 4096}, 2048, 100, 100),
+        ({}, None, "auto", 1024),
+        (None, None, "model", None),
+    ],
+)
+def test_a_length_that_a_run_decides_is_forecast_by_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, spec: Any, asked: Any, length: int | None
+) -> None:
+    model, long = tmp_path / "model", 40_000
+    model.mkdir()
+    if config is not None:
+        (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if spec is not None:
+        (model / SPEC_FILE).touch()
+        monkeypatch.setattr(
+            lengths, "read_spec", lambda folder: SimpleNamespace(renderer=SimpleNamespace(max_length=spec))
+        )
+    row = {"prompt": "", "chosen": "a" * long, "rejected": ""}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    data = {"dataset": [str(tmp_path / "pairs.jsonl")], "model": str(model), "max_seq_len": asked}
+    tokens = checked(tmp_path, steps=1, batch_size=16, **data)[0].tokens
+    assert tokens == pytest.approx(16 * (long / 4 if length is None else 2 * length), rel=1e-3)
 
 
 def test_steps_of_an_epoch_are_those_of_the_rows_that_are_not_held_out(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 
 from rewardlab.core.errors import ConfigError, DataError, RankError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.core.spec import SPEC_FILE
-from rewardlab.experiments import many_ranks, records
+from rewardlab.experiments import lengths, many_ranks
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
@@ -166,7 +167,9 @@ def test_runs_of_other_settings_are_outdated_and_done_again_only_when_asked(tmp_
     run = amended.run_named("harsh/seed_0")
     assert record_of(amended, run).state == "outdated"
     assert record_of(amended, amended.run_named("plain/seed_0")).state == "done"
-    with pytest.raises(ConfigError, match="was begun with other settings"):
+    with pytest.raises(
+        ConfigError, match=r"was begun with other settings than the plan has now: lr .*, now .*\. Do it"
+    ):
         do(amended, run, train_by_hand("harsh", 0.6))
     do(amended, run, train_by_hand("harsh", 0.6), again=True)
     assert record_of(amended, run).state == "done"
@@ -201,9 +204,15 @@ def test_settings_that_versions_add_or_drop_make_no_run_outdated(tmp_path: Path,
     record = tmp_path / "study" / "records" / f"{run.name}.json"
     of_then = {**read_summed_json(record), "settings": settings_hash(replace(run, settings=settings))}
     write_summed_json(record, of_then)
-    assert record_of(study, run).state == state
+    found = record_of(study, run)
+    assert found.state == state
+    if state == "outdated":
+        name = list(before)[-1]
+        assert found.message.endswith(f"now: {name} {before[name]}, now {run.settings[name]!r}")
     write_json(settings_path(study, run), {**settings, "gone": 2})
-    assert record_of(study, run).state == "outdated", "the file is not what the run began with"
+    found = record_of(study, run)
+    assert found.state == "outdated", "the file is not what the run began with"
+    assert found.message.endswith("Which, cannot be read from its file of settings")
 
 
 @pytest.mark.parametrize(("limit", "left"), [(1024, ["max_seq_len"]), (256, [])])
@@ -211,12 +220,20 @@ def test_a_reward_model_may_have_another_length_limit_than_an_earlier_version_wr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, left: list[str]
 ) -> None:
     spec = SimpleNamespace(renderer=SimpleNamespace(max_length=limit))
-    monkeypatch.setattr(records, "read_spec", lambda folder: spec)
+    monkeypatch.setattr(lengths, "read_spec", lambda folder: spec)
     now, then = {"max_seq_len": "auto", "model": str(tmp_path)}, {"max_seq_len": 1024}
     assert _left_to_the_run({**now, "micro_token_budget": 8192}, then) == ["max_seq_len"]
     (tmp_path / SPEC_FILE).touch()
     assert _left_to_the_run({**now, "micro_token_budget": 8192}, then) == left
     assert _left_to_the_run(now, then) == ["micro_token_budget", *left]
+    # A reward model of the hub is looked up in its cache, also at a revision.
+    cached = {("org/rm", SPEC_FILE, None): str(tmp_path / SPEC_FILE), ("org/rm", SPEC_FILE, "v1"): str(tmp_path)}
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda model, name, revision: cached.get((model, name, revision))
+    )
+    on_hub = {**now, "micro_token_budget": 8192}
+    for model, expected in (("org/rm", left), ("org/rm@v1", left), ("org/base", ["max_seq_len"])):
+        assert _left_to_the_run({**on_hub, "model": model}, then) == expected
 
 
 def test_runs_of_other_data_are_outdated_too_and_the_amendment_says_so(tmp_path: Path) -> None:

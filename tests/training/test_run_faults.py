@@ -109,6 +109,14 @@ def test_a_limit_above_the_models_positions_is_refused(base_model, pairs_file, t
             train(config_for(base_model, pairs_file, tmp_path / "run", max_seq_len=length))
 
 
+def test_a_limit_that_trl_set_is_refused_with_where_it_is_from(base_model, pairs_file, tmp_path):
+    own = {"max_seq_len": 1024, "compat": "trl"}
+    with pytest.raises(ConfigError, match=r"Use at most 512\. Where no length is given, --compat trl takes .* 1024\.$"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", **own))
+    with pytest.raises(ConfigError, match=r"Use at most 512\.$"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", **own | {"max_seq_len": 1023}))
+
+
 @pytest.mark.slow
 def test_a_damaged_adapter_is_noticed(base_model, pairs_file, tmp_path):
     result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, lora=True))

@@ -132,12 +132,16 @@ def _positions(config: Any) -> int | None:
     return positions
 
 
-def require_positions(config: Any, length: int) -> None:
-    """Raise ConfigError if a length limit is above the number of positions that a model's configuration states."""
+def require_positions(config: Any, length: int, length_from: str = "") -> None:
+    """Raise ConfigError if a length limit is above the number of positions that a model's configuration states.
+
+    `length_from` is a sentence on what sets such a limit besides the flag.
+    """
     positions = _positions(config)
     if positions is not None and length > positions:
         raise ConfigError(
             f"--max-seq-len {length} is above the {positions} positions of this model. Use at most {positions}."
+            f"{length_from and f' {length_from}'}"
         )
 
 
@@ -167,12 +171,18 @@ def require_embeddings(renderer: Renderer, num_embeddings: int) -> None:
 
 
 def open_base(
-    model: BackboneConfig, rendering: RenderingConfig, *, truncation: str | None = None, computes: bool = True
+    model: BackboneConfig,
+    rendering: RenderingConfig,
+    *,
+    truncation: str | None = None,
+    computes: bool = True,
+    length_from: str = "",
 ) -> Base:
     """Find the model and build its renderer.
 
     `truncation` is the rule by which the renderer cuts long conversations; by default that of the newest models.
     `computes` says whether a reward is read from the model, for which it needs a place; else it renders texts alone.
+    `length_from` is as in `require_positions`.
 
     Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, or has too
     few embeddings for its tokenizer, and ConfigError for a length limit above its number of positions or too small for
@@ -188,7 +198,7 @@ def open_base(
         require_same_sizes(folder, config, disk_class)
     if computes:
         require_place_for_head(path, config, disk_class)
-    require_positions(config, rendering.length_limit)
+    require_positions(config, rendering.length_limit, length_from)
     # A reward model that is trained further keeps the treatment of control tokens in messages that it was trained with.
     if rendering.special_tokens_in_text == "auto" and (spec := spec_of(path)) is not None:
         rendering = replace(rendering, special_tokens_in_text=spec.renderer.special_tokens_in_text)

@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import sha256_text
-from rewardlab.data.config import USUAL_LENGTH, SelectionConfig, TrainingDataConfig
+from rewardlab.data.config import SelectionConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import all_named
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import is_absent
 from rewardlab.data.step_order import steps_per_epoch
+from rewardlab.experiments.lengths import config_of, length_of
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.model.config import DEFAULT_BUDGET
 from rewardlab.model.hub import at_revision
@@ -102,7 +103,7 @@ def _activations_gib(settings: Mapping[str, Any], pair: float) -> float | None:
     """Return what a micro-batch keeps, about; `pair` are the tokens of a comparison."""
     if settings.get("train_head_only"):
         return 0.0
-    config, budget = _config_of(str(settings["model"])), settings["micro_token_budget"] or DEFAULT_BUDGET
+    config, budget = config_of(str(settings["model"])), settings["micro_token_budget"] or DEFAULT_BUDGET
     if config is None or budget == "auto":
         return None
     checkpointing = "full" if settings["activation_checkpointing"] == "full" else "none"
@@ -113,24 +114,6 @@ def _activations_gib(settings: Mapping[str, Any], pair: float) -> float | None:
         return None
     wide = 2.0 if settings["precision"] == "fp32" else 1.0
     return wide * each * min(float(budget), float(settings["batch_size"]) * pair) / 2**30
-
-
-def _config_of(model: str) -> dict[str, Any] | None:
-    """Return the config.json of a model in a folder, or in the cache of the hub; None if it is in neither."""
-    path: Any = Path(model) / "config.json"
-    if not path.is_file():
-        from huggingface_hub import try_to_load_from_cache
-
-        repository, revision = at_revision(model) or (model, None)
-        try:
-            path = try_to_load_from_cache(repository, "config.json", revision=revision)
-        except ValueError:
-            return None  # a model of the hub cannot have this name
-    try:
-        config = json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, (str, Path)) else None
-    except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None
 
 
 def weights_of(model: str) -> float | None:
@@ -188,8 +171,7 @@ def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
         return limit and int(limit), float(DEFAULT_PAIR), f"its data cannot be looked at here ({str(error)[:80]})"
     if settings.get("limit"):
         count = min(count, int(settings["limit"]))
-    limit = USUAL_LENGTH if settings.get("max_seq_len") == "auto" else settings.get("max_seq_len")
-    most = 2.0 * limit if isinstance(limit, int) else float("inf")
+    most = 2.0 * length_of(settings)
     mean = sum(min(length / CHARACTERS_A_TOKEN, most) for length in lengths) / max(len(lengths), 1)
     return count, mean * together.share(), ""
 

@@ -12,9 +12,11 @@ from typing import Any, Final, Literal
 from rewardlab.core.config import from_mapping, read_settings, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import read_summed_json, sha256_file, sha256_json, write_summed_json
-from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.core.spec import SPEC_FILE
+from rewardlab.core.terminal import brief, listed
 from rewardlab.data.config import USUAL_LENGTH
 from rewardlab.experiments.data_files import changed_in
+from rewardlab.experiments.lengths import limit_of_reward_model
 from rewardlab.experiments.log import hashes_of, now, time_of
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.study import Study
@@ -83,8 +85,8 @@ def _record(values: dict[str, Any], run: Run, study: Study) -> RunRecord:
     if state == "running" and _is_gone(values):
         state = "interrupted"
         message = "its process ended before it could say why (killed, out of memory, or stopped while it began)"
-    if values["settings"] != settings_hash(run) and not _means_the_same(study, run, str(values["settings"])):
-        state, message = "outdated", "it was begun with other settings than the plan has now"
+    if values["settings"] != settings_hash(run) and (other := _other_settings(study, run, str(values["settings"]))):
+        state, message = "outdated", f"it was begun with other settings than the plan has now{other}"
     elif "data" in values and (changed := changed_in(run, values["data"], study.data)):
         state, message = "outdated", f"it was begun with another {changed} than the plan has now"
     return RunRecord(
@@ -173,32 +175,39 @@ def settings_path(study: Study, run: Run) -> Path:
     return study.folder / "settings" / f"{run.name}.json"
 
 
-def _means_the_same(study: Study, run: Run, begun_with: str) -> bool:
-    """Return whether a run has, by the defaults of this version, the settings that it began with, whose hash is given.
+def _other_settings(study: Study, run: Run, begun_with: str) -> str:
+    """Return what a run began with, whose hash is given, that it has not by the defaults of this version, as the end of
+    a sentence; empty if there is no difference.
 
     Other versions may have more or fewer settings. Those that the run began with are in its file of settings.
     """
+    unknown = ". Which, cannot be read from its file of settings"
     try:
         before = read_settings(settings_path(study, run))
         before.pop("output_dir", None)
         if settings_hash(replace(run, settings=before)) != begun_with:
-            return False
+            # The program of a run is in no file of settings.
+            return ": another program" if before == dict(run.settings) else unknown
         known = {name: value for name, value in before.items() if name in run.settings}
-        now = to_mapping(from_mapping(RewardTrainerConfig, known, where=run.name))
+        then = to_mapping(from_mapping(RewardTrainerConfig, known, where=run.name))
         left = _left_to_the_run(run.settings, before)
     except (RewardlabError, OSError):
-        return False
-    return all(now[name] == value for name, value in run.settings.items() if name not in left)
+        return unknown
+    changed = [
+        f"{name} {brief(then[name])}, now {brief(value)}"
+        for name, value in run.settings.items()
+        if name not in left and then[name] != value
+    ]
+    return f": {listed(changed, 4)}" if changed else ""
 
 
 def _left_to_the_run(settings: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     """Return the settings that a run is to decide, and of which an earlier version, whose default was a number, wrote
     that out: the run keeps it."""
     left = ["micro_token_budget"] if settings.get("micro_token_budget") is None else []
-    folder = Path(str(settings.get("model")))
     if settings.get("max_seq_len") == "auto" and before.get("max_seq_len") == USUAL_LENGTH:
         # A reward model that is trained further has a limit of its own.
-        is_own = not (folder / SPEC_FILE).is_file() or read_spec(folder).renderer.max_length == USUAL_LENGTH
+        is_own = limit_of_reward_model(str(settings.get("model"))) in (None, USUAL_LENGTH)
         left += ["max_seq_len"] if is_own else []
     return left
 

@@ -108,6 +108,25 @@ def commit_of(path: str) -> str | None:
     return None if source is None else source[1]
 
 
+def cached_file(model: str, name: str) -> Path | None:
+    """Return a file of a model that is on this machine, in a folder or in the cache of the hub; None if it is not.
+
+    Nothing is fetched.
+    """
+    if (found := Path(model) / name).is_file():
+        return found
+    if Path(model).exists():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    repository, revision = at_revision(model) or (model, None)
+    try:
+        cached = try_to_load_from_cache(repository, name, revision=revision)
+    except ValueError:
+        return None  # a model of the hub cannot have this name
+    return Path(cached) if isinstance(cached, str) else None
+
+
 def file_of(path: str, name: str) -> Path | None:
     """Return a file of a model, which is fetched if `path` is a name of the hub; None if there is none, or no model."""
     if (found := Path(path) / name).is_file():

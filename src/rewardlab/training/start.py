@@ -67,7 +67,7 @@ from rewardlab.training.loop.step_rows import tell_rows_of_prompts
 from rewardlab.training.monitoring.monitor import require_monitoring
 from rewardlab.training.notices import FEATURES, continued_notices, idle_notices, unjudged_notices
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.settings.conventions import settle_reading
+from rewardlab.training.settings.conventions import length_from, settle_reading
 
 logger = logging.getLogger("rewardlab")
 
@@ -120,7 +120,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         # Before anything is measured, so that what the run decided when it began is not decided again.
         config = with_decisions(config, interrupted.config)
     config = config.replace(**settle_rendering(config.model, config.data.rendering))
-    base = open_base(config.model, config.data.rendering, truncation=truncation_of(config, interrupted))
+    truncation = truncation_of(config, interrupted)
+    base = open_base(config.model, config.data.rendering, truncation=truncation, length_from=length_from(config))
     require_layers(config.model, base.config.get_text_config())
     require_one_output(base.path, base.config, new_head=config.model.new_head)
     prepared = load_data(

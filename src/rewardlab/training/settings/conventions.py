@@ -182,6 +182,13 @@ def _flag(name: str, value: object) -> str:
     return flag(name, "None" if value is None else value)
 
 
+def length_from(config: RewardTrainerConfig) -> str:
+    """Return a sentence on where the length limit may be from that nobody gave; empty if it is from no convention."""
+    if config.run.compat != "trl" or config.data.rendering.max_seq_len != TRL["max_seq_len"]:
+        return ""
+    return f"Where no length is given, --compat trl takes TRL's default of {TRL['max_seq_len']}."
+
+
 def settle_reading(
     config: RewardTrainerConfig, rows: Sequence[tuple[str, Mapping[str, object]]]
 ) -> RewardTrainerConfig:
