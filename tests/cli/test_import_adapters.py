@@ -176,12 +176,35 @@ def test_a_kind_of_lora_that_peft_cannot_merge_is_refused(tmp_path, base, said):
     assert "PEFT cannot merge these adapters: Impossible to merge LoRA with `lora_bias=True`" in said(made.folder)
 
 
-def test_a_head_of_several_outputs_is_refused(made, said):
+@pytest.mark.parametrize("counts", [(-1.0, 1.0), (0.0, 0.5, 0.0, 0.0, 2.0)], ids=["two classes", "attributes"])
+def test_several_outputs_become_one_by_what_each_counts(tmp_path, base, said, capsys, counts):
+    made = adapters(tmp_path / "adapter", base, counts=counts)
+    head = f"base_model.model.score.weight [{len(counts)}, 32] in adapter_model.safetensors has {len(counts)} outputs"
+    assert head in said(made.folder)
+    assert f"{head}, numbered from 0" in said(made.folder, "--outputs", f"{len(counts)}=1")
+    words = [f"{number}={count:g}" for number, count in enumerate(counts) if count]
+    folder = imported(made.folder, tmp_path / "rm", "--outputs", *words)
+    assert f"(LoRA adapters and head score, outputs {' '.join(words)} on" in " ".join(capsys.readouterr().out.split())
+    model, spec = load(folder), read_spec(folder)
+    assert spec.provenance["import"]["outputs"] == list(counts)
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8")).get("num_labels", 1) == 1
+    for canary in spec.canaries:
+        assert canary.score == pytest.approx(made.own(canary.token_ids), abs=SCORE_TOLERANCE["float32"])
+    assert model.renderer.spec == spec.renderer
+
+
+def test_one_output_may_be_named_too(tmp_path, made):
+    folder = imported(made.folder, tmp_path / "rm", "--outputs", "0=-2")
+    for canary in read_spec(folder).canaries:
+        assert canary.score == pytest.approx(-2 * made.own(canary.token_ids), abs=2 * SCORE_TOLERANCE["float32"])
+
+
+def test_a_head_that_is_no_matrix_is_refused(made, said):
     file = made.folder / "adapter_model.safetensors"
     weights = load_file(file)
-    weights["base_model.model.score.weight"] = torch.ones(3, 32)
+    weights["base_model.model.score.weight"] = torch.ones(32)
     save_file(weights, file, metadata={"format": "pt"})
-    assert "base_model.model.score.weight has shape [3, 32], wanted [1, width of the hidden states]" in said(
+    assert "base_model.model.score.weight has shape [32], wanted [outputs, width of the hidden states]" in said(
         made.folder
     )
 

@@ -129,6 +129,9 @@ def test_a_flag_for_another_format_than_any_that_was_found_is_told(
     assert not told(pairs)
     rated = write(tmp_path / "rated.jsonl", [{"prompt": "Why?", "response": f"a{n}", "clarity": n} for n in range(3)])
     assert not told(rated, attributes=("clarity=1",))
+    votes = [{"text": "a", "pm_score": 1, "words": 2}, {"text": "b", "pm_score": 2, "words": 1}]
+    answered = write(tmp_path / "answered.jsonl", [{"question": "Why?", "answers": votes}])
+    assert not told(answered, attributes=("words=1",)), "it does something there"
     sure = [{"prompt": "Why?", "chosen": f"a{n}", "rejected": "b", "sure": n + 1} for n in range(4)]
     assert not told(write(tmp_path / "sure.jsonl", sure), strength_column="sure")
 

@@ -112,6 +112,7 @@ IN_ORDER: dict[str, Any] = {
     "Nectar, answers with ranks": lambda row: [one["answer"] for one in row["answers"]],
     "NeMo-RL, completions with ranks": lambda row: [one["completion"][0]["content"] for one in row["completions"]],
     "UltraFeedback, completions with ratings": lambda row: [one["response"] for one in row["completions"]],
+    "CodeUltraFeedback, rated responses of models": lambda row: [one["response"] for one in row["responses"]][:2],
     "Stack Exchange, answers with votes": lambda row: [one["text"] for one in row["answers"]],
     "WebGPT comparisons": ("answer_0", "answer_1"),
     "summarize-from-feedback": lambda row: [one["text"].strip() for one in row["summaries"]],
@@ -124,6 +125,7 @@ NAMED = {
     "pairs with scores, as UltraFeedback binarised",
     "pairs with several annotators",
     "reward-bench",
+    "RM-Bench",
     "pairs",
     "LLaMA-Factory's ShareGPT",
     "Alpaca preferences",
@@ -161,8 +163,8 @@ def test_labels_go_in_both_directions_and_replies_have_the_places_of_the_row_unl
         places = order or range(len(preference.replies))
         decided = (one for one in preference.comparisons if one.label != 0.5)
         directions |= {(places[one.first] < places[one.second]) == (one.label > 0.5) for one in decided}
-    # The lists of RewardBench 2 say which replies are better, and nothing can turn them round.
-    assert directions == ({True} if name == "rewardbench2" else {True, False}), "both directions of labels"
+    # The lists of RewardBench 2 and RM-Bench say which replies are better, and nothing can turn them round.
+    assert directions == ({True} if name in ("rewardbench2", "rm_bench") else {True, False}), "both directions"
 
 
 def as_setting(value: object) -> object:

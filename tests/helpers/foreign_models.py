@@ -166,10 +166,19 @@ def linear_head(
     return Made(folder=folder, own=read_at_end(model, head, mean=mean, std=std) if width == 32 else lambda ids: 0.0)
 
 
-def adapters(folder: Path, base: Path, config: Any = None, *, template: str | None = CHATML, **settings: Any) -> Made:
+def adapters(
+    folder: Path,
+    base: Path,
+    config: Any = None,
+    *,
+    template: str | None = CHATML,
+    counts: Sequence[float] = (1.0,),
+    **settings: Any,
+) -> Made:
     """What PeftModel.save_pretrained leaves of a classifier on `base`, as after some training: every weight of the
-    adapters and of the head is another one. `template` None leaves the tokenizer out, as save_pretrained does."""
-    classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    adapters and of the head is another one. `template` None leaves the tokenizer out, as save_pretrained does. Of
+    several outputs `counts` says what each counts."""
+    classifier = AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(counts))
     classifier.config.pad_token_id = PAD
     if config is None:
         config = LoraConfig(**({"task_type": "SEQ_CLS", "r": 4, "target_modules": "all-linear"} | settings))
@@ -185,6 +194,6 @@ def adapters(folder: Path, base: Path, config: Any = None, *, template: str | No
 
     @torch.no_grad()
     def own(token_ids: Sequence[int]) -> float:
-        return float(model(torch.tensor([list(token_ids)])).logits[0, 0])
+        return float(model(torch.tensor([list(token_ids)])).logits[0] @ torch.tensor(counts))
 
     return Made(folder=folder, own=own)

@@ -96,12 +96,14 @@ def put_on(classifier: Any, folder: Path, base: str) -> Any:
 
 
 @torch.no_grad()
-def scores_of(model: Any, sequences: Iterable[Sequence[int]]) -> list[float]:
-    """Return the logit that a classifier, with adapters or without, gives each sequence of tokens, one at a time."""
-    scores = []
+def scores_of(model: Any, sequences: Iterable[Sequence[int]], counts: Sequence[float] = (1.0,)) -> list[float]:
+    """Return the logit that a classifier, with adapters or without, gives each sequence of tokens, one at a time; of
+    several outputs the sum of what each counts."""
+    scores, counts_O = [], torch.tensor(counts)
     for token_ids in sequences:
         ids_1L = torch.tensor([[int(token) for token in token_ids]])
-        scores.append(float(model(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L)).logits[0, 0]))
+        logits_1O = model(input_ids=ids_1L, attention_mask=torch.ones_like(ids_1L)).logits
+        scores.append(float(logits_1O[0] @ counts_O))
     return scores
 
 

@@ -26,7 +26,7 @@ from rewardlab.data.config import Control, ReadingConfig
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.finding import Source
 from rewardlab.data.formats import SCHEMAS, Schema, unit_of
-from rewardlab.data.formats.kwise import RATED, ULTRAFEEDBACK
+from rewardlab.data.formats.kwise import CODE_ULTRAFEEDBACK, RATED, STACK_EXCHANGE, ULTRAFEEDBACK
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST
 from rewardlab.data.groups import Part
 from rewardlab.data.hub import hub_facts
@@ -47,7 +47,10 @@ FOR_FORMATS: Final[Mapping[str, tuple[str, tuple[Schema, ...]]]] = {
     "shp": _OF_SHP,
     "max_per_post": _OF_SHP,
     "min_score_ratio": _OF_SHP,
-    "attributes": ("rated replies, as of HelpSteer and UltraFeedback", (RATED, ULTRAFEEDBACK)),
+    "attributes": (
+        "rated replies, as of HelpSteer and UltraFeedback",
+        (RATED, ULTRAFEEDBACK, CODE_ULTRAFEEDBACK, STACK_EXCHANGE),
+    ),
     "strength_column": (
         "rows that take their strength from a column, not from votes or ratings",
         tuple(schema for schema in SCHEMAS if not schema.own_strength),

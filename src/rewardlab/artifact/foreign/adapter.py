@@ -16,7 +16,7 @@ import torch
 
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.convert import in_our_form
-from rewardlab.artifact.foreign.layouts import HEAD_FILES, KINDS_OF, ForeignModel
+from rewardlab.artifact.foreign.layouts import HEAD_FILES, KINDS_OF, ForeignModel, counts_of
 from rewardlab.artifact.foreign.weights import Entry, entries_in, read_weight
 from rewardlab.artifact.peft_folder import (
     BASE,
@@ -73,7 +73,8 @@ class AdapterModel:
 
     @property
     def words(self) -> str:
-        return f"{_kind(self.settings)} adapters and head {HEAD_ON_DISK} on {self.model}, named by {self.base_said_by}"
+        head = f"{HEAD_ON_DISK}{self.found.outputs_in_words}"
+        return f"{_kind(self.settings)} adapters and head {head} on {self.model}, named by {self.base_said_by}"
 
     def tokenizer(self) -> Any:
         return _tokenizer(self.found.folder, self.model)
@@ -85,9 +86,13 @@ class AdapterModel:
         """
         folder = self.found.folder
         pad = self.found.config.get_text_config().pad_token_id
-        self._on_base = put_on(load_base(self.model, pad=pad), folder, self.model)
+        classifier = load_base(self.model, pad=pad)
+        if len(self.found.counts) > 1:
+            # Of the shape of the trained head, which PEFT puts in its place.
+            _set_head(classifier, torch.zeros_like(self.found.rows))
+        self._on_base = put_on(classifier, folder, self.model)
         with told(str(folder), "PEFT cannot compute its own score"):
-            return scores_of(self._on_base, [tokens.tolist() for tokens in sequences])
+            return scores_of(self._on_base, [tokens.tolist() for tokens in sequences], self.found.counts)
 
     def as_reward_model(self) -> RewardModel:
         """Return the model with its adapters merged by PEFT, in float32.
@@ -101,11 +106,12 @@ class AdapterModel:
         except (RuntimeError, ValueError) as error:  # PEFT's own classes, for layers and settings without a merge
             said = " ".join(str(error).split()).rstrip(".")
             raise ArtifactError(f"{self.found.folder}: PEFT cannot merge these adapters: {said}.") from error
-        if not torch.equal(classifier.get_submodule(HEAD_ON_DISK).weight, self.found.weight):
+        if not torch.equal(classifier.get_submodule(HEAD_ON_DISK).weight, self.found.rows):
             raise ArtifactError(
                 f"{self.found.folder}: after the merge the head is not the one in its file. It may have adapters of "
                 f"its own, which is not supported."
             )
+        _set_head(classifier, self.found.weight)
         return in_our_form(classifier)
 
     def origin(self) -> dict[str, Any]:
@@ -138,11 +144,8 @@ def open_adapters(folder: Path, settings: ImportConfig) -> AdapterModel:
     cannot be merged; and for a base model that is not there or quantised. ConfigError for settings of other layouts.
     """
     require(
-        settings.normalize_reward != "yes"
-        and "seq-cls" in KINDS_OF[settings.layout]
-        and not (settings.head or settings.outputs),
-        "--layout, --head, --outputs, --normalize-reward: the head of adapters is that of a sequence classifier with "
-        "one output. Leave them out.",
+        settings.normalize_reward != "yes" and "seq-cls" in KINDS_OF[settings.layout] and not settings.head,
+        "--layout, --head, --normalize-reward: the head of adapters is that of a sequence classifier. Leave them out.",
     )
     values = read_object(folder / ADAPTER_CONFIG, DAMAGED_BASE)
     if (folder / CONFIG).is_file() and weight_files(folder):
@@ -152,6 +155,7 @@ def open_adapters(folder: Path, settings: ImportConfig) -> AdapterModel:
         )
     _require_kind(folder, values)
     key, head = _require_head(folder)
+    counts = counts_of(f"{key} {list(head.shape)} in {head.file.name}", head.shape[0], folder, settings)
     said_by = ADAPTER_CONFIG if settings.base is None else "--base"
     named = values if settings.base is None else {BASE: settings.base}
     base = find_base(named, str(folder / ADAPTER_CONFIG) if settings.base is None else said_by)
@@ -174,7 +178,8 @@ def open_adapters(folder: Path, settings: ImportConfig) -> AdapterModel:
         kind="seq-cls",
         head=HEAD_ON_DISK,
         rows=weight,
-        biases=torch.zeros(1),
+        biases=torch.zeros(len(counts)),
+        counts=counts,
         config=config,
         disk_class=disk_class_of(config),
         renamed=False,
@@ -227,7 +232,7 @@ def _weights(folder: Path) -> Path:
 
 
 def _require_head(folder: Path) -> tuple[str, Entry]:
-    """Return name and entry of the trained head. Raises ArtifactError if there is none, or one of several outputs."""
+    """Return name and entry of the trained head. Raises ArtifactError if there is none."""
     file = _weights(folder)
     entries = entries_in(file)
     heads = [(name, entry) for name, entry in entries.items() if HEAD_KEY.fullmatch(name)]
@@ -240,13 +245,18 @@ def _require_head(folder: Path) -> tuple[str, Entry]:
             f"configuration of PEFT."
         )
     name, entry = heads[0]
-    if len(entry.shape) != 2 or entry.shape[0] != 1:
+    if len(entry.shape) != 2 or entry.shape[0] == 0:
         raise ArtifactError(
-            f"{file}: {name} has shape {list(entry.shape)}, wanted [1, width of the hidden states]: a reward is one "
-            f"number. Merge the adapters into their base model first; `rewardlab import --outputs` then takes the head "
-            f"of several outputs by what each counts."
+            f"{file}: {name} has shape {list(entry.shape)}, wanted [outputs, width of the hidden states]."
         )
     return name, entry
+
+
+def _set_head(classifier: Any, weight: torch.Tensor) -> None:
+    """Give a classifier a head with this weight, [outputs, width of the hidden states]."""
+    head = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    head.weight = torch.nn.Parameter(weight)
+    classifier.set_submodule(HEAD_ON_DISK, head)
 
 
 def _require_plain(base: str, config: Any) -> None:

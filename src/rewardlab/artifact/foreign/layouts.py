@@ -95,6 +95,12 @@ class ForeignModel:
         return float(torch.tensor(self.counts, dtype=torch.float64) @ self.biases.double())
 
     @property
+    def outputs_in_words(self) -> str:
+        """What of several outputs counts, as the end of the name of the head; empty for one output."""
+        said = [f"{number}={count:g}" for number, count in enumerate(self.counts) if count]
+        return f", outputs {' '.join(said)}" if len(self.counts) > 1 else ""
+
+    @property
     def constant(self) -> float:
         """The constant that the source adds to every score: (bias − mean) / std."""
         return (self.bias - self.mean) / self.std
@@ -135,7 +141,7 @@ def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
     require_same_sizes(folder, config, disk_class)
     statistics, rest = _beside_backbone(folder, config, disk_class, entries)
     found = _choose(_heads(folder, config, rest), folder, config, settings)
-    counts = _counts(found, folder, settings)
+    counts = counts_of(found, found.entries["weight"][1].shape[0], folder, settings)
     rows, biases = _read_head(found, folder, config)
     mean, std = _statistics(folder, config, found.kind, statistics, settings.normalize_reward)
     model = ForeignModel(
@@ -295,13 +301,12 @@ def _as_asked(one: _Found, layout: Layout) -> Kind:
     return "seq-cls" if one.name == SCORE and layout == "seq-cls" else one.kind
 
 
-def _counts(found: _Found, folder: Path, settings: ImportConfig) -> tuple[float, ...]:
-    """Return what each output of the head counts in the reward.
+def counts_of(found: object, outputs: int, folder: Path, settings: ImportConfig) -> tuple[float, ...]:
+    """Return what each output of the head counts in the reward; `found` is what the head is called in messages.
 
     Raises ArtifactError for several outputs of which nothing is said, and for one that the head does not have.
     """
-    _, entry = found.entries["weight"]
-    outputs, said = entry.shape[0], settings.output_weights
+    said = settings.output_weights
     if outputs != 1 and not said:
         raise ArtifactError(
             f"{folder}: {found} has {outputs} outputs, and a reward is one number. Which of them counts, or how they "

@@ -80,9 +80,7 @@ class WholeModel:
 
     @property
     def words(self) -> str:
-        said = [f"{number}={count:g}" for number, count in enumerate(self.found.counts) if count]
-        mixed = f", outputs {' '.join(said)}" if len(self.found.counts) > 1 else ""
-        return f"{self.found.kind} head {self.found.head}{mixed}"
+        return f"{self.found.kind} head {self.found.head}{self.found.outputs_in_words}"
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self.model)

@@ -13,7 +13,16 @@ from rewardlab.core.files import is_number
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.instructed import ALPACA, OPENAI, SHAREGPT, SWIFT
 from rewardlab.data.formats.judged import JUDGED
-from rewardlab.data.formats.kwise import KWISE, NECTAR, NEMO, RATED, STACK_EXCHANGE, ULTRAFEEDBACK, rated_by
+from rewardlab.data.formats.kwise import (
+    CODE_ULTRAFEEDBACK,
+    KWISE,
+    NECTAR,
+    NEMO,
+    RATED,
+    STACK_EXCHANGE,
+    ULTRAFEEDBACK,
+    rated_by,
+)
 from rewardlab.data.formats.lone import UNPAIRED, UNPAIRED_CONVERSATIONS, lone
 from rewardlab.data.formats.mapping import mapped, require_columns
 from rewardlab.data.formats.places import REPLIES, exported, flags_for, two_replies
@@ -22,6 +31,7 @@ from rewardlab.data.formats.published import (
     ARENA,
     ARENA_55K,
     REWARDBENCH,
+    RM_BENCH,
     SAFE_RLHF,
     SUMMARIES,
     ULTRAFEEDBACK_BINARISED,
@@ -44,6 +54,7 @@ SCHEMAS = (
     ULTRAFEEDBACK_BINARISED,
     LABELLED,
     REWARDBENCH,
+    RM_BENCH,
     PAIRS,
     SHAREGPT,
     ALPACA,
@@ -59,6 +70,7 @@ SCHEMAS = (
     NECTAR,
     NEMO,
     ULTRAFEEDBACK,
+    CODE_ULTRAFEEDBACK,
     WEBGPT,
     SUMMARIES,
     ARENA,

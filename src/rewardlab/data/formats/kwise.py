@@ -1,5 +1,5 @@
 """Several replies to a prompt with scores, ratings, ranks or votes: own rows, Nectar, NeMo-RL, UltraFeedback,
-HelpSteer, Stack Exchange."""
+CodeUltraFeedback, HelpSteer, Stack Exchange."""
 
 from __future__ import annotations
 
@@ -143,6 +143,34 @@ _MEANS: Final = ("fine-grained_score", "overall_score", "mean of annotations")
 """UltraFeedback's ratings of a whole completion, in the order of preference."""
 
 
+def _read_code_ultrafeedback(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read instruction + responses + annotations, each of which rates the response of the model that it names. The
+    difference of the ratings is the strength."""
+    responses = _entries(row["responses"], "responses", "response")
+    annotations = _entries(row["annotations"], "annotations", "model")
+    rated = {show(one["model"]): {**one, "rating": _unless_not_given(one.get("rating"))} for one in annotations}
+    if len(rated) < len(annotations):
+        raise UnusableRowError("bad_scores", "annotations name a model twice")
+    pairs = [(one["response"], rated.get(show(one.get("model")), {})) for one in responses]
+    return _compare_rated(
+        row["instruction"], pairs, rules.reading.attribute_weights or {"rating": 1.0}, row, place, rules
+    )
+
+
+def _unless_not_given(rating: object) -> object:
+    """Return a rating; None for the text that says that there is none."""
+    return None if isinstance(rating, str) and rating.strip().upper() == "N/A" else rating
+
+
+def _rates_models(row: Row) -> bool:
+    """Return whether the responses of a row are of models, and its annotations rate these."""
+    firsts = [
+        value[0] if isinstance(value := row.get(name), (list, tuple)) and value else None
+        for name in ("responses", "annotations")
+    ]
+    return all(isinstance(first, Mapping) and "model" in first for first in firsts)
+
+
 def _flat_ratings(completion: Mapping[str, object]) -> dict[str, object]:
     """Return the ratings of a completion by name: those of the aspects, their mean, and the scores."""
     annotations = completion.get("annotations")
@@ -258,6 +286,13 @@ ULTRAFEEDBACK = Schema(
     name="UltraFeedback, completions with ratings",
     needed=("instruction", "completions"),
     read=_read_ultrafeedback,
+    own_strength=True,
+)
+CODE_ULTRAFEEDBACK = Schema(
+    name="CodeUltraFeedback, rated responses of models",
+    needed=("instruction", "responses", "annotations"),
+    read=_read_code_ultrafeedback,
+    suits=_rates_models,
     own_strength=True,
 )
 RATED = Schema(

@@ -46,7 +46,8 @@ def _texts(value: object) -> list[str] | None:
 
 
 def _read_rewardbench(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """Read a pair, or lists of texts as RewardBench 2 has them: each chosen one is preferred to each rejected one."""
+    """Read a pair, or lists of texts as RewardBench 2 and RM-Bench have them: each chosen one is preferred to each
+    rejected one."""
     if all(_texts(row[side]) is None for side in ("chosen", "rejected")):
         return read_explicit(row, place, rules)
     sides = []
@@ -63,6 +64,11 @@ def _read_rewardbench(row: Row, place: str, rules: Rules) -> ParsedRow:
     ]
     judged = {"replies": [*chosen, *rejected], "comparisons": comparisons, "ranking": None}
     return replace(read_judged({**row, **judged}, place, rules), order=None)
+
+
+def _has_lists(row: Row) -> bool:
+    """Return whether both sides of a row are lists of texts, as RM-Bench has them; other rows may have a `domain`."""
+    return all(_texts(row.get(side)) is not None for side in ("chosen", "rejected"))
 
 
 def _read_safe_rlhf(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -226,6 +232,7 @@ ULTRAFEEDBACK_BINARISED = Schema(
     read=read_explicit,
 )
 REWARDBENCH = Schema(name="reward-bench", needed=(*COLUMNS, "subset"), read=_read_rewardbench)
+RM_BENCH = Schema(name="RM-Bench", needed=(*COLUMNS, "domain"), read=_read_rewardbench, suits=_has_lists)
 SAFE_RLHF = Schema(
     name="PKU-SafeRLHF", needed=("prompt", "response_0", "response_1", "better_response_id"), read=_read_safe_rlhf
 )
