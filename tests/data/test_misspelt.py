@@ -90,7 +90,31 @@ RESULT = {"type": "pairwise", "from_name": "pw", "to_name": "t1,t2", "value": {"
         (
             {"prompt": "q", "response_a": "a", "response_b": "b", "better": "a"},
             "If these are two replies and a verdict on them, give --chosen-column response_a --rejected-column "
-            "response_b --label-column COLUMN --map-label FIRST=1 SECOND=0.",
+            "response_b --label-column better --map-label FIRST=1 SECOND=0.",
+        ),
+        (
+            {"question_id": "1", "winner": "model_a", "prompt": "q", "response_1": "a", "response_2": "b"},
+            "If these are two replies and a verdict on them, give --chosen-column response_1 --rejected-column "
+            "response_2 --label-column winner --map-label FIRST=1 SECOND=0.",
+        ),
+        (
+            {"comparison_id": "1", "prompt_id": "1", "text": "q", "completion_a": "a", "completion_b": "b", "pref": 1},
+            "If these are two replies and a verdict on them, give --chosen-column completion_a --rejected-column "
+            "completion_b --label-column COLUMN --map-label FIRST=1 SECOND=0.",
+        ),
+        (
+            {"context": [], "original_response": "a", "good_edited_response": "b", "bad_edited_response": "c"},
+            "Give --prompt-column context --chosen-column good_edited_response --rejected-column bad_edited_response.",
+        ),
+        (
+            {"context": [], "original_response": "a", "edited_response": "b", "change_summary": "c"},
+            "If the edited reply is to be the better one, give --prompt-column context --chosen-column edited_response "
+            "--rejected-column original_response.",
+        ),
+        (
+            {"conversation_id": "c", "opening_prompt": "q", "conversation_history": []},
+            "These are conversations of PRISM, of which a function on docs/more-datasets.md in rewardlab's repository "
+            "makes a row of each turn.",
         ),
         (
             {**TASK, "annotations": [{"id": 7, "result": [{"type": "choices"}, RESULT]}]},
@@ -111,6 +135,19 @@ def test_flags_for_two_replies_and_for_exports_are_told(row: dict[str, Any], hin
         load(write(tmp_path / "a.jsonl", [row]))
     assert f"match no known schema of preferences. {hint} The nearest formats: " in str(caught.value)
     assert "Perhaps" not in str(caught.value)
+
+
+def test_a_name_of_something_else_is_not_told_as_a_misspelt_side_or_prompt() -> None:
+    names = ["prompt_id", "question_id", "comparison_id", "edited_response", "edited"]
+    assert [meant_column(name, ["x"]) for name in names] == [None] * 5
+    assert [meant_column(name, ["x"]) for name in ("pairid", "rejectd_response")] == ["pair_id", "rejected_response"]
+    assert [meant_column("accepted", [other]) for other in ("rejected", "x")] == ["chosen", None]
+
+
+def test_a_misspelt_column_beside_two_replies_is_told_where_it_is_all_that_is_missing(tmp_path: Path) -> None:
+    row = {"prompt": "q", "response_1": "a", "response_2": "b", "preference_strenght": 2}
+    with pytest.raises(DataError, match="Perhaps 'preference_strenght' as 'preference_strength' is meant"):
+        load(write(tmp_path / "a.jsonl", [row]))
 
 
 def test_a_number_is_not_told_as_a_misspelt_reply_or_list_of_scores(tmp_path: Path) -> None:

@@ -81,6 +81,19 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"conversations": turns_, "kto_tag": good} for turns_, good in zip(SHAREGPT, (True, False), strict=True)
     ],
     "ms-swift's": [{"query": "Why?", "response": "GOOD", "rejected_response": "BAD", "system": "", "history": []}],
+    "nvidia/HelpSteer3:edit_quality": [
+        {
+            **{"domain": "general", "context": turns(user("Why?")), "original_response": "Why not?"},
+            **{"good_edited_response": "GOOD", "bad_edited_response": "BAD", "feedback": ["f"]},
+        }
+    ],
+    "nvidia/HelpSteer3:edit,": [
+        {
+            **{"domain": "general", "context": turns(user("Why?")), "original_response": "BAD"},
+            **{"edited_response": "GOOD", "feedback": ["f"], "change_summary": "c"},
+        }
+    ],
+    "Vezora/Code-Preference-Pairs": [{"input": "Why?", "accepted": "GOOD", "rejected": "BAD", "ID": 1}],
     "Axolotl's": [{"system": "", "input": "Why?", **PAIR}],
 }
 """Beginning of a row of the table -> rows of that dataset."""

@@ -158,6 +158,25 @@ def test_scores_of_chosen_and_rejected_that_are_against_many_choices_are_told(ag
     assert not told([row | {"label": 0.0} for row in rows]), "a label says which is better"
 
 
+def test_ratings_of_both_sides_by_any_name_are_looked_at() -> None:
+    for first, second in (("chosen_reward", "rejected_reward"), ("rm_score_chosen", "rm_score_rejected")):
+        rows = [PAIR | {first: 1.0, second: 2.0 + n} for n in range(6)]
+        assert f"{second} is above {first} in 6 of the first 6 rows" in told(rows)[0]
+        assert not told([PAIR | {first: 3.0, second: 2.0} for _ in range(6)])
+    assert not told([PAIR | {"chosen_model_elo": 1, "rejected_model_elo": 2}]), "of models, not of replies"
+
+
+@pytest.mark.parametrize("flag", ["margin", "strength"])
+def test_margins_and_strengths_with_their_sign_turned_are_told(flag: str) -> None:
+    def lines(values: list[Any]) -> list[str]:
+        return told([PAIR | {"m": value} for value in values], **{f"{flag}_column": "m"})
+
+    (line,) = lines([-1.5, "-2", 3, None])
+    assert f"m is below 0 in 2 of the first 3 rows, which are dropped: a {flag} says by how much" in line
+    assert lines([1, 2, 0]) == lines([-1] + [1] * 10) == lines(["a", None]) == []
+    assert not told([PAIR | {"m": -1}])
+
+
 def test_ranks_that_are_read_as_scores_are_told() -> None:
     rows = [{"prompt": "q", "responses": ["a", "b", "c"], "ranks": [3, 1, 2]}]
     assert "ranks are read as scores: the reply with the largest number counts" in told(rows, scores_column="ranks")[0]

@@ -16,7 +16,7 @@ from rewardlab.core.terminal import number_of, quoted, short
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source
 from rewardlab.data.formats.mapping import choice_of, unpacked
-from rewardlab.data.formats.places import PLACES, place_of, words_of
+from rewardlab.data.formats.places import PLACES, VERDICT, place_of, words_of
 from rewardlab.data.judgements import SCORES
 from rewardlab.data.readers import read_source
 from rewardlab.data.rows import Row, UnreadRow
@@ -24,12 +24,6 @@ from rewardlab.data.rows import Row, UnreadRow
 logger = logging.getLogger("rewardlab")
 ROWS: Final = 256
 """How many rows of a dataset are looked at."""
-VERDICT: Final = re.compile(
-    r"(human_|gold_)?(better|choice|judge?ment|preference|preferred|verdict|vote|winner)"
-    r"(_(id|index|label|side|answer|completion|output|reply|response))?",
-    re.IGNORECASE,
-)
-"""Columns that say in other files which of two replies is preferred."""
 SAID: Final = frozenset(
     {"best", "better", "choice", "judgement", "judgment", "overall", "preference", "preferences", "preferred", "safer"}
     | {"verdict", "vote", "votes", "winner", "wins"}
@@ -84,7 +78,7 @@ def other_winners(rows: Sequence[Row], reading: ReadingConfig) -> list[str]:
     """Return a line for each thing in rows that may say another winner than the one that is read."""
     sides = reading.own_columns.get("chosen", "chosen"), reading.own_columns.get("rejected", "rejected")
     pairs = [row for row in rows if all(side in row for side in sides)]
-    found = [*_ranks(rows, reading), *_names(pairs, sides), *_numbers(pairs, sides, reading)]
+    found = [*_ranks(rows, reading), *_names(pairs, sides), *_numbers(pairs, sides, reading), *_below_0(rows, reading)]
     if "label" in reading.own_columns or any({"label", "labels"} & row.keys() for row in pairs):
         return found
     return [*found, *_verdicts(pairs, sides, reading), *_ratings(pairs, sides)]
@@ -151,7 +145,8 @@ def _rated(rows: Sequence[Row], place: tuple[str, str]) -> list[tuple[str, str]]
     names, found = {name for row in rows for name in row}, []
     for name in sorted(names):
         words = words_of(name)
-        if not RATINGS & set(map(str.casefold, words)):
+        said = set(map(str.casefold, words))
+        if not RATINGS & said or "model" in said:  # how good the models are that wrote the replies
             continue
         others = (
             "".join([*words[:at], place[1], *words[at + 1 :]]) for at, word in enumerate(words) if word == place[0]
@@ -164,7 +159,9 @@ def _ratings(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
     """Yield a line for each two columns that rate the second reply higher: in more than a few rows, or in any where the
     names of the replies do not say which is better."""
     place = place_of(*sides)
-    for pair in (*SCORES, *(_rated(rows, place) if place else ())):
+    for pair in dict.fromkeys(
+        (*SCORES, *_rated(rows, ("chosen", "rejected")), *(_rated(rows, place) if place else ()))
+    ):
         numbers = [(to_float(row.get(pair[0])), to_float(row.get(pair[1]))) for row in rows]
         rated = [both for both in numbers if all(map(math.isfinite, both))]
         against = sum(first < second for first, second in rated)
@@ -190,6 +187,19 @@ def _numbers(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfig
             f"means {sides[1]}. If it is the number of the better reply, give --map-label 0=1 1=0; if it is not, "
             f"--map-label 1=1 0=0 says so."
         )
+
+
+def _below_0(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line for a column of margins or strengths that is below 0 in many rows."""
+    for flag, name in (("margin", reading.margin_column), ("strength", reading.strength_column)):
+        numbers = [number for row in rows if name and math.isfinite(number := to_float(row.get(name)))]
+        below = sum(number < 0 for number in numbers)
+        if below > MOST_AGAINST * len(numbers):
+            yield (
+                f"{name} is below 0 in {below} of the first {number_of(len(numbers), 'row')}, which are dropped: a "
+                f"{flag} says by how much the better reply is better. If it is the other reply's score minus that "
+                f"reply's, turn its sign round; if the other reply is the better one there, turn the replies round."
+            )
 
 
 def _ranks(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from operator import itemgetter
 from typing import Final
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import is_number
+from rewardlab.core.terminal import quoted
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.instructed import ALPACA, OPENAI, SHAREGPT, SWIFT
 from rewardlab.data.formats.judged import JUDGED
@@ -25,7 +27,7 @@ from rewardlab.data.formats.kwise import (
 )
 from rewardlab.data.formats.lone import UNPAIRED, UNPAIRED_CONVERSATIONS, lone
 from rewardlab.data.formats.mapping import mapped, require_columns
-from rewardlab.data.formats.places import REPLIES, exported, flags_for, two_replies
+from rewardlab.data.formats.places import REPLIES, VERDICT, by_name, exported, flags_for, two_replies
 from rewardlab.data.formats.plain import LONG_FORM, PAIRS, WHOLE
 from rewardlab.data.formats.published import (
     ARENA,
@@ -91,6 +93,8 @@ RATINGS: Final = ("rating", "ratings")
 NO_NUMBERS: Final = frozenset({"chosen", "prompt", "rejected", "response", "responses", "scores"})
 """Columns that hold texts or lists: one of which the values are numbers, or true and false, is none of them."""
 
+OTHER_CHOSEN: Final = frozenset({"accepted", "preferred"})
+"""What others call `chosen` beside `rejected`."""
 SENTENCE: Final = 3
 """Fewest spaces by which the name of a column is told to be the text of a row."""
 
@@ -125,13 +129,16 @@ def _near(names: Sequence[str], row: Row) -> dict[str, str]:
     near = {name: meant for name, meant in near.items() if not (meant in NO_NUMBERS and _is_number(row.get(name)))}
     # Two columns that resemble the same one say nothing.
     near = {name: meant for name, meant in near.items() if list(near.values()).count(meant) == 1}
-    # Two replies that resemble those of some format are not misspelt.
-    return {} if set(near) <= set(two_replies(row) or ()) else near
+    # Two replies that resemble those of some format are not misspelt. That they stand beside each other tells more than
+    # that another column resembles one, unless that one is all that a format lacks.
+    if (sides := two_replies(row)) and not any(schema.fits([*names, *near.values()]) for schema in SCHEMAS):
+        return {}
+    return {} if set(near) <= set(sides or ()) else near
 
 
 def _hint(row: Row, names: Sequence[str], near: Mapping[str, str], reading: ReadingConfig) -> str:
     """Return what to do with columns that match no format, as a sentence after a space; nothing if that is unknown."""
-    if told := exported(row):
+    if told := exported(row) or by_name(names):
         return f" {told}"
     if rated := _rating(row, reading.attribute_weights):
         named = "" if "response" in row else " --response-column completion"
@@ -144,7 +151,9 @@ def _hint(row: Row, names: Sequence[str], near: Mapping[str, str], reading: Read
     if near:
         return f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant."
     if flags := flags_for(row):
-        label = "" if "label" in row else " --label-column COLUMN"
+        verdicts = [name for name in names if VERDICT.fullmatch(name)]
+        column = quoted(verdicts[0]) if len(verdicts) == 1 else "COLUMN"
+        label = "" if "label" in row else f" --label-column {column}"
         return f" If these are two replies and a verdict on them, give {flags}{label} --map-label FIRST=1 SECOND=0."
     # Of names of columns none is a sentence: then it is the first row that was read as the header.
     if any(name.count(" ") >= SENTENCE for name in names):
@@ -244,9 +253,21 @@ def meant_column(name: str, present: Collection[str]) -> str | None:
         return None if "prompt" in present else "prompt"
     if name.strip().casefold() in RATINGS:
         return None if "scores" in present else "scores"
-    known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))
     words = set(re.split(r"[^a-z]+", name.casefold()))
+    known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))
+    # `prompt_id` holds no prompt, and `edited_response` is not the rejected one.
+    known = {column: None for column in known if _may_be(words, column)}
+    if "chosen" not in present and "rejected" in present and name.casefold() in OTHER_CHOSEN:
+        return "chosen"
     for side in ("chosen", "rejected"):
         if name != side and side not in present and side in words and words <= {side, *REPLIES}:
             return side
     return resembling(name, known, present)
+
+
+def _may_be(words: Collection[str], column: str) -> bool:
+    """Return whether a name with these words may be a column misspelt: it says which side it is, and is a number of
+    something, where the column is."""
+    own = column.casefold().split("_")
+    sides = [side for side in ("chosen", "rejected") if side in own]
+    return ("id" in words) <= ("id" in own) and all(get_close_matches(side, words, n=1, cutoff=0.75) for side in sides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations, zip_longest
 from typing import Final
 
@@ -16,6 +16,12 @@ REPLIES: Final = frozenset({"answer", "completion", "message", "messages", "outp
 """Words that people put into names of columns that hold replies."""
 ASKED: Final = ("question", "instruction")
 """Columns that hold the prompt of such rows, if none is called so."""
+VERDICT: Final = re.compile(
+    r"(human_|gold_)?(better|choice|judge?ment|preference|preferred|verdict|vote|winner)"
+    r"(_(id|index|label|side|answer|completion|output|reply|response))?",
+    re.IGNORECASE,
+)
+"""Columns that say in other files which of two replies is preferred."""
 CHOSEN_BY: Final = "pairwise"
 """The type of Label Studio's result of a choice between two."""
 
@@ -48,6 +54,44 @@ def flags_for(row: Row) -> str | None:
     asked = next((name for name in ASKED if name in row), None) if "prompt" not in row else None
     named = [] if asked is None else [f"--prompt-column {asked}"]
     return " ".join([*named, f"--chosen-column {quoted(sides[0])} --rejected-column {quoted(sides[1])}"])
+
+
+OF_DATASETS: Final[Mapping[frozenset[str], str]] = {
+    frozenset(columns.split()): told
+    for columns, told in (
+        (
+            "conversation_history opening_prompt",
+            "These are conversations of PRISM, of which a function on {page} makes a row of each turn.",
+        ),
+        (
+            "interaction_id user_prompt model_response if_chosen",
+            "These are utterances of PRISM, which lack the turns "
+            "before them: take its conversations, of which a function on {page} makes a row of each turn.",
+        ),
+        (
+            "message_id parent_id text rank",
+            "These are messages of OpenAssistant, of which a function on {page} makes a "
+            "row of each message with ranked replies.",
+        ),
+        (
+            "context good_edited_response bad_edited_response",
+            "Give --prompt-column context --chosen-column good_edited_response --rejected-column bad_edited_response.",
+        ),
+        (
+            "context original_response edited_response",
+            "If the edited reply is to be the better one, give "
+            "--prompt-column context --chosen-column edited_response --rejected-column original_response.",
+        ),
+    )
+}
+"""Columns that tell a public dataset -> what to do with it."""
+PAGE: Final = "docs/more-datasets.md in rewardlab's repository"
+
+
+def by_name(names: Iterable[str]) -> str | None:
+    """Return what to do with rows of a public dataset that is known by these columns; None for any other."""
+    columns = set(names)
+    return next((told.format(page=PAGE) for known, told in OF_DATASETS.items() if known <= columns), None)
 
 
 def exported(row: Row) -> str | None:
