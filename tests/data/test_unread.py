@@ -85,3 +85,28 @@ def test_names_of_messages_are_told_where_the_template_writes_them(told: Any) ->
 def test_a_system_prompt_of_a_later_row_is_told(told: Any) -> None:
     (line,) = told([{"system_prompt": None}, {"system_prompt": "Be brief."}])
     assert line == "the column system_prompt is not read; where it is called system, it becomes the first turn."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "mark"),
+    [
+        ("<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n", "<|im_start|>"),
+        ("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhy?", "<|start_header_id|>"),
+        ("<|prompter|>Why?<|endoftext|><|assistant|>", "<|prompter|>"),
+        ("prompter: Why?\nassistant: Hm.\nprompter: So?", "prompter:"),
+        ("<s>[INST] Why? [/INST]", "[INST]"),
+        ("<bos><start_of_turn>user\nWhy?<end_of_turn>", "<start_of_turn>"),
+        ("BEGINNING OF CONVERSATION: USER: Why? ASSISTANT:", "USER:"),
+    ],
+)
+def test_prompts_that_a_chat_template_has_written_already_are_told(told: Any, prompt: str, mark: str) -> None:
+    (line,) = told([{"prompt": prompt}] * 2 + [{}])
+    assert f'marks such as "{mark}", in 2 of the first 3 rows. Such a text is read as one turn of the user' in line
+    assert not told([{"prompt": prompt}] + [{}] * 2), "a text that speaks of them"
+    assert not told([{"prompt": prompt}], chat_template="concat"), "texts stay as they are"
+    assert not told([{"prompt": [{"role": "user", "content": prompt}]}]), "turns already"
+
+
+def test_words_that_look_like_turns_are_not_told(told: Any) -> None:
+    for prompt in ("What does the USER: do?", "Human: Why?", "Is [INS] a mark? user: no", "A prompter: who?"):
+        assert not told([{"prompt": prompt}] * 3)

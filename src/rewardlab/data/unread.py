@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import to_float
-from rewardlab.core.terminal import quoted
+from rewardlab.core.terminal import number_of, quoted
 from rewardlab.core.types import Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import ReadingConfig
@@ -28,6 +29,14 @@ SYSTEM: Final = ("system_prompt", "system_message")
 """Columns that others put before the prompt."""
 ARGUMENTS: Final = "chat_template_kwargs"
 """The column of arguments that others give to the chat template, each row its own."""
+PROMPTS: Final = ("prompt", "instruction", "question", "input")
+"""Columns that hold the prompt."""
+MARKS: Final = re.compile(
+    r"<\|(?:im_start|prompter|start_header_id|user)\|>|<start_of_turn>|\[INST\]|<｜User｜>|\A\s*prompter: "
+    r"|\bUSER: (?=.*\bASSISTANT:\s*\Z)",
+    re.DOTALL,
+)
+"""What chat templates write before a turn of the user. A text may speak of a mark, but not most texts of a dataset."""
 TURN: Final = ("role", "content", "from", "value")
 """What is read of a message."""
 
@@ -51,7 +60,22 @@ def unread(rows: Sequence[Row], reading: ReadingConfig, renderer: Renderer) -> l
         for name in _fields(rows, renderer)
     )
     told = [*_numbers(rows[:1], reading), *_arguments(rows, reading, renderer), *_system(rows, reading)]
-    return [*told, *fields]
+    return [*told, *fields, *([] if renderer.spec.joins_texts else _marks(rows, reading))]
+
+
+def _marks(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line if a chat template has written the prompts of most rows already."""
+    asked = reading.own_columns.get("prompt")
+    for name in PROMPTS if asked is None else (asked,):
+        texts = [value for row in rows if isinstance(value := row.get(name), str)]
+        found = [mark for text in texts if (mark := MARKS.search(text))]
+        if 2 * len(found) > len(texts):
+            yield (
+                f"the column {name} holds turns that a chat template has written, with marks such as "
+                f"{show(found[0][0].strip())}, in {len(found)} of the first {number_of(len(texts), 'row')}. Such a "
+                f"text is read as one turn of the user, marks and all, and this model's template is written around it. "
+                f"Write the turns as messages, or keep the texts as they are by --chat-template concat."
+            )
 
 
 def _numbers(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
