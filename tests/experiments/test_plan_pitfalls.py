@@ -41,6 +41,18 @@ def test_arms_that_cut_their_rows_differently_are_judged_on_the_same(tmp_path: P
     assert not told(tmp_path, with_arm("max_seq_len: 64"), "warning")
 
 
+def test_defaults_of_trl_that_a_plan_does_not_take_are_told(tmp_path: Path) -> None:
+    (line,) = [one for one in told(tmp_path, with_arm("compat: trl"), "warning") if "compat" in one]
+    assert line.startswith("arm smooth: compat: trl fills in none of TRL's defaults in a plan. Write those that are ")
+    assert "max_seq_len: 1024, truncation: drop, " in line
+    assert not [name for name in ("seed:", "epochs:", "lora_rank:") if name in line], "they do nothing here, or differ"
+    meant = line.partition("meant: ")[2].replace("label_smoothing: 0, ", "")
+    whole = with_arm(f"compat: trl, {meant}").replace("label_smoothing: 0.05, compat", "label_smoothing: 0, compat")
+    assert not [one for one in told(tmp_path, whole, "warning") if "compat" in one]
+    adapters = [one for one in told(tmp_path, with_arm("compat: trl, lora: true"), "warning") if "compat" in one]
+    assert "lora_target_modules: peft-default" in adapters[0]
+
+
 def test_rows_drawn_by_every_seed_are_told(tmp_path: Path) -> None:
     text = PLAN.replace("steps: 400}", "steps: 400, eval_limit: 15}")
     assert [one for one in told(tmp_path, text, "warning") if one.startswith("eval_limit: each seed draws its own 15")]

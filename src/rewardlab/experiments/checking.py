@@ -27,6 +27,7 @@ from rewardlab.experiments.pitfalls import (
     about_reach,
     about_slurm,
     about_test_rows,
+    about_trl,
     about_values,
     ranges_in,
     unpinned,
@@ -96,6 +97,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
         *about_shared_rows(runs),
         *about_models(runs, look),
         *about_test_rows(runs),
+        *about_trl(runs),
     ]
     claims: dict[str, Claim] = {}
     for name, hypothesis in plan.hypotheses.items():

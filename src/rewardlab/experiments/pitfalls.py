@@ -26,6 +26,8 @@ from rewardlab.experiments.slurm_config import SlurmConfig, literal_values, secr
 from rewardlab.model.config import BUILTIN_NAMES, looks_local, misspelt_builtin
 from rewardlab.model.hub import at_revision
 from rewardlab.training.settings.config import interval_of
+from rewardlab.training.settings.conventions import TRL
+from rewardlab.training.settings.trl_file import show as shown
 
 Level = Literal["error", "warning"]
 HUB_TIMEOUT_S: Final = 5.0
@@ -136,6 +138,33 @@ def _overlapping(place: str, others: Iterable[str]) -> str:
         if place == other or place.startswith(f"{other[:-1]}[") or other.startswith(f"{place[:-1]}["):
             return other
     return ""
+
+
+def about_trl(runs: Sequence[Run]) -> Iterator[Problem]:
+    """Yield a warning for each arm with `compat: trl` and settings that are not TRL's: a plan has all its settings by
+    its own defaults, so that none is left for TRL's."""
+    arms = {run.arm: run.settings for run in runs if run.settings.get("compat") == "trl" and not run.program}
+    for arm, settings in arms.items():
+        others = [
+            f"{name}: {shown(value)}"
+            for name, value in TRL.items()
+            if name != "seed" and _as_list(settings.get(name)) != _as_list(value) and _counts(name, settings)
+        ]
+        if others:
+            yield Problem(
+                level="warning",
+                text=f"arm {arm}: compat: trl fills in none of TRL's defaults in a plan. Write those that are meant: "
+                f"{', '.join(others)}",
+            )
+
+
+def _as_list(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _counts(name: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether a setting does anything among these."""
+    return bool(settings.get("lora")) if name.startswith("lora_") else name != "epochs" or settings.get("steps") is None
 
 
 def about_test_rows(runs: Sequence[Run]) -> Iterator[Problem]:
