@@ -171,6 +171,16 @@ def test_columns_that_look_like_nothing_get_no_hint(tmp_path: Path) -> None:
         load(write(tmp_path / "a.jsonl", [{"question": "x", "id": 1}]))
 
 
+@pytest.mark.parametrize("reading", [{}, {"prompt_column": "question"}, {"map_label": ("A=1",)}])
+def test_a_table_whose_first_row_is_read_as_its_header_is_refused_in_few_words(tmp_path: Path, reading) -> None:
+    texts = ["Why? " * 100_000, *(f"a{number} " * 100 for number in range(1000))]
+    (tmp_path / "a.csv").write_text("\n".join([",".join(texts)] * 2), encoding="utf-8")
+    with pytest.raises(DataError, match=r"'Why\? Why") as caught:
+        load(tmp_path / "a.csv", **reading)
+    assert " and 977 more" in str(caught.value)
+    assert len(str(caught.value)) < 3000
+
+
 def test_plain_texts_whose_prompt_column_is_misspelt_are_told_so(tmp_path: Path) -> None:
     rows = [{"Prompt": "Why?", "chosen": "a", "rejected": "b"}]
     with pytest.raises(DataError, match=r"no_prompt: 1 .*is the column 'Prompt' the 'prompt'\?"):

@@ -16,6 +16,7 @@ import numpy as np
 
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.spec import CUT_FEWEST, CUT_MIDDLE, REFUSING, STOP, RendererSpec, why_no_model
+from rewardlab.core.terminal import brief
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.cutting import cut, cut_middle
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
@@ -406,7 +407,7 @@ def to_messages(messages: Sequence[object]) -> Conversation:
                 raise RenderError(f"a message needs a role and a text as content, {had}.")
             message = Message(roles.get(role, role), content)
         if message.role not in ROLES:
-            raise RenderError(f"unknown role {message.role!r}. Roles are {', '.join(ROLES)}.")
+            raise RenderError(f"unknown role {brief(message.role)}. Roles are {', '.join(ROLES)}.")
         turns.append(message)
     return tuple(turns)
 

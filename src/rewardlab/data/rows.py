@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from rewardlab.core.files import to_float
+from rewardlab.core.terminal import brief, listed
 from rewardlab.core.types import Conversation, Message
 
 Row = Mapping[str, object]
@@ -71,6 +72,8 @@ BESIDE_CONTENT: Final = ("tool_calls", "function_call", "reasoning_content", "re
 ROLES = {name: name for name in ("system", "user", "assistant", "tool")}
 SHAREGPT_ROLES = {**ROLES, "human": "user", "gpt": "assistant"}
 SHOWN_CHARACTERS = 60
+MOST_COLUMNS: Final = 24
+"""Columns that a message names."""
 LONGEST_LABEL: Final = 40
 """Characters of a label that `--map-label` would name; longer texts are none."""
 _REPLY_MARK = "\n\nAssistant:"
@@ -418,6 +421,11 @@ def read_name(value: object) -> str:
 def text_key(reply: Conversation) -> tuple[tuple[str, str], ...]:
     """Return a key that is equal for replies that differ only in the white space around their turns."""
     return tuple((turn.role, turn.content.strip()) for turn in reply)
+
+
+def columns_shown(names: Iterable[object]) -> str:
+    """Return the names of columns for a message. Where a table has no header, each is a whole text of its first row."""
+    return listed([brief(name) for name in names], MOST_COLUMNS)
 
 
 def show(value: object) -> str:

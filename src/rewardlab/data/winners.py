@@ -106,8 +106,8 @@ def _verdicts(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfi
         if len(words) > 1 and (few or is_scale):
             shown = ", ".join(map(short, words[:SHOWN])) + (", …" if len(words) > SHOWN else "")
             yield (
-                f"the column {name} is not read: the reply in {sides[0]} counts as the better one in every row. If "
-                f"{name} ({shown}) says which of the two is, name it with --label-column "
+                f"the column {short(name)} is not read: the reply in {sides[0]} counts as the better one in every row. "
+                f"If {short(name)} ({shown}) says which of the two is, name it with --label-column "
                 f"{quoted(name)}, and with --map-label VALUE=1 what means {sides[0]}, with VALUE=0 what means "
                 f"{sides[1]}, with VALUE=0.5 a tie."
             )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import provenance, versions_of
-from rewardlab.core.terminal import listed, plural
+from rewardlab.core.terminal import listed, plural, short
 from rewardlab.core.types import Preference
 from rewardlab.curation.config import RowsConfig
 from rewardlab.curation.rewriting import files_of
@@ -114,7 +114,7 @@ class Reading:
             logger.info(
                 "data: %s: not written, since they are no part of a preference: the columns %s",
                 self.source.label,
-                listed(lost),
+                listed(list(map(short, lost))),
             )
 
 

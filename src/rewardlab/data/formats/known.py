@@ -11,7 +11,7 @@ from typing import Final
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import is_number
-from rewardlab.core.terminal import quoted
+from rewardlab.core.terminal import brief, quoted
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.instructed import ALPACA, OPENAI, SHAREGPT, SWIFT
 from rewardlab.data.formats.judged import JUDGED
@@ -42,7 +42,7 @@ from rewardlab.data.formats.published import (
 from rewardlab.data.formats.schema import Schema, resembling
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST
 from rewardlab.data.formats.voted import HELPSTEER2_PREFERENCE, HELPSTEER3, LABELLED
-from rewardlab.data.rows import Row, UnusableRowError
+from rewardlab.data.rows import Row, UnusableRowError, columns_shown
 
 MOST_NEAR: Final = 3
 """Formats that a message names for columns that match none."""
@@ -113,7 +113,7 @@ def recognise(columns: Iterable[str] | Row, place: str, reading: ReadingConfig =
             return known
     row = columns if isinstance(columns, Mapping) else {}
     near = _near(names, row)
-    found = ", ".join(map(repr, names)) or "(none)"
+    found = columns_shown(names) or "(none)"
     hint = _hint(row, names, near, reading)
     raise DataError(
         f"{place}: the columns {found} match no known schema of preferences.{hint} The nearest formats: "
@@ -145,9 +145,10 @@ def _hint(row: Row, names: Sequence[str], near: Mapping[str, str], reading: Read
         # A rank is better the smaller it is.
         said, weight = ("rank", -1.0) if "rank" in rated.casefold() else ("rating", 1.0)
         weight = reading.attribute_weights.get(rated, weight)
-        return f" If each row is one reply with a {said} in {rated!r}, give --attributes {rated}={weight:g}{named}."
+        flag = quoted(f"{rated}={weight:g}")
+        return f" If each row is one reply with a {said} in {brief(rated)}, give --attributes {flag}{named}."
     if inside := _inside(row):
-        return f" The columns of {inside[1]} are inside {inside[0]!r}: make what is in it the rows."
+        return f" The columns of {inside[1]} are inside {brief(inside[0])}: make what is in it the rows."
     if near:
         return f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant."
     if flags := flags_for(row):

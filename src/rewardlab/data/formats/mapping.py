@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_float
+from rewardlab.core.terminal import short
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, is_absent, label_word, show
+from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, columns_shown, is_absent, label_word, show
 
 LISTS = ("responses", "scores", "label")
 """Columns whose text may be a list (of labels, also an object) as JSON, as CSV files have it."""
@@ -47,12 +48,12 @@ def require_columns(row: Row, reading: ReadingConfig, place: str) -> None:
     for name, own in reading.own_columns.items():
         if own not in row:
             raise DataError(
-                f"{place}: --{name}-column {own}: there is no such column. There are: {', '.join(map(repr, row))}."
+                f"{place}: --{name}-column {short(own)}: there is no such column. There are: {columns_shown(row)}."
             )
     if reading.map_label and reading.label_column is None and not {"label", "labels"} & row.keys():
         raise DataError(
             f"{place}: --map-label: there is no column 'label' or 'labels'. Name yours with --label-column; there are: "
-            f"{', '.join(map(repr, row))}."
+            f"{columns_shown(row)}."
         )
 
 
