@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import chat_server
 from chat_server import ChatServer, chatting, reply_of
 from killing import killed_while_keeping, run_program
 from rewardlab.cli import main
@@ -133,6 +135,26 @@ def test_a_log_probability_that_is_no_number_is_left_out(prompts, url, server) -
     lacking = [row for row in read_gold_rows(found.place.rows) if "logprob" not in row.samples[0]]
     assert len(lacking) == 1
     assert lacking[0].responses[0]
+
+
+def test_what_no_server_should_say_of_its_model_and_tokens_ends_nothing(prompts, url, server, monkeypatch) -> None:
+    """The name of a model has half a surrogate pair, its root is NaN, and counts and log-probabilities overflow."""
+    server.models, server.root = ("tiny\ud800",), math.nan
+    real = chat_server._answer
+
+    def hostile(*asked: Any) -> dict[str, Any]:
+        answer = real(*asked)
+        answer["usage"] = {"completion_tokens": 10**400, "prompt_tokens": -1}
+        answer["choices"][0]["logprobs"] = {"content": [{"logprob": -1e308}] * 20}
+        return answer
+
+    monkeypatch.setattr(chat_server, "_answer", hostile)
+    found = sample(config(prompts, url))
+    assert {body["model"] for body in server.asked} == {"tiny\ud800"}
+    for row in read_gold_rows(found.place.rows):
+        assert all(row.responses)
+        assert not any({"tokens", "logprob"} & facts.keys() for facts in row.samples)
+    assert found.counts["replies"] == 36
 
 
 @pytest.mark.slow

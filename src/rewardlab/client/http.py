@@ -31,6 +31,7 @@ from rewardlab.client.config import ClientConfig
 from rewardlab.client.failures import BadAnswerError, RefusedError, UnavailableError
 from rewardlab.client.reaching import LOOK, by_proxy, lasting, opened, proxy_of
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import encodable
 from rewardlab.core.terminal import visible
 
 AGAIN: Final = (408, 429)
@@ -145,7 +146,7 @@ class Http:
         Raises UnavailableError, RefusedError for a status of 4xx (RefusedError.status), or BadAnswerError if the answer
         is not JSON.
         """
-        content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        content = encodable(json.dumps(body, ensure_ascii=False, allow_nan=False)).encode()
         return await self._ask("POST", path, content, headers or {})
 
     async def close(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rewardlab.core.errors import ConfigError, EndpointError
-from rewardlab.core.files import is_number
+from rewardlab.core.files import is_number, to_json
+from rewardlab.core.terminal import listed, short
 from rewardlab.core.types import Conversation
 from rewardlab.gold.files.rows import HALF, is_encodable
 from rewardlab.gold.pool import PassingError
@@ -23,6 +24,10 @@ OF_THE_REQUEST: Final = (400, 413, 422)
 BROKEN_OFF: Final = ("abort", "error", "cancelled")
 """Words of servers for why a reply ended, where it is only a part of what the model would have written."""
 NEEDED: Final = ("httpx2", "stamina")
+MOST_TOKENS: Final = 1 << 40
+"""More tokens than any prompt or reply has."""
+LEAST_LOGPROB: Final = -1e15
+"""Less than any log-probability of a token. The sum of larger ones is finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +77,17 @@ class ChatApi:
         no name is given, not exactly one.
         """
         values = (await self._http.get(MODELS)).values
-        listed = values.get("data") if isinstance(values, dict) else None
-        if not isinstance(listed, list) or not all(isinstance(one, dict) and "id" in one for one in listed):
+        models = values.get("data") if isinstance(values, dict) else None
+        if not isinstance(models, list) or not all(isinstance(one, dict) and "id" in one for one in models):
             raise EndpointError(f"GET {self.url}{MODELS}: is not a list of models. Is this a server with OpenAI's API?")
-        named = {str(one["id"]): one for one in listed}
+        named = {str(one["id"]): one for one in models}
         if self.model is None and len(named) != 1:
-            raise ConfigError(f"{self.url} serves {', '.join(named) or 'no model'}. Name one: --served-model-name.")
+            raise ConfigError(f"{self.url} serves {_names(named) or 'no model'}. Name one: --served-model-name.")
         self.model = self.model or next(iter(named))
         if self.model not in named:
-            raise ConfigError(f"{self.url} has no model {self.model!r}; it serves {', '.join(named)}.")
+            raise ConfigError(f"{self.url} has no model {self.model!r}; it serves {_names(named)}.")
         about = named[self.model]
-        told = {name: about[name] for name in ("root", "max_model_len", "meta") if about.get(name) is not None}
+        told = {name: about[name] for name in ("root", "max_model_len", "meta") if _is_json(about.get(name))}
         self.identity = {"model": self.model, **told}
 
     async def complete(self, messages: Conversation | Sequence[Mapping[str, str]], **parameters: Any) -> Completion:
@@ -134,8 +139,21 @@ def _completion(values: Any, where: str) -> Completion:
     )
 
 
+def _names(models: Iterable[str]) -> str:
+    return listed(list(map(short, models)))
+
+
+def _is_json(value: object) -> bool:
+    """Return whether there is a value, and one that JSON can hold: not NaN, which some servers write."""
+    try:
+        return value is not None and bool(to_json(value))
+    except (ValueError, RecursionError):
+        return False
+
+
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """Return a number of tokens; None for anything else, also for more than any reply has."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None
 
 
 def _logprob(given: Any) -> float | None:
@@ -147,5 +165,5 @@ def _logprob(given: Any) -> float | None:
     if not isinstance(tokens, list) or not tokens:
         return None
     found = [token.get("logprob") if isinstance(token, dict) else None for token in tokens]
-    numbers = [float(one) for one in found if is_number(one) and one <= 1e-6]
+    numbers = [float(one) for one in found if is_number(one) and LEAST_LOGPROB <= one <= 1e-6]
     return math.fsum(numbers) if len(numbers) == len(found) else None
