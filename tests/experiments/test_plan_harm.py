@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from rewardlab.commands import plan as commands
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import read_summed_json, write_summed_json
 from rewardlab.experiments import running
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.expressions import Term
@@ -131,6 +133,29 @@ def test_a_record_that_is_damaged_stops_nothing_but_its_run(tmp_path: Path) -> N
     do_all(study, study.runs[:1])
     assert record_of(study, study.runs[0]).is_over
     assert open_study(study.folder).entries[-1]["test_reads"], "what lay in its folder was read before"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("state", "paused", "state: expected one of waiting, running, .*, found a text, 'paused'"),
+        ("attempts", None, "attempts: expected a whole number, found null"),
+        ("started", "2001-99-99", "started: expected a time such as .*, found a text, '2001-99-99'"),
+        ("ended", "2026-01-01", "ended: expected a time such as .*, found a text, '2026-01-01'"),
+        ("test_reads", [{"time": ""}], r"test_reads\[0\].scores: is missing; expected a text"),
+        ("data", [], "data: expected an object or null, found a list"),
+        ("log", {}, "log: expected a text or null, found an object"),
+    ],
+)
+def test_a_record_with_a_value_that_no_run_writes_is_damaged_and_named(field, value, told, tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    do_all(study, study.runs[:2])
+    path = study.folder / "records" / f"{study.runs[0].name}.json"
+    write_summed_json(path, read_summed_json(path) | {field: value})
+    found = status_of(study, Queue(runs={}, others={}))
+    assert "1 done, 7 waiting, 1 damaged of 9 runs" in text_report(found)
+    assert re.search(f"its record cannot be read: .*json: {told}. It was changed", found.runs[0].message)
+    assert ("plain/seed_0", "damaged") in [(one.run, one.state) for one in summarise(study).progress.unfinished]
 
 
 def test_test_data_read_by_a_run_that_was_killed_before_its_record_are_on_record(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from rewardlab.core.config import from_mapping, read_settings, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import read_summed_json, sha256_file, sha256_json, write_summed_json
+from rewardlab.core.schema import Refusal, shown, typed
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.terminal import brief, listed
 from rewardlab.data.config import USUAL_LENGTH
@@ -58,21 +60,71 @@ class RunRecord:
         return self.state == "done"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """When the test data were read, in the file of a run."""
+
+    time: str
+    scores: str
+    model: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Waiting:
+    """What is needed of the file of a run that is to begin anew, with its types."""
+
+    state: State
+    message: str
+    test_reads: list[_Read]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun(_Waiting):
+    """What is needed of the file of any other run."""
+
+    settings: str
+    attempts: int
+    host: str
+    process: int
+    process_began: str
+    started: str
+    ended: str
+    slurm_job: str
+    data: dict[str, str] | None = None
+    log: str | None = None
+
+
 def record_of(study: Study, run: Run) -> RunRecord:
     """Return how a run went, as far as its file can be read."""
     path = _path(study, run)
     if not path.is_file():
         return RunRecord(state="waiting")
     try:
-        return _record(read_summed_json(path), run, study)
-    except (DataError, KeyError, ValueError) as error:
-        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        return RunRecord(state="damaged", message=f"its record cannot be read: {why}")
+        values = read_summed_json(path)
+        _require_sound(values, path)
+        return _record(values, run, study)
+    except DataError as error:
+        return RunRecord(state="damaged", message=f"its record cannot be read: {error}")
 
 
 def undone(study: Study, runs: Iterable[Run]) -> list[Run]:
     """Return the runs that are not done."""
     return [run for run in runs if not record_of(study, run).is_over]
+
+
+def _require_sound(values: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError for a file of a run that lacks something, or holds something of another type, or no times."""
+    refusal = Refusal(error=DataError, remedy="It was changed, or written by another version.")
+    if typed(_Waiting, values, where=str(path), refusal=refusal, open_ended=True).state == "waiting":
+        return
+    written = typed(_Begun, values, where=str(path), refusal=refusal, open_ended=True)
+    for name, text in (("started", written.started), ("ended", written.ended)):
+        try:
+            is_time = not text or datetime.fromisoformat(text).tzinfo is not None
+        except ValueError:
+            is_time = False
+        if not is_time:
+            raise refusal.of(f"{path}: {name}: expected a time such as {now()}, found {shown(text)}.")
 
 
 def _record(values: dict[str, Any], run: Run, study: Study) -> RunRecord:
@@ -87,7 +139,7 @@ def _record(values: dict[str, Any], run: Run, study: Study) -> RunRecord:
         message = "its process ended before it could say why (killed, out of memory, or stopped while it began)"
     if values["settings"] != settings_hash(run) and (other := _other_settings(study, run, str(values["settings"]))):
         state, message = "outdated", f"it was begun with other settings than the plan has now{other}"
-    elif "data" in values and (changed := changed_in(run, values["data"], study.data)):
+    elif values.get("data") is not None and (changed := changed_in(run, values["data"], study.data)):
         state, message = "outdated", f"it was begun with another {changed} than the plan has now"
     return RunRecord(
         state=state,
