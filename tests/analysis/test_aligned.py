@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -146,3 +147,57 @@ def test_the_order_of_rows_changes_nothing(order):
     assert dict(zip(found.pairs, found.difference_MN.T.tolist(), strict=True)) == dict(
         zip(wanted.pairs, wanted.difference_MN.T.tolist(), strict=True)
     )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_aligned_by_columns_is_what_a_search_for_each_comparison_finds(seed):
+    """Rankings of up to four replies, ties, labels of both sides, scores that are missing or not finite."""
+    rng = np.random.default_rng(seed)
+    labels = {(row, first): rng.choice([0.0, 0.3, 0.5, 1.0], 4).tolist() for row in range(40) for first in range(4)}
+    scored = []
+    for _ in range(3):
+        rows = [[reply for reply in range(2 + row % 3) if rng.random() < 0.97] for row in range(40)]
+        scored.append(
+            [
+                replace(
+                    ROWS[0],
+                    preference_id=f"d.jsonl:{row}",
+                    source=f"s{row % 3}",
+                    prompt_key=f"{row // 2}",
+                    reply=first,
+                    score=math.nan if rng.random() < 0.03 else float(rng.normal()),
+                    comparisons=tuple(
+                        Comparison(first=first, second=second, label=labels[row, first][second])
+                        for second in replies
+                        if second > first
+                    ),
+                )
+                for row, replies in enumerate(rows)
+                for first in replies
+            ]
+        )
+    found = align(sets(*scored), common=True)
+    score = [{(row.source, row.preference_id, row.reply): row for row in own} for own in scored]
+    wanted, missing, not_finite = {}, [0, 0, 0], [0, 0, 0]
+    for row, first, second in [(place, *two) for place in range(40) for two in combinations(range(2 + place % 3), 2)]:
+        label = labels[row, first][second]
+        preferred, other = (first, second) if label >= 0.5 else (second, first)
+        keys = [(f"s{row % 3}", f"d.jsonl:{row}", reply) for reply in (preferred, other)]
+        held = [all(key in own for key in keys) for own in score]
+        missing = [count + (any(held) and not here) for count, here in zip(missing, held, strict=True)]
+        if not all(held):
+            continue
+        gaps = [own[keys[0]].score - own[keys[1]].score for own in score]
+        finite = [math.isfinite(gap) for gap in gaps]
+        not_finite = [count + (not known) for count, known in zip(not_finite, finite, strict=True)]
+        if all(finite):
+            wanted[(*keys[0][:2], preferred, other, max(label, 1 - label))] = gaps
+    assert sum(missing) > 0 < sum(not_finite), "the rows hold what is to be left out"
+    assert dict(zip(map(tuple, found.pairs), found.difference_MN.T.tolist(), strict=True)) == wanted
+    assert [[own.get(name, 0) for name in found.names] for own in (found.missing, found.not_finite)] == [
+        missing,
+        not_finite,
+    ]
+    for pair, (preferred, other) in zip(found.pairs, found.rows, strict=True):
+        assert preferred == score[0][pair.source, pair.preference_id, pair.preferred]
+        assert other == score[0][pair.source, pair.preference_id, pair.other]

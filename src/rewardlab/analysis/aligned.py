@@ -124,24 +124,22 @@ def align(sets: Sequence[ScoreSet], *, common: bool = False) -> Aligned:
         require_computable(np.array([row.score for row in own.rows], dtype=np.float64), name=own.name)
     pairs = _judged(sets, by_key)
     missing = _require_same_rows(sets, by_key, pairs, common=common)
-    pairs = [pair for pair in pairs if all(_holds(rows, pair) for rows in by_key)]
-    difference_MN = np.array(
-        [[_score(rows, pair, pair.preferred) - _score(rows, pair, pair.other) for pair in pairs] for rows in by_key],
-        dtype=np.float64,
-    ).reshape(len(sets), len(pairs))
+    if missing:
+        pairs = [pair for pair in pairs if all(_holds(rows, pair) for rows in by_key)]
+    # Each key is made once, for all sets.
+    preferred_N = [(pair.source, pair.preference_id, pair.preferred) for pair in pairs]
+    other_N = [(pair.source, pair.preference_id, pair.other) for pair in pairs]
+    difference_MN = np.stack([_differences(rows, preferred_N, other_N) for rows in by_key])
     finite_MN = np.isfinite(difference_MN)
     first = by_key[0]
-    prompts = _prompts(sets, by_key, pairs)
+    prompts = _prompts(sets, by_key, pairs, preferred_N)
     aligned = Aligned(
         names=tuple(own.name for own in sets),
         pairs=tuple(pairs),
         difference_MN=difference_MN,
         rows=tuple(
-            (
-                _of_prompt(first[pair.source, pair.preference_id, pair.preferred], prompt),
-                first[pair.source, pair.preference_id, pair.other],
-            )
-            for pair, prompt in zip(pairs, prompts, strict=True)
+            (_of_prompt(first[preferred], prompt), first[other])
+            for preferred, other, prompt in zip(preferred_N, other_N, prompts, strict=True)
         ),
         betas=tuple(own.beta for own in sets),
         verdicts_only=tuple(own.verdicts_only for own in sets),
@@ -153,7 +151,10 @@ def align(sets: Sequence[ScoreSet], *, common: bool = False) -> Aligned:
 
 
 def _prompts(
-    sets: Sequence[ScoreSet], by_key: Sequence[Mapping[ReplyKey, ScoreRow]], pairs: Sequence[Pair]
+    sets: Sequence[ScoreSet],
+    by_key: Sequence[Mapping[ReplyKey, ScoreRow]],
+    pairs: Sequence[Pair],
+    preferred_N: Sequence[ReplyKey],
 ) -> Sequence[str]:
     """Return the prompt of each comparison: two have the same one if any set that knows prompts says so.
 
@@ -162,7 +163,7 @@ def _prompts(
     depend on which set comes first.
     """
     knowing = [rows for own, rows in zip(sets, by_key, strict=True) if own.prompts_by] or by_key[:1]
-    keys_SN = [[rows[pair.source, pair.preference_id, pair.preferred].prompt_key for pair in pairs] for rows in knowing]
+    keys_SN = [[rows[preferred].prompt_key for preferred in preferred_N] for rows in knowing]
     if all(keys_N == keys_SN[0] for keys_N in keys_SN):
         return keys_SN[0]
     from scipy.sparse import coo_array
@@ -250,13 +251,20 @@ def _judged(sets: Sequence[ScoreSet], by_key: Sequence[Mapping[ReplyKey, ScoreRo
 
 
 def _holds(rows: Mapping[ReplyKey, ScoreRow], pair: Pair) -> bool:
-    return all((pair.source, pair.preference_id, reply) in rows for reply in (pair.preferred, pair.other))
+    source, name, preferred, other, _ = pair
+    return (source, name, preferred) in rows and (source, name, other) in rows
 
 
-def _score(rows: Mapping[ReplyKey, ScoreRow], pair: Pair, reply: int) -> float:
-    score = rows[pair.source, pair.preference_id, reply].score
+def _differences(
+    rows: Mapping[ReplyKey, ScoreRow], preferred_N: Sequence[ReplyKey], other_N: Sequence[ReplyKey]
+) -> FloatArray:
+    """Return [N] the score of each preferred reply minus that of the other; NaN unless both are finite."""
+    preferred, other = (
+        np.array([rows[key].score for key in keys], dtype=np.float64) for keys in (preferred_N, other_N)
+    )
     # A difference of infinite scores would be NaN or infinite, and is never compared.
-    return score if np.isfinite(score) else np.nan
+    finite = np.isfinite(preferred) & np.isfinite(other)
+    return np.subtract(preferred, other, out=np.full(len(preferred_N), np.nan), where=finite)
 
 
 def _require_same_rows(
@@ -271,10 +279,10 @@ def _require_same_rows(
     Raises DataError if a set lacks one (without `common`), if no comparison is in all sets, or if prompts differ.
     """
     pairs = list(pairs)
-    in_all = sum(all(_holds(rows, pair) for rows in by_key) for pair in pairs)
+    lacking_S = [[pair for pair in pairs if not _holds(rows, pair)] for rows in by_key]
+    in_all = sum(all(_holds(rows, pair) for rows in by_key) for pair in pairs) if any(lacking_S) else len(pairs)
     missing: dict[str, int] = {}
-    for own, rows in zip(sets, by_key, strict=True):
-        lacking = [pair for pair in pairs if not _holds(rows, pair)]
+    for own, rows, lacking in zip(sets, by_key, lacking_S, strict=True):
         if not lacking:
             continue
         missing[own.name] = len(lacking)
