@@ -106,6 +106,32 @@ def test_a_page_reads_only_the_new_rows(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(read) == before + 1
 
 
+def test_rows_are_what_a_dict_of_each_would_be_and_share_their_names(tmp_path: Path) -> None:
+    """Rows of training, of evaluations, of both in two lines of one step, and with cells that hold no number."""
+    names = ("step", "train_loss", "eval_accuracy", "lr")
+    lines: list[dict[str, str]] = []
+    for step in range(1, 61):
+        lines.append({"step": str(step), "train_loss": f"{1 / step}", "lr": "" if step % 7 else "nan"})
+        if step % 10 == 0:
+            lines.append({"step": str(step), "eval_accuracy": f"{step / 100}", "train_loss": f"{2 / step}"})
+    path = tmp_path / "metrics.csv"
+    text = "".join(",".join(line.get(name, "") for name in names) + "\n" for line in lines)
+    write_text(path, ",".join(names) + "\n" + text)
+    wanted: dict[int, dict[str, float]] = {}
+    for line in lines:
+        values = {name: float(cell) for name, cell in line.items() if cell not in ("", "nan")}
+        wanted.setdefault(int(line["step"]), {}).update(values)
+    rows = rereading.MetricRows().read(path, [])
+    assert [dict(row) for row in rows] == [wanted[step] for step in sorted(wanted)]
+    assert rows[0] == wanted[1]
+    assert ("lr" in rows[6], rows[6].get("lr"), len(rows[9]), list(rows[9])) == (False, None, 3, list(wanted[10]))
+    with pytest.raises(KeyError, match="lr"):
+        rows[6]["lr"]
+    held = [row for row in rows if isinstance(row, rereading.MetricRow)]
+    assert len(held) == 60
+    assert len({id(row._place) for row in held}) == 2, "names are held once for all rows that have them"
+
+
 def test_rows_beyond_those_that_are_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rereading, "MOST_ROWS", 2)
     record = read_folder(write_run(tmp_path / "run", reached=40))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,28 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 """Inode, size and time of each file that a value was read from; None for a file that was not there."""
 
 
+class MetricRow(Mapping[str, float]):
+    """One row of a record. Rows with the same columns share their names, so that long records fit into memory."""
+
+    __slots__ = ("_place", "_values")
+
+    def __init__(self, place: Mapping[str, int], values: Sequence[float]) -> None:
+        self._place = place
+        self._values = values
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[self._place[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._place)
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._place
+
+
 @dataclass
 class MetricRows:
     """The rows of one metrics.csv or metrics.jsonl by step, as far as they were read.
@@ -43,7 +66,9 @@ class MetricRows:
     """Rows that are damaged."""
     columns: Sequence[str] | None = None
     """Those of metrics.csv, by its first line."""
-    by_step: dict[int, dict[str, float]] = field(default_factory=dict)
+    by_step: dict[int, MetricRow] = field(default_factory=dict)
+    _places: dict[tuple[str, ...], Mapping[str, int]] = field(default_factory=dict)
+    """The columns that rows have -> name -> its place among them."""
 
     def read(self, path: Path, problems: list[str]) -> list[Mapping[str, float]]:
         """Return the rows by step. Lines that are incomplete or have no step are counted and left out.
@@ -60,7 +85,8 @@ class MetricRows:
             except BaseException:
                 self._forget()
                 raise
-        rows, lost = self.by_step, self.num_lost
+        rows: Mapping[int, Mapping[str, float]] = self.by_step
+        lost = self.num_lost
         if rest:
             # The end of a line may still come, or a full disk may have cut it off: it counts until more is there.
             last = MetricRows(num_rows=self.num_rows, columns=self.columns)
@@ -101,7 +127,15 @@ class MetricRows:
             if "step" not in values or values["step"] < 0:
                 self.num_lost += 1
             else:
-                self.by_step.setdefault(int(values["step"]), {}).update(values)
+                step = int(values["step"])
+                # One step may have several rows, as of training and of an evaluation.
+                self.by_step[step] = self._row({**self.by_step.get(step, {}), **values})
+
+    def _row(self, values: Mapping[str, float]) -> MetricRow:
+        names = tuple(values)
+        if names not in self._places:
+            self._places[names] = {name: number for number, name in enumerate(names)}
+        return MetricRow(self._places[names], array("d", values.values()))
 
     def _cells_of_csv(self, text: io.StringIO) -> Iterator[Mapping[str, object]]:
         """Yield the rows of metrics.csv; one that cannot be read is yielded without cells."""
