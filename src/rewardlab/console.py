@@ -33,10 +33,14 @@ def is_first_process() -> bool:
 
 def print_report(text: str, *, folder: Path | None = None) -> None:
     """Print a report, and write it to `report.txt` in the run folder if one is given."""
-    text = visible(text, lines=True)
     if folder is not None:
-        write_text(folder / "report.txt", text.lstrip() + "\n")
-    print(text)
+        keep_report(text, folder)
+    print(visible(text, lines=True))
+
+
+def keep_report(text: str, folder: Path) -> None:
+    """Write a report as it is printed to `report.txt` in a folder."""
+    write_text(folder / "report.txt", visible(text, lines=True).lstrip() + "\n")
 
 
 def complain(message: str) -> None:

@@ -255,21 +255,20 @@ def test_what_others_put_beside_the_steps_of_a_run_stays_when_it_goes_on(base_mo
 
 
 @pytest.mark.slow
-def test_an_evaluation_that_was_killed_while_it_was_written_can_be_replaced(saved, tmp_path, monkeypatch):
+def test_an_evaluation_that_was_ended_while_it_was_written_is_begun_anew_by_the_same_command(
+    saved, tmp_path, monkeypatch
+):
     data = write_pairs(tmp_path / "pairs.jsonl", 6)
     line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]
 
     def killed(*_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(evaluate_module, "write_json", killed)  # or just before its first file
-        with pytest.raises(SystemExit):
-            main(line)
-    with monkeypatch.context() as patched:
-        patched.setattr(evaluate_module, "write_jsonl", killed)
-        with pytest.raises(SystemExit):
-            main(line)
-    assert (tmp_path / "out/manifest.json").is_file()
-    main([*line, "--overwrite"])
+    for name in ("write_json", "write_jsonl"):
+        with monkeypatch.context() as patched:
+            patched.setattr(evaluate_module, name, killed)
+            with pytest.raises(SystemExit):
+                main(line)
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+    main(line)
     assert (tmp_path / "out/eval.scores.jsonl").is_file()

@@ -12,11 +12,12 @@ from rewardlab.arguments import (
     WatchArguments,
 )
 from rewardlab.commands.parsing import parse_command
-from rewardlab.console import complain, print_report, say
+from rewardlab.console import complain, keep_report, print_report, say
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import RewardlabError, words_of
+from rewardlab.core.evaluation_folder import claim_evaluation
 from rewardlab.core.folders import require_writable_folder
-from rewardlab.core.run_folder import claim_evaluation
+from rewardlab.core.run_folder import settle_if_free
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.core.terminal import plural
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
@@ -30,6 +31,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         return
     from rewardlab.data.dataset_names import require_readable
 
+    settle_if_free(config.run.output_dir)
     claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
     from rewardlab.data.formats import unit_of
@@ -37,7 +39,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     from rewardlab.report.ensembles import ensemble_block
     from rewardlab.report.judged import judged_blocks
 
-    judged = judge_folders(config)
+    run = config.run
+    judged = judge_folders(config, finish=lambda place: _write_report(place, later=run.output_dir))
     reports = dict.fromkeys(
         f"{report.name}[{report.split}]: {report.rows_read} {plural(report.rows_read, unit_of(report.format))} read, "
         f"{report.kept} kept, "
@@ -46,14 +49,13 @@ def evaluate(arguments: Sequence[str]) -> None:
         for report in one.sources
     )
     say(*reports)
-    run, ensemble = config.run, judged.ensemble
+    ensemble = judged.ensemble
     computed = f"{run.precision}, calibrated by the temperature of each model" if run.calibrated else run.precision
     for block in judged_blocks(judged.results, computed, slices=run.slice, thresholds=run.thresholds):
         print_report(block)
     if ensemble is not None:
         members = {name: getattr(ensemble, name) for name in ("members", "scaled_by", "penalty", "left_out")}
         print_report(f"\n{ensemble_block(ensemble.disagreement, **members)}\n")
-    _write_report([run.output_dir], run.output_dir)
     say(f"scores, metrics and report.html: {run.output_dir}")
 
 
@@ -61,6 +63,7 @@ def _eval_suites(config: EvalConfig) -> None:
     """Judge models, and those of an ensemble as one, on public test suites."""
     from rewardlab.data.suites.reading import require_suites
 
+    settle_if_free(config.run.output_dir)
     claim_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite)
     # Checked before torch is imported, so that a mistyped folder is reported at once.
     require_suites(config.run.suite, config.run.suite_data)
@@ -69,7 +72,8 @@ def _eval_suites(config: EvalConfig) -> None:
     from rewardlab.report.suites import suite_report
     from rewardlab.report.tables import report_width
 
-    judged = judge_suites(config)
+    out = config.run.output_dir
+    judged = judge_suites(config, finish=lambda place: _write_report(place, later=out))
     for name, of_model in judged.items():
         for one in of_model.suites:
             if len(judged) > 1:
@@ -83,8 +87,6 @@ def _eval_suites(config: EvalConfig) -> None:
                     shortened=one.shortened,
                 )
             )
-    out = config.run.output_dir
-    _write_report([out] if len(judged) == 1 else [out / name for name in judged], out)
     say(f"computed in {config.run.precision}")
     for name, of_model in judged.items():
         if of_model.card is not None:
@@ -93,20 +95,21 @@ def _eval_suites(config: EvalConfig) -> None:
     say(f"scores, rows and report.html: {out}")
 
 
-def _write_report(folders: Sequence[Path], output_dir: Path) -> None:
-    """Write the report on evaluations that have just been made."""
+def _write_report(folder: Path, *, later: Path) -> None:
+    """Write the report on what has just been judged in a folder, whose content is then moved to `later`."""
     from rewardlab.evaluation.texts import find_texts
     from rewardlab.report.build import write_report
 
-    write_report(folders, output_dir=output_dir, find_texts=find_texts)
+    write_report([folder], output_dir=folder, find_texts=find_texts, later=later)
 
 
-def report_on(run: Path) -> None:
-    """Write the report of a run that has ended. The run is complete without it, so a failure is only a message."""
+def report_on(run: Path, *, now: Path | None = None) -> None:
+    """Write the report of a run that has ended, and which may have another name `now`. The run is complete without it,
+    so a failure is only a message."""
     from rewardlab.report.run import command
 
     try:
-        _write_report([run], run)
+        _write_report(now or run, later=run)
     except (RewardlabError, OSError) as error:
         why = words_of(error) if isinstance(error, OSError) else str(error)
         complain(f"report.html was not written: {why} To try again: {command('report', str(run))}")
@@ -120,17 +123,18 @@ def calibrate(arguments: Sequence[str]) -> None:
     from rewardlab.data.dataset_names import require_readable
 
     names = (*config.data.dataset, *config.run.judge_dataset)
+    settle_if_free(config.run.output_dir)
     claim_evaluation(config.run.output_dir, names, overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
     require_readable(config.run.judge_dataset, config.data.hf_split, config.data.reading)
-    from rewardlab.evaluation.calibrate import calibrate
+    from rewardlab.evaluation.calibrate import CalibrationResult, calibrate
     from rewardlab.report.calibration import calibration_report
 
-    result = calibrate(config)
-    print_report(
-        calibration_report(result.scaling, result.judgement, rule=result.rule, shared_roots=result.shared_roots),
-        folder=result.output_dir,
-    )
+    def report_of(result: CalibrationResult) -> str:
+        return calibration_report(result.scaling, result.judgement, rule=result.rule, shared_roots=result.shared_roots)
+
+    result = calibrate(config, finish=lambda result, place: keep_report(report_of(result), place))
+    print_report(report_of(result))
     how = "stored in" if result.stored else "not stored (--store does that) in"
     say(f"{how} {config.run.model}; scores and calibration: {result.output_dir}")
 
@@ -145,6 +149,7 @@ def compare(arguments: Sequence[str]) -> None:
     from rewardlab.report.compare import compare_report
 
     if config.output_dir is not None:
+        settle_if_free(config.output_dir)
         claim_comparison(config.output_dir, settings.models, overwrite=config.overwrite)
     compared = compare_files(settings.models, config)
     print_report(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rewardlab.arguments import (
     QuickstartArguments,
 )
 from rewardlab.commands.judging import report_on
 from rewardlab.commands.parsing import parse_command
-from rewardlab.console import is_first_process, print_report
+from rewardlab.console import is_first_process, keep_report, print_report
 from rewardlab.core.errors import words_of
 from rewardlab.core.run_folder import with_settings_of_run
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals, ending_with_status
@@ -103,22 +104,27 @@ def probe(arguments: Sequence[str]) -> None:
     from rewardlab.data.dataset_names import require_sources
 
     require_sources(config.data)
-    from rewardlab.probing.run import probe
+    from rewardlab.probing.run import ProbeResult, probe
     from rewardlab.report.probe import probe_report
 
-    result = probe(config)
-    report = probe_report(
-        layers=result.layers,
-        chosen=result.chosen,
-        curve=result.curve,
-        test=result.test,
-        baselines=result.baselines,
-        spread=result.uncertainty,
-        card=result.card,
-        model=str(result.model),
-    )
-    print_report(_noticed(report, config.data), folder=result.output_dir)
-    report_on(result.output_dir)
+    def report_of(result: ProbeResult) -> str:
+        report = probe_report(
+            layers=result.layers,
+            chosen=result.chosen,
+            curve=result.curve,
+            test=result.test,
+            baselines=result.baselines,
+            spread=result.uncertainty,
+            card=result.card,
+            model=str(result.model),
+        )
+        return _noticed(report, config.data)
+
+    def finish(result: ProbeResult, place: Path) -> None:
+        keep_report(report_of(result), place)
+        report_on(result.output_dir, now=place)
+
+    print_report(report_of(probe(config, finish=finish)))
 
 
 def _noticed(report: str, data: DataConfig) -> str:

@@ -20,6 +20,7 @@ from rewardlab.core.files import UTF8, read_json, sha256_text
 from rewardlab.core.folders import remove, require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.other_names import SAME_THING
+from rewardlab.core.placing import MOVING, WRITTEN, settle
 from rewardlab.core.spec import SPEC_FILE, part_digests, read_spec
 from rewardlab.core.suite_names import SuiteName
 
@@ -171,59 +172,24 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
 def only_writer(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
     """Create the folder of a run if needed, and lock it against other processes (see `only_process`).
 
+    What a process left there that was killed while it moved results into place is put back (see `settle`).
+
     Raises RewardlabError if nothing can be written there, ConfigError if another process holds the folder.
     """
     require_writable_folder(folder, "--output-dir")
     with only_process(folder, "--output-dir", wait_s=wait_s):
+        settle(folder)
         yield
 
 
-def claim_evaluation(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
-    """Raise ConfigError unless `rewardlab eval` or `calibrate` may write to `folder`, which this process has locked
-    (`only_writer`).
+def settle_if_free(folder: Path) -> None:
+    """Do what `only_writer` does to what a killed process left, before a folder is claimed without being locked.
 
-    `inputs` are the names of what the evaluation reads: it must not replace any of them.
+    Raises as `only_writer` does, but only if there is anything to do.
     """
-    name, parent = folder.absolute().name, folder.absolute().parent
-    # `--output-dir RUN/evals` or `RUN/step_10` would mix the evaluation with the files of the run around it.
-    of_a_run = name in OWN or re.fullmatch(r"step_\d+", name)
-    for place in (folder, parent) if of_a_run else (folder,):
-        if holds_run(place):
-            raise ConfigError(
-                f"--output-dir {folder}: {place} holds a run, with files of its own. Choose another folder."
-            )
-    there = [name for name in EVALUATION_FILES if (folder / name).exists()]
-    own = {(folder / name).resolve() for name in there}
-    for name in inputs:
-        if Path(name).exists() and Path(name).resolve() in own:
-            raise ConfigError(f"{name} is a file that --output-dir {folder} would replace. Choose another folder.")
-    if folders := [name for name in there if (folder / name).is_dir()]:
-        raise ConfigError(
-            f"{folder / folders[0]} is a folder, and has the name of a file that an evaluation writes. Move it away, "
-            f"or choose another --output-dir."
-        )
-    if there and not manifest_keys(folder) >= EVALUATED:
-        raise ConfigError(
-            f"{folder} holds {', '.join(there)}, which `rewardlab eval` did not write. Choose another "
-            f"--output-dir, or move them away."
-        )
-    if there and not overwrite:
-        raise ConfigError(
-            f"{folder} already holds an evaluation ({', '.join(there)}). Choose another --output-dir, or replace it "
-            f"with --overwrite."
-        )
-
-
-def clear_evaluation(folder: Path) -> None:
-    """Remove the files of an earlier evaluation except its manifest, which is replaced.
-
-    Every command that writes an evaluation calls it when it has something to write, so that no file of an earlier one
-    stays. `claim_evaluation` has checked that the files are an evaluation's. Folders of models that an earlier command
-    judged stay: each is a separate evaluation.
-    """
-    for name in EVALUATION_FILES:
-        if name != MANIFEST:
-            (folder / name).unlink(missing_ok=True)
+    if (folder / MOVING).exists():
+        with only_writer(folder):
+            pass
 
 
 def judged_together(folder: Path) -> list[Path]:
@@ -345,28 +311,42 @@ def clear_folder(folder: Path) -> None:
     `claim_folder` has checked that they hold nothing else.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if not holds_run(folder):
-        return
-    for path in list(folder.iterdir()):
-        if path.name in INSIDE and path.is_dir() and not path.is_symlink():
-            _clear_inside(path)
+    for path in [folder / name for name in written_by_run(folder)]:
         # The manifest stays until the new run replaces it: if this process is killed halfway, it still marks the
         # folder as a run, so that the next one may clear the rest.
-        elif path.name != MANIFEST and (path.name in OWN or re.fullmatch(rf"step_\d+|{LEFT_OVER}", path.name)):
+        if path != folder / MANIFEST:
             remove(path)
+    for room in [folder / name for name in INSIDE]:
+        if room.is_dir() and not room.is_symlink() and not any(room.iterdir()):
+            room.rmdir()
 
 
-def _clear_inside(folder: Path) -> None:
-    """Remove what a run writes in one of its folders, and the folder itself if nothing else is in it."""
-    for path in list(folder.iterdir()):
+def written_by_run(folder: Path) -> list[str]:
+    """Return the names of what an earlier run (see `holds_run`) wrote to a folder, and an interrupted save left there;
+    none if there is no run. Those in the folders of the run are paths."""
+    if not holds_run(folder):
+        return []
+    names: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if path.name in INSIDE and path.is_dir() and not path.is_symlink():
+            names += _written_inside(path)
+        elif path.name in OWN or re.fullmatch(rf"step_\d+|{LEFT_OVER}", path.name):
+            names.append(path.name)
+    return [name for name in names if not name.startswith(WRITTEN)]
+
+
+def _written_inside(room: Path) -> list[str]:
+    """Return what a run wrote in one of its folders, as paths, and warn of what else is there, which stays."""
+    own: list[str] = []
+    others: list[str] = []
+    for path in sorted(room.iterdir()):
         # A folder that is named like a checkpoint but has no checkpoint.json was not written by a run.
-        foreign = folder.name == CHECKPOINTS and path.suffix != ".damaged" and not (path / "checkpoint.json").is_file()
-        if re.fullmatch(LEFT_OVER, path.name) or (re.fullmatch(INSIDE[folder.name], path.name) and not foreign):
-            remove(path)
-    if left := sorted(path.name for path in folder.iterdir()):
-        logger.warning("%s: not removed, since no run wrote them: %s", folder, ", ".join(left[:5]))
-    else:
-        folder.rmdir()
+        foreign = room.name == CHECKPOINTS and path.suffix != ".damaged" and not (path / "checkpoint.json").is_file()
+        is_own = re.fullmatch(LEFT_OVER, path.name) or (re.fullmatch(INSIDE[room.name], path.name) and not foreign)
+        (own if is_own else others).append(path.name)
+    if others:
+        logger.warning("%s: not removed, since no run wrote them: %s", room, ", ".join(others[:5]))
+    return [f"{room.name}/{name}" for name in own]
 
 
 def _added_to_model(folder: Path) -> list[str]:

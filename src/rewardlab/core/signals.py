@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -140,34 +141,69 @@ def raised_at_once() -> Iterator[None]:
 
     For work that can be interrupted anywhere, since what is on the disk is always whole.
     """
+    with _all_handled(_raise):
+        yield
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let signals wait until the block ends, which must be a matter of milliseconds."""
+    came: list[int] = []
+    try:
+        with _all_handled(lambda number, _frame: came.append(number)):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def _all_handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for name in SIGNALS:
             if (number := getattr(signal, name, None)) is not None:
-                before[number] = signal.signal(number, _raise)
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number, earlier in before.items():
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated(signal.Signals(number).name)
 
 
+_whole: Final[list[list[Path]]] = []
+"""For each `ended_by_signals` around the present code, the outermost first: where its results stand, once they do."""
+
+
 @contextmanager
 def ended_by_signals(then: str) -> Iterator[None]:
     """Let signals end the block wherever it is, so that nothing half written stays behind.
 
-    Raises RunInterrupted, with a message that ends by `then`, for a signal other than Ctrl-C. It decorates functions,
+    Raises RunInterrupted for a signal other than Ctrl-C, with a message that ends by `then`, or by where the results
+    are if they are whole already; then there is nothing left to do, and the exit status is 0. It decorates functions,
     too.
     """
+    places: list[Path] = []
+    _whole.append(places)
     try:
         with raised_at_once():
             yield
     except Terminated as ended:
-        raise RunInterrupted(f"stopped by {ended}. {then}", exit_status=RESUME_LATER) from None
+        status = 0 if places else RESUME_LATER
+        said = f"What it had to write is whole: {places[-1]}" if places else then
+        raise RunInterrupted(f"stopped by {ended}. {said}", exit_status=status) from None
+    finally:
+        _whole.pop()
+
+
+def results_are_whole(place: Path) -> None:
+    """Say that the command that signals may end (`ended_by_signals`) has written all of its results, and where."""
+    if _whole:
+        _whole[-1].append(place)
 
 
 GOES_ON: Final = "The same command goes on from what is finished."

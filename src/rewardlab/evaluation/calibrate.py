@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +16,10 @@ from rewardlab.analysis.scaling import Scaling, ScalingJudgement, fit_scaling, j
 from rewardlab.artifact.calibrated import store_calibration
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
+from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import provenance, write_json
 from rewardlab.core.lock import LOCK, only_process
-from rewardlab.core.run_folder import SPEC_SUM, claim_evaluation, clear_evaluation, holds_run, only_writer
+from rewardlab.core.run_folder import SPEC_SUM, holds_run
 from rewardlab.core.spec import CalibrationSpec, read_spec
 from rewardlab.core.terminal import plural
 from rewardlab.data.groups import Groups
@@ -48,8 +49,10 @@ class CalibrationResult:
     stored: bool
 
 
-def calibrate(config: CalibrateConfig) -> CalibrationResult:
-    """Run `rewardlab calibrate`.
+def calibrate(
+    config: CalibrateConfig, *, finish: Callable[[CalibrationResult, Path], object] | None = None
+) -> CalibrationResult:
+    """Run `rewardlab calibrate`. The files get their places together, once `finish` has added to those in a folder.
 
     Raises DataError for data that cannot be used or are too few, and, with --store, for a temperature at the edge of
     its range or a calibration that is judged on conversations that it was fitted on; ArtifactError for a damaged model;
@@ -59,10 +62,19 @@ def calibrate(config: CalibrateConfig) -> CalibrationResult:
     config.require_complete()
     names = (*config.data.dataset, *config.run.judge_dataset)
     read_spec(Path(config.run.model))  # Before a folder is made for the results.
-    with only_writer(config.run.output_dir):
-        claim_evaluation(config.run.output_dir, names, overwrite=config.run.overwrite)
-        with _only_owner(Path(config.run.model)) if config.run.store else nullcontext():
-            return _calibrate(config)
+    run = config.run
+    with placing_evaluation(run.output_dir, names, overwrite=run.overwrite) as place:
+        with _only_owner(Path(run.model)) if run.store else nullcontext():
+            result = _calibrate(place, config)
+        if finish is not None:
+            finish(result, place)
+    if run.store and not result.stored:
+        raise DataError(
+            f"--store: every pair is ranked as labelled, so no temperature is best and "
+            f"{result.scaling.temperature:.4g} is only the lowest that is tried: nothing was stored. Calibrate on more "
+            f"data, or harder ones. What was fitted: {run.output_dir / CALIBRATION_FILE}"
+        )
+    return result
 
 
 @contextmanager
@@ -85,7 +97,9 @@ def _only_owner(model: Path) -> Iterator[None]:
             (folder / LOCK).unlink(missing_ok=True)
 
 
-def _calibrate(config: CalibrateConfig) -> CalibrationResult:
+def _calibrate(place: Path, config: CalibrateConfig) -> CalibrationResult:
+    """Calibrate, write the results to `place`, which is empty, and store them in the model if that is wanted and a
+    temperature is best."""
     run = config.run
     evaluation = config.evaluation()
     model = SavedModel(evaluation)
@@ -105,9 +119,8 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
     rows = {name: model.score(part, progress=f"scoring ({name})") for name, part in parts.items()}
     scaling = fit_scaling(rows["fitted"], beta=model.spec.beta, advice=advice)
     judgement = judge_scaling(scaling, rows["judged"], beta=model.spec.beta)
-    clear_evaluation(run.output_dir)
     write_json(
-        run.output_dir / "manifest.json",
+        place / "manifest.json",
         {
             "config": to_mapping(config.replace(**model.decided, overwrite=False)),
             "data": {name: [source.as_dict() for source in several] for name, several in sources.items()},
@@ -117,24 +130,19 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
         },
     )
     for name, own in rows.items():
-        write_evaluation(run.output_dir, name, judge(own, beta=model.spec.beta))
+        write_evaluation(place, name, judge(own, beta=model.spec.beta))
     model.release()
     judged = {"shared_roots": shared_roots, **judgement_as_dict(judgement)}
     write_json(
-        run.output_dir / CALIBRATION_FILE,
+        place / CALIBRATION_FILE,
         {
             **asdict(scaling),
             "estimates": encode(scaling.estimates),
             "judged": judged,
         },
     )
-    if run.store:
-        if scaling.at_edge:
-            raise DataError(
-                f"--store: every pair is ranked as labelled, so no temperature is best and "
-                f"{scaling.temperature:.4g} is only the lowest that is tried: nothing was stored. Calibrate on more "
-                f"data, or harder ones. What was fitted: {run.output_dir / CALIBRATION_FILE}"
-            )
+    stored = run.store and not scaling.at_edge
+    if stored:
         data = {name: [{"name": one.name, "split": one.split, "sha256": one.sha256} for one in several]
                 for name, several in sources.items()}  # fmt: skip
         store_calibration(
@@ -158,7 +166,7 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
         sources=sources,
         rule=rule,
         shared_roots=shared_roots,
-        stored=run.store,
+        stored=stored,
     )
 
 

@@ -14,6 +14,7 @@ from rewardlab.analysis.json_form import encode
 from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_json, sha256_file, to_float, write_json, write_jsonl
+from rewardlab.core.placing import placing
 from rewardlab.core.run_folder import EVALUATED, holds_run, judged_together, manifest_keys, only_writer
 from rewardlab.evaluation.compare_config import CompareConfig
 from rewardlab.evaluation.score_files import SUFFIX, read_scores
@@ -264,8 +265,9 @@ def write_comparison(folder: Path, compared: Compared, *, settings: Mapping[str,
     """
     with only_writer(folder):
         claim_comparison(folder, compared.files.values(), overwrite=overwrite)
-        write_jsonl(folder / DISAGREEMENTS_FILE, _disagreements(compared))
-        write_json(folder / COMPARE_FILE, as_json(compared, settings=settings))
+        with placing(folder, lambda: (COMPARE_FILE, DISAGREEMENTS_FILE)) as new:
+            write_jsonl(new / DISAGREEMENTS_FILE, _disagreements(compared))
+            write_json(new / COMPARE_FILE, as_json(compared, settings=settings))
 
 
 def as_json(compared: Compared, *, settings: Mapping[str, object]) -> dict[str, object]:

@@ -118,8 +118,8 @@ def members_of(config: EvalConfig) -> Members | None:
     return Members(folders, precision=config.run.precision) if len(folders) > 1 else None
 
 
-def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -> JudgedEnsemble:
-    """Judge the models of `--ensemble` as one, from their score rows (name -> rows), and write the results.
+def judge_ensemble(place: Path, config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -> JudgedEnsemble:
+    """Judge the models of `--ensemble` as one, from their score rows (name -> rows), and write the results to `place`.
 
     Members are put on one scale by the mean and standard deviation that `rewardlab calibrate` stored in each, or, if
     one of them has no calibration, all by those of the data at hand. Their temperatures are used only with
@@ -129,7 +129,7 @@ def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -
     """
     folders = config.run.ensemble
     if len(folders) == 1:
-        return _judge_heads(config, folders[0])
+        return _judge_heads(place, config, folders[0])
     specs = {name: read_spec(Path(folder)) for name, folder in zip(rows, folders, strict=True)}
     stored = {name: stored_scale(spec, calibrated=config.run.calibrated) for name, spec in specs.items()}
     scales = [scale for scale in stored.values() if scale is not None]
@@ -145,7 +145,7 @@ def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -
             f"{'holds' if len(missing) == 1 else 'hold'} no calibration"
         )
     ensemble = combine(list(rows.values()), scales, penalty=config.run.ensemble_penalty)
-    return _judged(config, ensemble, list(rows), scaled_by)
+    return _judged(place, config, ensemble, list(rows), scaled_by)
 
 
 def heads_file(folder: Path) -> Path | None:
@@ -164,7 +164,7 @@ def require_heads(folder: str) -> Path:
     return path
 
 
-def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
+def _judge_heads(place: Path, config: EvalConfig, folder: str) -> JudgedEnsemble:
     """Judge the bootstrap heads of a probe, with one pass through the backbone for all of them."""
     path = require_heads(folder)
     model = SavedModel(config.replace(model=folder, models=(), ensemble=()))
@@ -186,9 +186,8 @@ def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
     rows = score_rows(groups, [own[:, 0] for own in states])  # the scores are replaced
     ensemble = ensemble_of(rows, scores_BR, beta=model.beta, penalty=config.run.ensemble_penalty)
     num_heads = len(heads_BW)
-    return _judged(
-        config, ensemble, [f"{num_heads} bootstrap heads"], "the fit: all heads are of one probe, each centred here"
-    )
+    scaled_by = "the fit: all heads are of one probe, each centred here"
+    return _judged(place, config, ensemble, [f"{num_heads} bootstrap heads"], scaled_by)
 
 
 def read_heads(path: Path, *, width: int, spec: RewardSpec) -> np.ndarray:
@@ -282,7 +281,9 @@ def _opened(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
         ) from error
 
 
-def _judged(config: EvalConfig, ensemble: Ensemble, members: Sequence[str], scaled_by: str) -> JudgedEnsemble:
+def _judged(
+    place: Path, config: EvalConfig, ensemble: Ensemble, members: Sequence[str], scaled_by: str
+) -> JudgedEnsemble:
     results = {
         name_of(how): judge(rows, beta=ensemble.beta, calibrated=config.run.calibrated)
         for how, rows in ensemble.rows.items()
@@ -296,10 +297,10 @@ def _judged(config: EvalConfig, ensemble: Ensemble, members: Sequence[str], scal
         left_out=ensemble.left_out,
     )
     for name, result in results.items():
-        write_evaluation(config.run.output_dir, name.replace(" ", "."), result)
+        write_evaluation(place, name.replace(" ", "."), result)
     found = judged.disagreement
     write_json(
-        config.run.output_dir / ENSEMBLE_FILE,
+        place / ENSEMBLE_FILE,
         {
             "members": list(members),
             "scaled_by": scaled_by,

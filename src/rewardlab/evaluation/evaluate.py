@@ -25,6 +25,7 @@ from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load
 from rewardlab.core.config import require, require_kind, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
+from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import (
     provenance,
     read_json,
@@ -38,9 +39,6 @@ from rewardlab.core.run_folder import (
     JUDGED_BY,
     SCORES_SUM,
     SPEC_SUM,
-    claim_evaluation,
-    clear_evaluation,
-    only_writer,
     source_apart,
 )
 from rewardlab.core.spec import read_spec
@@ -200,14 +198,17 @@ def resolve(config: EvalConfig, model: SavedModel) -> EvalConfig:
     return config.replace(**model.decided, overwrite=False)
 
 
+Finish = Callable[[Path], object]
+"""Writes further files into the folder of an evaluation that is whole but for these, before it gets its place."""
+
+
 def evaluate_folder(
-    config: EvalConfig, *, members: Members | None = None
+    config: EvalConfig, *, finish: Finish | None = None
 ) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     """Run `rewardlab eval` for one model: score a dataset with a saved reward model and write scores and metrics.
 
-    Returns the evaluation, a report of rows read, kept and dropped for each dataset, and one on tokens.
-
-    `members` are those of an ensemble to which the model belongs; they may share a backbone.
+    Returns the evaluation, a report of rows read, kept and dropped for each dataset, and one on tokens. The files get
+    their places together, once `finish` has added to them.
 
     Raises DataError for unusable data, ArtifactError for a damaged model, and ConfigError for a folder that holds a
     run, for an earlier evaluation without --overwrite, and for more than one model (see `models.judge_folders`).
@@ -218,9 +219,12 @@ def evaluate_folder(
     # However the model was named on the command line, the settings are written with --model.
     config = config.replace(model=config.run.folders[0], models=(), ensemble=())
     read_spec(Path(config.run.model))  # Before a folder is made for its results.
-    with only_writer(config.run.output_dir):
-        claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
-        return _evaluate_folder(config, members)
+    run = config.run
+    with placing_evaluation(run.output_dir, run.inputs(config.data), overwrite=run.overwrite) as place:
+        evaluated = evaluate_into(place, config)
+        if finish is not None:
+            finish(place)
+    return evaluated
 
 
 def read_groups(config: EvalConfig, model: SavedModel) -> tuple[Groups, Sequence[SourceReport], TokenReport]:
@@ -254,9 +258,13 @@ def originals_of(config: EvalConfig, model: SavedModel, wanted: Collection[Key] 
     )
 
 
-def _evaluate_folder(
-    config: EvalConfig, members: Members | None
+def evaluate_into(
+    place: Path, config: EvalConfig, members: Members | None = None
 ) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
+    """Evaluate one model as `evaluate_folder` does, and write the files to `place`, which is empty.
+
+    `members` are those of an ensemble to which the model belongs; they may share a backbone.
+    """
     run = config.run
     model = SavedModel(config, members)
     # Read the data first, so that faults in them are reported before weights are loaded and canaries scored.
@@ -269,9 +277,8 @@ def _evaluate_folder(
     _warn_of_reversed(model.path, result)
     judgement = _judgement(config, result.rows, beta=model.beta, slices=slices, gold=gold)
     result = replace(result, judgement=judgement)
-    clear_evaluation(run.output_dir)
     write_json(
-        run.output_dir / "manifest.json",
+        place / "manifest.json",
         {
             "config": to_mapping(resolve(config, model)),
             "data": [source.as_dict() for source in sources],
@@ -280,20 +287,20 @@ def _evaluate_folder(
             "provenance": provenance(),
         },
     )
-    write_evaluation(run.output_dir, "eval", result)
+    write_evaluation(place, "eval", result)
     worst = worst_mistakes(result.rows, most=NUM_MISTAKES).comparisons
     wanted = {(joined.source, joined.preference_id) for joined in worst}
-    write_mistakes(run.output_dir, "eval", worst, originals_of(config, model, wanted))
-    write_slices(run.output_dir, "eval", slices)
+    write_mistakes(place, "eval", worst, originals_of(config, model, wanted))
+    write_slices(place, "eval", slices)
     if gold is not None:
-        write_gold(run.output_dir, "eval", gold, result.rows)
+        write_gold(place, "eval", gold, result.rows)
     if judgement is not None:
-        write_json(run.output_dir / JUDGEMENT_FILE, judgement.as_dict())
-    robustness = _robustness(config, model, groups, result) if run.perturb else None
+        write_json(place / JUDGEMENT_FILE, judgement.as_dict())
+    robustness = _robustness(place, config, model, groups, result) if run.perturb else None
     result = replace(result, robustness=robustness)
     # The card comes last, since making it changes the weights of the model.
     if run.precision_card:
-        make_card = card_maker(config, model, groups, result.rows)
+        make_card = card_maker(place, config, model, groups, result.rows)
         if model.is_on_shared_backbone:
             model.release()
             result = replace(result, make_card=make_card)
@@ -313,11 +320,13 @@ def _warn_of_reversed(model: Path, result: EvalResult) -> None:
         )
 
 
-def _robustness(config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], result: EvalResult) -> Robustness:
+def _robustness(
+    place: Path, config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], result: EvalResult
+) -> Robustness:
     """Write and return the effects of changed texts on the scores."""
     originals = originals_of(config, model, drawn(groups, seed=config.run.seed))
     robustness = judge_perturbations(model, result.rows, originals, num_available=len(groups), seed=config.run.seed)
-    write_robustness(config.run.output_dir, robustness)
+    write_robustness(place, robustness)
     return robustness
 
 
@@ -339,15 +348,16 @@ def _judgement(
 
 
 def card_maker(
-    config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], rows: Sequence[ScoreRow]
+    place: Path, config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], rows: Sequence[ScoreRow]
 ) -> Callable[[], PrecisionCard | None]:
-    """Return what makes, writes and returns the precision card of a model, on a sample of the groups that it has scored
-    (`rows`). The model has to be loaded again after it."""
+    """Return what makes, writes to `place` and returns the precision card of a model, on a sample of the groups that it
+    has scored (`rows`). The model has to be loaded again after it."""
     sample, exact = draw(groups, rows if config.run.precision == "fp32" else None, seed=config.run.seed)
-    return partial(_card, config, model, sample, exact, num_available=len(groups))
+    return partial(_card, place, config, model, sample, exact, num_available=len(groups))
 
 
 def _card(
+    place: Path,
     config: EvalConfig,
     model: SavedModel,
     sample: Sequence[TokenGroup],
@@ -365,7 +375,7 @@ def _card(
     finally:
         model.release()
     card = card_of(sample, scores, beta=beta, num_available=num_available, seed=run.seed)
-    write_card(run.output_dir, card)
+    write_card(place, card)
     return card
 
 

@@ -9,26 +9,18 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from rewardlab.artifact.adapters import Members
 from rewardlab.core.config import require, to_mapping
+from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import provenance, sha256_file, write_json
-from rewardlab.core.run_folder import (
-    EVALUATION_FILES,
-    MANIFEST,
-    MODELS_FILE,
-    SPEC_SUM,
-    claim_evaluation,
-    clear_evaluation,
-    only_writer,
-)
+from rewardlab.core.run_folder import EVALUATION_FILES, MANIFEST, MODELS_FILE, SPEC_SUM
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.tally import SourceReport
 from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig, EvalRunConfig
 from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of, require_heads
-from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder, summary
-from rewardlab.evaluation.suite_ensembles import NAMES, claim_ensemble, judge_as_one
-from rewardlab.evaluation.suites import JudgedSuites, evaluate_suites
+from rewardlab.evaluation.evaluate import EvalResult, Finish, evaluate_folder, evaluate_into, summary
+from rewardlab.evaluation.suite_ensembles import NAMES, judge_as_one, require_scales
+from rewardlab.evaluation.suites import JudgedSuites, evaluate_suites, evaluate_suites_into
 
 logger = logging.getLogger("rewardlab")
 
@@ -84,41 +76,41 @@ class Judged:
         return own if self.ensemble is None else {**own, **self.ensemble.results}
 
 
-def judge_folders(config: EvalConfig) -> Judged:
+def judge_folders(config: EvalConfig, *, finish: Finish | None = None) -> Judged:
     """Run `rewardlab eval`: judge every named model, and those of `--ensemble` as one.
 
     The results of one model are written to `--output-dir` itself, those of several to folders in it with their names;
-    `models.json` there holds the metrics of all. Raises as `evaluate_folder` does, and ConfigError for a penalty
+    `models.json` there holds the metrics of all. They get their places together, once `finish` has added to them.
+
+    Raises as `evaluate_folder` does, and ConfigError for a penalty
     without an ensemble and for an ensemble of one model that is not a probe.
     """
     config.require_complete()
     _require_penalised(config)
     folders = config.run.folders
     if len(folders) == 1 and not config.run.ensemble:
-        judged_alone = _judged(config, folders[0], config.run.output_dir)
-        return Judged(models={names_of(folders).popitem()[0]: judged_alone}, ensemble=None)
+        (name,) = names_of(folders)
+        judged_alone = _model(folders[0], config.run.output_dir, evaluate_folder(config, finish=finish))
+        return Judged(models={name: judged_alone}, ensemble=None)
     named = names_of(folders)
     for folder in folders:
         read_spec(Path(folder))  # Before the first one is scored, which may take hours.
     if len(config.run.ensemble) == 1:
         require_heads(config.run.ensemble[0])
-    out = config.run.output_dir
-    with only_writer(out):
-        places = {name: out / name for name in named}
-        for place in (out, *places.values()):
-            claim_evaluation(place, config.run.inputs(config.data), overwrite=config.run.overwrite)
+    out, inputs = config.run.output_dir, config.run.inputs(config.data)
+    with placing_evaluation(out, inputs, overwrite=config.run.overwrite, rooms=list(named)) as place:
         judged: dict[str, JudgedModel] = {}
         members = members_of(config)
         for number, (name, folder) in enumerate(named.items(), start=1):
             logger.info("model %d of %d: %s (%s)", number, len(named), name, folder)
-            is_member = folder in config.run.ensemble
-            judged[name] = _judged(config, folder, places[name], members if is_member else None)
-            if number == 1:  # It may take long until the next one is judged, and what is there is of other models.
-                clear_evaluation(out)
+            own = config.replace(model=folder, models=(), ensemble=(), output_dir=out / name)
+            evaluated = evaluate_into(place / name, own, members if folder in config.run.ensemble else None)
+            judged[name] = _model(folder, out / name, evaluated)
         if members is not None:
             members.release()
         judged = {name: _with_card(one) for name, one in judged.items()}
         _write(
+            place,
             config,
             {
                 name: {
@@ -135,43 +127,45 @@ def judge_folders(config: EvalConfig) -> Judged:
         ensemble = None
         if config.run.ensemble:
             of_folder = {one.model: (name, one.result.rows) for name, one in judged.items()}
-            ensemble = judge_ensemble(config, dict(of_folder[folder] for folder in config.run.ensemble))
+            ensemble = judge_ensemble(place, config, dict(of_folder[folder] for folder in config.run.ensemble))
+        if finish is not None:
+            finish(place)
     return Judged(models=judged, ensemble=ensemble)
 
 
-def judge_suites(config: EvalConfig) -> dict[str, JudgedSuites]:
+def judge_suites(config: EvalConfig, *, finish: Finish | None = None) -> dict[str, JudgedSuites]:
     """Run `rewardlab eval --suite`: judge every model that is named on the suites, and those of `--ensemble` as one.
 
     Returns name -> its suites, the combinations of the ensemble last.
 
-    Folders are those of `judge_folders`. Raises as `evaluate_suites` and `claim_ensemble` do, and ConfigError for a
+    Folders are those of `judge_folders`. Raises as `evaluate_suites` and `require_scales` do, and ConfigError for a
     penalty without an ensemble.
     """
     config.require_complete()
     _require_penalised(config)
     out, folders = config.run.output_dir, config.run.folders
     if len(folders) == 1 and not config.run.ensemble:
-        return {names_of(folders).popitem()[0]: evaluate_suites(config)}
+        return {names_of(folders).popitem()[0]: evaluate_suites(config, finish=finish)}
     named = names_of(folders)
     for folder in folders:
         read_spec(Path(folder))
-    with only_writer(out):
-        for place in (out, *(out / name for name in named)):
-            claim_evaluation(place, (), overwrite=config.run.overwrite)
-        if config.run.ensemble:
-            claim_ensemble(config)
+    if config.run.ensemble:
+        require_scales(config)
+    rooms = [*named, *(NAMES.values() if config.run.ensemble else ())]
+    with placing_evaluation(out, (), overwrite=config.run.overwrite, rooms=rooms) as place:
         judged: dict[str, JudgedSuites] = {}
-        for number, (name, folder) in enumerate(named.items(), start=1):
-            judged[name] = evaluate_suites(config.replace(model=folder, models=(), ensemble=(), output_dir=out / name))
-            if number == 1:
-                clear_evaluation(out)
+        for name, folder in named.items():
+            own = config.replace(model=folder, models=(), ensemble=(), output_dir=out / name)
+            judged[name] = evaluate_suites_into(place / name, own)
         facts: dict[str, Mapping[str, object]] = {name: {"model": folder} for name, folder in named.items()}
         if config.run.ensemble:
             of_folder = {folder: name for name, folder in named.items()}
             members = {name: judged[name] for name in map(of_folder.__getitem__, config.run.ensemble)}
-            judged |= judge_as_one(config, members)
+            judged |= judge_as_one(place, config, members)
             facts |= {name: {"ensemble": config.run.ensemble} for name in judged if name not in named}
-        _write(config, facts, data={}, tokens={})
+        _write(place, config, facts, data={}, tokens={})
+        if finish is not None:
+            finish(place)
     return judged
 
 
@@ -184,9 +178,8 @@ def _require_penalised(config: EvalConfig) -> None:
     )
 
 
-def _judged(config: EvalConfig, folder: str, place: Path, members: Members | None = None) -> JudgedModel:
-    own = config.replace(model=folder, models=(), ensemble=(), output_dir=place)
-    result, sources, tokens = evaluate_folder(own, members=members)
+def _model(folder: str, place: Path, evaluated: tuple[EvalResult, Sequence[SourceReport], TokenReport]) -> JudgedModel:
+    result, sources, tokens = evaluated
     return JudgedModel(model=folder, output_dir=place, result=result, sources=sources, tokens=tokens)
 
 
@@ -194,11 +187,11 @@ def _with_card(one: JudgedModel) -> JudgedModel:
     """Return a model with its precision card, which had to wait until the ensemble's backbone was released."""
     if one.result.make_card is None:
         return one
-    with only_writer(one.output_dir):
-        return replace(one, result=replace(one.result, card=one.result.make_card(), make_card=None))
+    return replace(one, result=replace(one.result, card=one.result.make_card(), make_card=None))
 
 
 def _write(
+    place: Path,
     config: EvalConfig,
     models: Mapping[str, Mapping[str, object]],
     *,
@@ -206,9 +199,8 @@ def _write(
     tokens: Mapping[str, object],
 ) -> None:
     """Write `manifest.json` and `models.json` of an evaluation of several models; `models` has the facts about each."""
-    out = config.run.output_dir
     write_json(
-        out / MANIFEST,
+        place / MANIFEST,
         {
             "config": to_mapping(config.replace(overwrite=False)),
             "data": data,
@@ -216,7 +208,7 @@ def _write(
             "provenance": provenance(),
         },
     )
-    write_json(out / MODELS_FILE, {name: {**one, **_sums(one)} for name, one in models.items()})
+    write_json(place / MODELS_FILE, {name: {**one, **_sums(one)} for name, one in models.items()})
 
 
 def _sums(facts: Mapping[str, object]) -> dict[str, str]:

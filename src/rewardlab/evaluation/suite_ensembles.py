@@ -23,7 +23,6 @@ from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.suites.judging import judge_suite
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import provenance, write_json
-from rewardlab.core.run_folder import claim_evaluation, clear_evaluation
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.suites.reading import SuiteData, folder_of, read_suite
@@ -58,28 +57,23 @@ class Scaled:
     """In standard deviations; NaN where a member has no score."""
 
 
-def claim_ensemble(config: EvalConfig) -> None:
-    """Raise ConfigError, before anything is scored, for a single model without heads, a member without a scale, or
-    folders that hold something else."""
+def require_scales(config: EvalConfig) -> None:
+    """Raise ConfigError, before anything is scored, for a single model without heads or a member without a scale."""
     if len(config.run.ensemble) == 1:
         require_heads(config.run.ensemble[0])
     else:
         stored_scales(config.run.ensemble)
         tell_of_other_data({model: read_spec(Path(model)) for model in config.run.ensemble})
-    for name in NAMES.values():
-        claim_evaluation(config.run.output_dir / name, (), overwrite=config.run.overwrite)
 
 
-def judge_as_one(config: EvalConfig, members: Mapping[str, JudgedSuites]) -> dict[str, JudgedSuites]:
+def judge_as_one(place: Path, config: EvalConfig, members: Mapping[str, JudgedSuites]) -> dict[str, JudgedSuites]:
     """Judge the models of `--ensemble`, which were judged each for itself, as one; return combination -> its suites.
 
-    The results of each combination are written to a folder of its name. Raises as `claim_ensemble` does, and
+    The results of each combination are written to a folder of its name in `place`. Raises as `require_scales` does, and
     ArtifactError for a probe of which an earlier version wrote no scale.
     """
     run = config.run
     judged: dict[str, list[SuiteEvaluation]] = {name: [] for name in NAMES.values()}
-    for name in judged:
-        clear_evaluation(run.output_dir / name)
     of_heads = len(run.ensemble) == 1
     model = SavedModel(config.replace(model=run.ensemble[0], models=(), ensemble=())) if of_heads else None
     found: list[SuiteData] = []
@@ -89,14 +83,14 @@ def judge_as_one(config: EvalConfig, members: Mapping[str, JudgedSuites]) -> dic
         own = {name: of_model.suites[number].rows for name, of_model in members.items()}
         scaled = _of_models(own, run.ensemble) if model is None else _of_heads(model, data, *own.values())
         for how, scores_R in combinations(scaled.scores_MR, penalty=run.ensemble_penalty).items():
-            judged[NAMES[how]].append(_judge(data, scaled, scores_R, run.output_dir / NAMES[how], seed=run.seed))
+            judged[NAMES[how]].append(_judge(data, scaled, scores_R, place / NAMES[how], seed=run.seed))
         found.append(data)
         names = scaled.members if model is None else [f"{len(scaled.members)} bootstrap heads"]
     said = f"of {', '.join(names)}, each put on one scale by {BY_PROBE if of_heads else BY_CALIBRATION}."
     meanings = {how: f"{meaning}: {said}" for how, meaning in COMBINATIONS.items()}
     meanings["lower"] = f"{COMBINATIONS['lower']} (λ = {run.ensemble_penalty:g}): {said}"
     for how, name in NAMES.items():
-        _write_manifest(config, name, found, {"members": list(names), "how": how, "meaning": meanings[how]})
+        _write_manifest(place / name, config, found, {"members": list(names), "how": how, "meaning": meanings[how]})
     return {NAMES[how]: JudgedSuites(suites=judged[NAMES[how]], card=None, meaning=meanings[how]) for how in NAMES}
 
 
@@ -162,14 +156,13 @@ def _judge(data: SuiteData, scaled: Scaled, scores_R: FloatArray, folder: Path, 
         shortened=sum(row.truncated_reply_tokens > 0 for row in rows),
         rows=rows,
     )
-    folder.mkdir(parents=True, exist_ok=True)
     write_suite(folder, data, evaluation, rows)
     return evaluation
 
 
-def _write_manifest(config: EvalConfig, name: str, data: Sequence[SuiteData], ensemble: dict[str, object]) -> None:
+def _write_manifest(folder: Path, config: EvalConfig, data: Sequence[SuiteData], ensemble: dict[str, object]) -> None:
     write_json(
-        config.run.output_dir / name / "manifest.json",
+        folder / "manifest.json",
         {
             "config": to_mapping(config.replace(model="", models=(), overwrite=False)),
             "data": [facts(one) for one in data],

@@ -18,8 +18,9 @@ from rewardlab.analysis.suites.judging import SuiteResult, judge_suite
 from rewardlab.core.bars import bar
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import RenderError
+from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import finite_or_none, provenance, sha256_file, write_json, write_jsonl
-from rewardlab.core.run_folder import SCORES_SUM, SPEC_SUM, claim_evaluation, clear_evaluation, only_writer
+from rewardlab.core.run_folder import SCORES_SUM, SPEC_SUM
 from rewardlab.core.suites import SuiteItem
 from rewardlab.core.types import Comparison, Message, Preference, ScoreRow, TokenGroup
 from rewardlab.data.bulk import render_replies
@@ -29,7 +30,7 @@ from rewardlab.data.markers import ControlTokensError
 from rewardlab.data.suites.reading import SuiteData, folder_of, read_suite, require_suites
 from rewardlab.data.token_report import tell_typed
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.evaluation.evaluate import card_maker, resolve
+from rewardlab.evaluation.evaluate import Finish, card_maker, resolve
 from rewardlab.evaluation.saved import SavedModel
 from rewardlab.score import score_rows
 
@@ -84,7 +85,7 @@ class JudgedSuites:
     """Of an ensemble: what was made of whose scores."""
 
 
-def evaluate_suites(config: EvalConfig) -> JudgedSuites:
+def evaluate_suites(config: EvalConfig, *, finish: Finish | None = None) -> JudgedSuites:
     """Run `rewardlab eval --suite`: score each suite once, judge it by its rule, and write scores and rows.
 
     Raises DataError for a suite that cannot be read, ArtifactError for a damaged model, and ConfigError for a folder
@@ -94,12 +95,15 @@ def evaluate_suites(config: EvalConfig) -> JudgedSuites:
     require(len(config.run.folders) == 1, "evaluate_suites judges one model. Give several to judge_suites.")
     config = config.replace(model=config.run.folders[0], models=(), ensemble=())
     require_suites(config.run.suite, config.run.suite_data)
-    with only_writer(config.run.output_dir):
-        claim_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite)
-        return _evaluate(config)
+    with placing_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite) as place:
+        judged = evaluate_suites_into(place, config)
+        if finish is not None:
+            finish(place)
+    return judged
 
 
-def _evaluate(config: EvalConfig) -> JudgedSuites:
+def evaluate_suites_into(place: Path, config: EvalConfig) -> JudgedSuites:
+    """Judge one model as `evaluate_suites` does, and write the files to `place`, which is empty."""
     run, suites = config.run, config.run.suite
     model = SavedModel(config)
     # The data come first: what is wrong with them is told before weights are loaded and canaries scored.
@@ -108,9 +112,8 @@ def _evaluate(config: EvalConfig) -> JudgedSuites:
     scores = [
         model.scores(own.groups, progress=f"scoring {one.suite}") for one, own in zip(data, tokenised, strict=True)
     ]
-    clear_evaluation(run.output_dir)
     write_json(
-        run.output_dir / "manifest.json",
+        place / "manifest.json",
         {
             "config": to_mapping(resolve(config, model)),
             "data": [facts(one) for one in data],
@@ -120,15 +123,20 @@ def _evaluate(config: EvalConfig) -> JudgedSuites:
         },
     )
     judged = [
-        _judge(one, own, its_scores, run.output_dir, seed=run.seed)
+        _judge(one, own, its_scores, place, seed=run.seed)
         for one, own, its_scores in zip(data, tokenised, scores, strict=True)
     ]
     # The card comes last, since it changes the model.
-    return JudgedSuites(suites=judged, card=_card(config, model, tokenised, scores) if run.precision_card else None)
+    card = _card(place, config, model, tokenised, scores) if run.precision_card else None
+    return JudgedSuites(suites=judged, card=card)
 
 
 def _card(
-    config: EvalConfig, model: SavedModel, tokenised: Sequence[Tokenised], scores: Sequence[Sequence[np.ndarray]]
+    place: Path,
+    config: EvalConfig,
+    model: SavedModel,
+    tokenised: Sequence[Tokenised],
+    scores: Sequence[Sequence[np.ndarray]],
 ) -> PrecisionCard | None:
     """Write and return the precision card, on the preferences of all suites of which two replies have tokens; None if
     there are none and, with a warning, if the model cannot be computed in float32 here."""
@@ -141,7 +149,7 @@ def _card(
     if not judged:
         return None
     groups = [group for group, _ in judged]
-    return card_maker(config, model, groups, score_rows(groups, [own for _, own in judged]))()
+    return card_maker(place, config, model, groups, score_rows(groups, [own for _, own in judged]))()
 
 
 def tokenise(data: SuiteData, renderer: Renderer) -> Tokenised:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_cl
 from rewardlab.core.config import config_hash, require_kind, to_mapping
 from rewardlab.core.errors import ArtifactError, DataError, RewardlabError
 from rewardlab.core.files import cache_folder, provenance, write_json, write_jsonl
-from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
+from rewardlab.core.placing import placing
+from rewardlab.core.run_folder import MANIFEST, claim_folder, only_writer, written_by_run
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups, roots_of
@@ -85,24 +86,32 @@ class ProbeResult:
     seconds: float
 
 
-def probe(config: ProbeConfig) -> ProbeResult:
+def probe(config: ProbeConfig, *, finish: Callable[[ProbeResult, Path], object] | None = None) -> ProbeResult:
     """Fit a head on frozen states as `config` says, save it as a reward model, and judge it; see docs/probe.md.
+
+    The files get their places together, once `finish` has added to those in a folder.
 
     Raises a subclass of RewardlabError for anything the user can fix.
     """
     require_kind(config, ProbeConfig)
     require_inputs(config.model, config.data)
-    with only_writer(config.run.output_dir):
-        return _probe(config)
+    folder = config.run.output_dir
+    with only_writer(folder):
+        claim_folder(
+            folder,
+            (config.model.model, *without_weights(config.data.dataset, "--dataset"), *config.data.test_dataset),
+            overwrite=config.run.overwrite,
+        )
+        with placing(folder, lambda: written_by_run(folder), whole=(BEST,)) as place:
+            result = _probe(place, config)
+            if finish is not None:
+                finish(result, place)
+    return result
 
 
-def _probe(config: ProbeConfig) -> ProbeResult:
+def _probe(place: Path, config: ProbeConfig) -> ProbeResult:
+    """Do as `probe` does, and write the files to `place`, which is empty."""
     started = time.perf_counter()
-    claim_folder(
-        config.run.output_dir,
-        (config.model.model, *without_weights(config.data.dataset, "--dataset"), *config.data.test_dataset),
-        overwrite=config.run.overwrite,
-    )
     config = config.replace(**settle_rendering(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering)
     prepared = load_data(config.data, base.renderer, seed=config.run.seed)
@@ -117,27 +126,24 @@ def _probe(config: ProbeConfig) -> ProbeResult:
         for name, part in groups.items()
     }
     fitted = _fit(config, groups, states)
-    # Clear the folder only now, so that an earlier probe is not lost to a wrong flag: from here on only a lack of disk
-    # or memory can stop this one.
-    clear_folder(config.run.output_dir)
-    _write_start(config, prepared, tokens)
-    folder = _save(config, model, base, fitted)
+    _write_start(place, config, prepared, tokens)
+    folder = _save(place, config, model, base, fitted)
     scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
     test = _judge_folder(config, scorer, fitted, groups)
     result = ProbeResult(
         output_dir=config.run.output_dir,
-        model=folder,
+        model=config.run.output_dir / BEST,
         layers=fitted.layers,
         chosen=fitted.chosen,
         curve=fitted.curve,
         test=test,
         # It comes last, since it changes the model.
-        card=_card(config, scorer, groups.get("test", []), test),
+        card=_card(place, config, scorer, groups.get("test", []), test),
         baselines=fitted.baselines,
         uncertainty=fitted.uncertainty,
         seconds=time.perf_counter() - started,
     )
-    _write_results(result)
+    _write_results(place, result)
     return result
 
 
@@ -223,15 +229,15 @@ def _resolve(config: ProbeConfig, decided: Decided) -> ProbeConfig:
     return config.replace(**settings)
 
 
-def _write_start(config: ProbeConfig, prepared: Prepared, tokens: Mapping[str, object]) -> None:
+def _write_start(place: Path, config: ProbeConfig, prepared: Prepared, tokens: Mapping[str, object]) -> None:
     write_json(
-        config.run.output_dir / MANIFEST,
+        place / MANIFEST,
         {"config_hash": config_hash(config), "data": prepared.reports, "tokens": tokens, "provenance": provenance()},
     )
-    write_json(config.run.output_dir / "config.json", to_mapping(config))
+    write_json(place / "config.json", to_mapping(config))
 
 
-def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) -> Path:
+def _save(place: Path, config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) -> Path:
     """Save the model, cut off after the chosen layer, with the fitted head, as `best/`, and verify it; return the
     folder.
     """
@@ -242,7 +248,7 @@ def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) 
         if model.head.bias is not None:
             # The fit sees only differences of scores, which say nothing about the bias.
             model.head.bias.zero_()
-    folder = config.run.output_dir / BEST
+    folder = place / BEST
     facts = {
         "config": to_mapping(config),
         "config_hash": config_hash(config),
@@ -254,9 +260,9 @@ def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) 
         folder, model, base.renderer, beta=1.0, save_dtype=saved_dtype(config.run.save_dtype), provenance=facts
     )
     verify_in_clean_process(folder)
-    logger.info("saved %s and verified it in a clean process", folder)
+    logger.info("saved the model and verified it in a clean process")
     np.savez(
-        config.run.output_dir / HEADS,
+        place / HEADS,
         head=head_W,
         bootstrap=fitted.heads.bootstrap_WB.T,
         layer=layer,
@@ -307,7 +313,7 @@ def _is_rounded(config: ProbeConfig) -> bool:
 
 
 def _card(
-    config: ProbeConfig, scorer: Scorer, test: Sequence[TokenGroup], result: EvalResult | None
+    place: Path, config: ProbeConfig, scorer: Scorer, test: Sequence[TokenGroup], result: EvalResult | None
 ) -> PrecisionCard | None:
     """Write and return the precision card of the saved folder, whose `result` on the test data is known.
 
@@ -330,15 +336,15 @@ def _card(
     except (RewardlabError, torch.OutOfMemoryError) as error:
         logger.warning("no precision card (--no-precision-card leaves it out): %s", error)
         return None
-    evals = config.run.output_dir / "evals"
+    evals = place / "evals"
     evals.mkdir(exist_ok=True)
     write_card(evals, card)
     return card
 
 
-def _write_results(result: ProbeResult) -> None:
+def _write_results(place: Path, result: ProbeResult) -> None:
     """Write score rows, uncertainty, and everything else as `probe.json`."""
-    evals = result.output_dir / "evals"
+    evals = place / "evals"
     write_evaluation(evals, "cross_validated", result.chosen.result)
     if result.test is not None:
         write_evaluation(evals, "test", result.test)
@@ -347,7 +353,7 @@ def _write_results(result: ProbeResult) -> None:
     if result.uncertainty is not None:
         write_jsonl(evals / "test.uncertainty.jsonl", result.uncertainty.comparisons)
     write_json(
-        result.output_dir / "probe.json",
+        place / "probe.json",
         {
             "chosen_layer": result.chosen.layer,
             "layers": [

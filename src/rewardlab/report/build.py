@@ -222,9 +222,11 @@ def write_report(
     card: bool = False,
     overwrite: bool = False,
     controls: Path | None = None,
+    later: Path | None = None,
 ) -> list[Path]:
     """Write `report.html` and `report.md` about the folders, and with `card` the card of each model; return the paths.
 
+    `later` is where `output_dir`, with folders that lie in it, stands when the report is read.
     The folder of an evaluation of several models stands for those of the models. `controls` is a folder of `rewardlab
     diagnose`, in place of what lies in the folders.
 
@@ -238,6 +240,8 @@ def write_report(
         found = read_controls(controls)
         records = [replace(record, controls=found) for record in records]
     told = [tell(record, find_texts=find_texts, num_mistakes=num_mistakes) for record in records]
+    if later is not None:
+        told = [replace(one, record=_moved(one.record, output_dir, later)) for one in told]
     document = report_of(told, [own for folder in folders if (own := read_ensemble(folder)) is not None])
     html, text = output_dir / REPORT_HTML, output_dir / REPORT_MD
     write_text(html, html_page(document))
@@ -249,6 +253,16 @@ def write_report(
         text,
         *(_write_card(one, overwrite=overwrite) for one in told),
     ]
+
+
+def _moved(record: Record, now: Path, later: Path) -> Record:
+    """Return a record with its folder and that of its model as they are called when `now` has been moved to `later`."""
+
+    def place(folder: Path) -> Path:
+        return later / folder.relative_to(now) if folder.is_relative_to(now) else folder
+
+    model = record.model_folder
+    return replace(record, folder=place(record.folder), model_folder=None if model is None else place(model))
 
 
 def _write_card(told: Told, *, overwrite: bool) -> Path:

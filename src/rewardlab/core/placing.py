@@ -1,0 +1,179 @@
+"""Results of several files that appear together, in a folder where other files may stand, or not at all.
+
+They are written to a folder inside that one, on the same disk, so that neither what is around it nor a link to it
+matters. Only when all of them are whole are earlier results moved aside and these into their place, which takes
+milliseconds. Whatever ends a process before the last of these moves, the next one that writes there (`settle`) puts
+back what stood there, so that no result is half of one run and half of another.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from rewardlab.core.errors import ConfigError, DataError, naming
+from rewardlab.core.files import read_json, write_json
+from rewardlab.core.folders import fsync_folder, remove
+from rewardlab.core.signals import held_back, results_are_whole
+
+MOVING: Final = ".results.moving"
+"""Name of the folder of results that are all written and perhaps not all moved into place."""
+WRITTEN: Final = ".results.tmp-"
+"""Begins the name of one whose results are still being written, or are of no more use; the process id follows."""
+NEW, OLD, PLAN = "new", "old", "plan.json"
+"""What is in it: the results, those that they replace, and which files these are."""
+LAST: Final = "manifest.json"
+"""The name by which results are recognised: files of this name are moved last."""
+Stamp = list[list[object]]
+"""Name, size and time of change of a file, or of every file in a folder: moving does not change them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What takes whose place, by names in the folder."""
+
+    new: Mapping[str, Stamp]
+    """Name -> stamp."""
+    old: Sequence[str]
+
+    def ordered(self) -> list[str]:
+        """The names of the new results in the order in which they are moved."""
+        return sorted(self.new, key=lambda name: (name == LAST, PurePosixPath(name).name == LAST, name))
+
+
+@contextmanager
+def placing(folder: Path, earlier: Callable[[], Iterable[str]], *, whole: Collection[str] = ()) -> Iterator[Path]:
+    """Yield an empty folder whose content takes its place in `folder` when the block ends without an error.
+
+    This process must have locked `folder` (`run_folder.only_writer`). `earlier` is asked then for the names in `folder`
+    of earlier results, which go; other files there stay, but for those with the names of new results. A name may be a
+    path into a folder. Of the new results, the folders named in `whole` are moved as one.
+
+    On any error `folder` stays as it was.
+    """
+    written = folder / f"{WRITTEN}{os.getpid()}"
+    try:
+        remove(written)
+        for name in (NEW, OLD):
+            (written / name).mkdir(parents=True)
+        with naming(folder, temporary=written / NEW):
+            yield written / NEW
+            fsync_folder(written)
+            plan = _plan(folder, written / NEW, earlier(), whole)
+            write_json(written / PLAN, {"new": plan.new, "old": plan.old})
+        with held_back():
+            try:
+                written.rename(folder / MOVING)
+                _move_in(folder, plan)
+                (folder / MOVING).rename(written)
+            except OSError:
+                settle(folder)
+                raise
+            results_are_whole(folder)
+    finally:
+        remove(written)
+
+
+def settle(folder: Path) -> None:
+    """Put back what earlier results a process that was killed had moved aside, and remove what it left.
+
+    This process must have locked `folder`. Raises ConfigError if something else has taken a name meanwhile.
+    """
+    moving = folder / MOVING
+    if moving.is_dir() and not moving.is_symlink():
+        plan = _read_plan(folder, moving / PLAN)
+        for name, stamp in plan.new.items():
+            # Only what this process itself moved there, unchanged since: anything else is somebody else's.
+            if not os.path.lexists(moving / NEW / name) and _stamp(folder / name) == stamp:
+                _move(folder / name, moving / NEW / name)
+        for number, name in enumerate(plan.old):
+            aside, place = moving / OLD / str(number), folder / name
+            if os.path.lexists(aside):
+                if os.path.lexists(place):
+                    raise ConfigError(
+                        f"{place} was put there after a process was killed that replaced the results in {folder}. The "
+                        f"earlier file of that name is {aside}. Move one of the two away."
+                    )
+                _move(aside, place)
+        moving.rename(folder / f"{WRITTEN}{os.getpid()}")
+    for left_over in folder.glob(f"{WRITTEN}*"):
+        remove(left_over)
+
+
+def _move_in(folder: Path, plan: Plan) -> None:
+    """Move earlier results aside, and then the new ones into their place: never do some of both stand there."""
+    moving = folder / MOVING
+    for number, name in enumerate(plan.old):
+        _move(folder / name, moving / OLD / str(number))
+    # A folder of which only earlier results were the content goes with them.
+    for around in sorted({(folder / name).parent for name in plan.old} - {folder}, reverse=True):
+        if not any(around.iterdir()) and not around.is_symlink():
+            around.rmdir()
+    for name in plan.ordered():
+        _move(moving / NEW / name, folder / name)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Give a file or a folder another name, also on another disk, where a link may lead."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+        remove(copy)
+        if source.is_dir() and not source.is_symlink():
+            shutil.copytree(source, copy, symlinks=True)
+        else:
+            shutil.copy2(source, copy, follow_symlinks=False)
+        copy.rename(target)
+        remove(source)
+
+
+def _plan(folder: Path, new: Path, earlier: Iterable[str], whole: Collection[str]) -> Plan:
+    names = list(_units(new, new, whole))
+    gone = dict.fromkeys(name for name in (*earlier, *names) if os.path.lexists(folder / name))
+    return Plan(new={name: _stamp(new / name) for name in names}, old=list(gone))
+
+
+def _units(root: Path, room: Path, whole: Collection[str]) -> Iterator[str]:
+    """Yield the names below `root` that are moved as one: files, and folders that are moved whole."""
+    for path in sorted(room.iterdir()):
+        name = path.relative_to(root).as_posix()
+        if path.is_dir() and not path.is_symlink() and name not in whole:
+            yield from _units(root, path, whole)
+        else:
+            yield name
+
+
+def _stamp(path: Path) -> Stamp:
+    """Return the stamp of a file or folder; an empty one if there is none."""
+    if not os.path.lexists(path):
+        return []
+    inside = sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else [path]
+    files = [(one, one.lstat()) for one in inside if one.is_symlink() or not one.is_dir()]
+    return [["", 0, 0], *([one.relative_to(path).as_posix(), at.st_size, at.st_mtime_ns] for one, at in files)]
+
+
+def _read_plan(folder: Path, path: Path) -> Plan:
+    """Return the plan of results that are moved. Raises DataError if it is damaged, or names what is outside."""
+    values = read_json(path)
+    new, old = (values.get("new"), values.get("old")) if isinstance(values, dict) else (None, None)
+    if (
+        not isinstance(new, dict)
+        or not isinstance(old, list)
+        or not all(_is_inside(folder, name) for name in (*new, *old))
+    ):
+        raise DataError(f"{path}: damaged, or of another folder. Look what is in {path.parent}, and move it away.")
+    return Plan(new=new, old=old)
+
+
+def _is_inside(folder: Path, name: object) -> bool:
+    return isinstance(name, str) and (folder / name).parent.resolve().is_relative_to(folder.resolve())

@@ -1,0 +1,244 @@
+"""Results of several files: all of them in their places, or what stood there before, whatever ended the writer."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rewardlab.core import placing as placing_module
+from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
+from rewardlab.core.placing import MOVING, placing, settle
+from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
+
+OLD = {
+    "manifest.json": "old",
+    "a.json": "old",
+    "gone.json": "old",
+    "sub/manifest.json": "old",
+    "sub/b.json": "old",
+    "best/weights": "old",
+    "best/more/tokens": "old",
+    "room/c.json": "old",
+}
+MINE = {"notes.txt": "mine", "sub/notes.txt": "mine", "a.json.bak": "mine"}
+NEW = {
+    "manifest.json": "new",
+    "a.json": "new",
+    "sub/manifest.json": "new",
+    "sub/d.json": "new",
+    "best/weights": "new",
+    "best/card": "new",
+}
+NAMES = ("manifest.json", "a.json", "gone.json", "sub/manifest.json", "sub/b.json", "sub/d.json", "best", "room/c.json")
+"""What the earlier results of a command may be called."""
+
+
+class KilledError(BaseException):
+    """In place of a kill: nothing that cleans up after an error answers to it once results are moved."""
+
+
+def put(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file whose name and folders can be seen."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for path in files
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    }
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*")]
+
+
+def place(folder: Path) -> None:
+    with placing(folder, lambda: NAMES, whole=("best",)) as new:
+        put(new, NEW)
+
+
+@contextmanager
+def killed_at_rename(at: int) -> Iterator[list[int]]:
+    """End by `KilledError` in place of the `at`-th renaming."""
+    rename, done = os.rename, [0]
+
+    def ending(*given: object, **more: object) -> None:
+        done[0] += 1
+        if done[0] >= at:
+            raise KilledError
+        rename(*given, **more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "rename", ending)
+        yield done
+
+
+def ends(at: int, what: Callable[[], object]) -> bool:
+    try:
+        with killed_at_rename(at):
+            what()
+    except KilledError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("before", [{}, OLD], ids=["first", "again"])
+def test_results_appear_together_and_files_of_others_stay(tmp_path: Path, before: dict[str, str]) -> None:
+    put(tmp_path, MINE | before)
+    with placing(tmp_path, lambda: NAMES, whole=("best",)) as new:
+        put(new, NEW)
+        assert tree(tmp_path) == MINE | before
+    assert tree(tmp_path) == MINE | NEW
+    assert hidden(tmp_path) == []
+    assert not (tmp_path / "room").exists(), "nothing else was in it"
+
+
+@pytest.mark.parametrize("before", [{}, OLD], ids=["first", "again"])
+def test_after_a_kill_at_any_move_what_was_there_is_there_again(tmp_path: Path, before: dict[str, str]) -> None:
+    at = 1
+    while True:
+        folder = put(tmp_path / str(at), MINE | before)
+        if not ends(at, lambda folder=folder: place(folder)):  # type: ignore[misc]  # bound to this folder
+            break
+        shown = set(tree(folder).values()) - {"mine"}
+        assert len(shown) <= 1, f"some files are old and some are new: {tree(folder)}"
+        again = 1
+        while ends(again, lambda folder=folder: settle(folder)):  # type: ignore[misc]
+            again += 1
+        assert tree(folder) == MINE | before
+        assert hidden(folder) == []
+        place(folder)
+        assert tree(folder) == MINE | NEW
+        at += 1
+    assert at > len(NEW), "it was killed at every move"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), KilledError()])
+def test_an_error_while_results_are_written_leaves_all_as_it_was(tmp_path: Path, error: BaseException) -> None:
+    put(tmp_path, MINE | OLD)
+
+    def begun() -> None:
+        with placing(tmp_path, lambda: NAMES) as new:
+            put(new, {"manifest.json": "half"})
+            raise error
+
+    with pytest.raises(type(error)):
+        begun()
+    assert tree(tmp_path) == MINE | OLD
+    assert hidden(tmp_path) == []
+
+
+def test_an_error_while_they_are_moved_puts_back_what_was_there(tmp_path: Path, monkeypatch) -> None:
+    put(tmp_path, MINE | OLD)
+    move, done = placing_module._move, 0
+
+    def failing(source: Path, target: Path) -> None:
+        nonlocal done
+        done += 1
+        if done == len(OLD):
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        move(source, target)
+
+    monkeypatch.setattr(placing_module, "_move", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        place(tmp_path)
+    assert tree(tmp_path) == MINE | OLD
+    assert hidden(tmp_path) == []
+
+
+def test_what_another_command_has_put_there_since_is_not_touched(tmp_path: Path) -> None:
+    """The folder of results that were moved cannot outlive what it is about and remove the results of somebody else."""
+    put(tmp_path, MINE)
+    assert ends(len(NEW), lambda: place(tmp_path))
+    for name in list(tree(tmp_path)):
+        (tmp_path / name).unlink()
+    other = dict.fromkeys(NEW, "another run")
+    put(tmp_path, other)
+    settle(tmp_path)
+    assert tree(tmp_path) == other
+    assert hidden(tmp_path) == []
+
+
+def test_earlier_results_are_not_lost_where_something_has_taken_their_names(tmp_path: Path) -> None:
+    put(tmp_path, OLD)
+    assert ends(5, lambda: place(tmp_path))
+    gone = next(name for name in OLD if not (tmp_path / name).exists())
+    put(tmp_path, {gone: "another"})
+    with pytest.raises(ConfigError, match="Move one of the two away") as refused:
+        settle(tmp_path)
+    aside = Path(str(refused.value).split("earlier file of that name is ")[1].split(". Move")[0])
+    assert aside.read_text() == "old"
+    (tmp_path / gone).unlink()
+    settle(tmp_path)
+    assert tree(tmp_path) == OLD
+
+
+def test_a_folder_of_results_is_moved_to_another_disk_where_a_link_leads(tmp_path: Path, monkeypatch) -> None:
+    folder, elsewhere = put(tmp_path / "out", MINE | OLD), tmp_path / "disk"
+    shutil.move(folder / "sub", elsewhere)
+    (folder / "sub").symlink_to(elsewhere)
+    rename = os.rename
+
+    def on_disks(source: Path, target: Path) -> None:
+        if len({"disk" in Path(os.path.realpath(path.parent)).parts for path in map(Path, (source, target))}) > 1:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", on_disks)
+    place(folder)
+    assert tree(elsewhere) == {"manifest.json": "new", "d.json": "new", "notes.txt": "mine"}
+    assert (folder / "sub").is_symlink()
+    assert hidden(folder) == hidden(elsewhere) == []
+
+
+@pytest.mark.parametrize("name", ["../outside/file", "link/file"])
+def test_a_plan_that_names_what_is_outside_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "outside").mkdir()
+    folder = put(tmp_path / "out", {f"{MOVING}/old/0": "planted"})
+    (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / MOVING / "plan.json").write_text(json.dumps({"new": {}, "old": [name]}))
+    with pytest.raises(DataError, match="damaged, or of another folder"):
+        settle(folder)
+    assert not (tmp_path / "outside/file").exists()
+
+
+def test_a_signal_that_comes_while_they_are_moved_waits_and_is_told_that_all_is_written(tmp_path, monkeypatch) -> None:
+    move, sent = placing_module._move, []
+
+    def moving(source: Path, target: Path) -> None:
+        if not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGTERM)
+        move(source, target)
+
+    monkeypatch.setattr(placing_module, "_move", moving)
+    with pytest.raises(RunInterrupted, match="What it had to write is whole") as ended, ended_by_signals(BEGINS_ANEW):
+        place(tmp_path)
+    assert ended.value.exit_status == 0
+    assert tree(tmp_path) == NEW
+    assert hidden(tmp_path) == []
+
+
+def test_a_signal_before_that_says_that_the_command_begins_anew(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunInterrupted, match=BEGINS_ANEW) as ended,
+        ended_by_signals(BEGINS_ANEW),
+        placing(tmp_path, lambda: NAMES),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.exit_status == 75
+    assert tree(tmp_path) == {}

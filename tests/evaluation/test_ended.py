@@ -1,0 +1,236 @@
+"""Commands that judge, ended while they write: the same command begins anew, and earlier results stay whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import write_base_model, write_pairs
+from killing import KILLED_AT_WRITES, at_write, run_program
+from reward_models import save_tiny
+from rewardlab.cli import main
+from rewardlab.core.placing import MOVING
+from rewardlab.evaluation import evaluate
+
+DATA = ("--dataset", "pairs.jsonl", "--output-dir", "out")
+COMMANDS = {
+    "eval": ("eval", "m1", *DATA),
+    "models": ("eval", "m1", "m2", *DATA, "--no-precision-card"),
+    "ensemble": ("eval", "--ensemble", "m1", "m2", *DATA, "--no-precision-card"),
+    "calibrate": ("calibrate", "m1", *DATA),
+    "probe": ("probe", "--model", "base", *DATA, "--layers", "last", "--test-dataset", "pairs.jsonl"),
+    "compare": ("compare", "scores1", "scores2", "--output-dir", "out"),
+}
+SLOW = {"eval", "ensemble", "calibrate", "probe"}
+PLACES = 3
+"""At how many of its writes a command is ended."""
+
+
+class EndedError(Exception):
+    """In place of a kill."""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_base_model(folder / "base")
+    write_pairs(folder / "pairs.jsonl", 140)
+    for number in (1, 2):
+        save_tiny(folder / f"m{number}", seed=number, scale=(0.0, 1.0))
+        scores = ("eval", f"m{number}", "--dataset", "pairs.jsonl", "--output-dir", f"scores{number}")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.chdir(folder)
+            main([*scores, "--no-precision-card"])
+    return folder
+
+
+@pytest.fixture
+def here(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return prepared(inputs, tmp_path, monkeypatch)
+
+
+def prepared(inputs: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder.mkdir(exist_ok=True)
+    for path in inputs.iterdir():
+        (folder / path.name).symlink_to(path)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def content(out: Path, *, bare: bool = True) -> dict[str, Any]:
+    """Every file, by default without what says when and how it was written."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if path.is_dir() or path.name == ".lock":
+            continue
+        found[name] = path.read_bytes()
+        if bare and name.startswith("best/"):
+            found[name] = None  # its spec says when it was saved
+        elif bare and path.suffix == ".json":
+            values = json.loads(found[name])
+            found[name] = {
+                key: value for key, value in values.items() if key not in ("provenance", "seconds", "settings")
+            }
+        elif bare and path.name in ("report.html", "report.md", "heads.npz"):
+            found[name] = None
+    return found
+
+
+def writes_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a command and return how often it writes."""
+    count, fsync = 0, os.fsync
+
+    def counted(handle: int) -> None:
+        nonlocal count
+        count += 1
+        fsync(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", counted)
+        main([*words])
+    return count
+
+
+def ended_at(place: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def end() -> None:
+        raise EndedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", at_write(place, end))
+        with pytest.raises(EndedError):
+            main([*words])
+
+
+def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        main([*words])
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMMANDS]
+)
+def test_what_was_ended_while_it_wrote_is_begun_anew_by_the_same_command(inputs, here, command, monkeypatch, capsys):
+    words = COMMANDS[command]
+    main([*words])
+    number = writes_of((*words, "--overwrite"), monkeypatch)  # scores were kept by the first time
+    wanted = content(here / "out")
+    assert len(wanted) > 1
+    kept = content(here / "out", bare=False)
+    assert "already holds" in refused(words, capsys), "what is finished stays"
+    for place in sorted({1 + k * (number - 1) // (PLACES - 1) for k in range(PLACES)}):
+        ended_at(place, (*words, "--overwrite"), monkeypatch)
+        assert content(here / "out", bare=False) == kept, place
+        folder = prepared(inputs, here / str(place), monkeypatch)
+        ended_at(place, words, monkeypatch)
+        assert content(folder / "out") == {}, place
+        main([*words])
+        assert content(folder / "out") == wanted, place
+        monkeypatch.chdir(here)
+    (here / "out/notes.txt").write_text("mine")
+    main([*words, "--overwrite"])
+    assert content(here / "out") == wanted | {"notes.txt": b"mine"}
+
+
+def test_an_error_at_the_second_of_two_models_leaves_nothing_of_the_first(here, monkeypatch, capsys):
+    words, judged, judge = COMMANDS["models"], 0, evaluate.write_evaluation
+
+    def failing(*given: Any) -> None:
+        nonlocal judged
+        judged += 1
+        if judged == 2:
+            raise EndedError
+        judge(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate, "write_evaluation", failing)
+        with pytest.raises(EndedError):
+            main([*words])
+    assert content(here / "out") == {}
+    main([*words])
+    assert set(json.loads((here / "out/models.json").read_text())) == {"m1", "m2"}
+
+
+@pytest.mark.slow
+def test_a_calibration_that_was_ended_while_it_was_stored_is_begun_anew(here, inputs, monkeypatch):
+    (here / "m1").unlink()
+    save_tiny(here / "m1", seed=1)
+    words = (*COMMANDS["calibrate"], "--store")
+
+    def ending(*_: object, **__: object) -> None:
+        raise EndedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rewardlab.evaluation.calibrate.store_calibration", ending)
+        with pytest.raises(EndedError):
+            main([*words])
+    assert content(here / "out") == {}
+    main([*words])
+    assert "calibration.json" in content(here / "out")
+    assert json.loads((here / "m1/reward_spec.json").read_text())["calibration"]
+
+
+@pytest.mark.parametrize("command", ["models", "calibrate"])
+def test_a_report_names_the_folder_in_which_it_stands(here, command, monkeypatch, capsys):
+    main([*COMMANDS[command]])
+    told = {name: text for name, text in content(here / "out", bare=False).items() if b".results" in text}
+    assert not told
+    assert ".results" not in capsys.readouterr().out
+    if command == "models":
+        assert "m1" in (here / "out/report.md").read_text()
+
+
+def test_what_a_kill_left_half_moved_is_put_back_before_a_folder_is_claimed(here, monkeypatch, capsys):
+    """A kill that comes while files are moved is met by whichever command writes there next."""
+    words = COMMANDS["compare"]
+    rename, moved = os.rename, 0
+
+    def ending(*given: Any, **more: Any) -> None:
+        nonlocal moved
+        moved += 1
+        if moved == 4:  # the folder, one of the files, and now the other
+            os._exit(9)
+        rename(*given, **more)
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(_: int) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "_exit", killed)
+        patched.setattr(os, "rename", ending)
+        with pytest.raises(KilledError):
+            main([*words])
+    assert (here / "out" / MOVING).is_dir()
+    main([*words])
+    assert sorted(content(here / "out")) == ["compare.json", "disagreements.jsonl"]
+    assert not (here / "out" / MOVING).exists()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", ["models", "calibrate", "probe", "compare"])
+def test_killed_at_writes_each_begins_anew(inputs, tmp_path, command, monkeypatch) -> None:
+    words = COMMANDS[command]
+    prepared(inputs, tmp_path / "whole", monkeypatch)
+    main([*words])
+    number = writes_of((*words, "--overwrite"), monkeypatch)
+    wanted = content(tmp_path / "whole/out")
+    places = sorted({1 + k * (number - 1) // 7 for k in range(8)})
+    for place in places:
+        prepared(inputs, tmp_path / str(place), monkeypatch)
+    told = run_program(KILLED_AT_WRITES, [str(tmp_path), ",".join(map(str, places)), *words])
+    statuses = dict(line.split() for line in told.stdout.splitlines() if re.fullmatch(r"\d+ -?\d+", line))
+    assert statuses == {str(place): str(-signal.SIGKILL) for place in places}, told.stdout + told.stderr
+    for place in places:
+        monkeypatch.chdir(tmp_path / str(place))
+        main([*words])
+        assert content(tmp_path / str(place) / "out") == wanted, place
