@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rewardlab.gold.kept_results import Kept, key_of
 
 
@@ -27,11 +29,12 @@ def test_a_torn_line_is_cut_off_and_the_next_goes_on_behind_the_whole_ones(tmp_p
     assert Kept(tmp_path).get("b") == {"score": 3.0}
 
 
-def test_a_damaged_line_costs_what_it_held_and_no_more(tmp_path: Path, log) -> None:
+@pytest.mark.parametrize("damaged", [b"x" * 20, b"[" * 100_000])
+def test_a_damaged_line_costs_what_it_held_and_no_more(damaged: bytes, tmp_path: Path, log) -> None:
     kept = Kept(tmp_path)
     kept.add([(name, {"score": 1.0}) for name in "abc"])
     lines = kept.path.read_bytes().splitlines(keepends=True)
-    kept.path.write_bytes(lines[0] + b"x" * (len(lines[1]) - 1) + b"\n" + lines[2])
+    kept.path.write_bytes(lines[0] + damaged + b"\n" + lines[2])
     again = Kept(tmp_path)
     assert ["a" in again, "b" in again, "c" in again] == [True, False, True]
     assert "1 lines are damaged" in log.text

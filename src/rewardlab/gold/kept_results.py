@@ -94,6 +94,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     """Return an entry, None for a line that is not whole."""
     try:
         entry = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("key"), str) else None
