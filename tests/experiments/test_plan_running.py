@@ -286,8 +286,8 @@ def test_outdated_runs_are_left_alone_with_the_command_that_does_them_again(tmp_
     status, told = run(study)
     assert (status, by_hand) == (1, [])
     assert told[0] == (
-        "harsh/seed_0: outdated: it was begun with other settings than the plan has now; do it again with --redo "
-        "harsh/seed_0, or --redo harsh"
+        "harsh/seed_0: outdated: it was begun with other settings than the plan has now: lr 0.01, now 0.02; do it "
+        "again with --redo harsh/seed_0, or --redo harsh"
     )
     status, told = run(study, redo=("harsh",))
     assert (status, by_hand) == (0, ["harsh/seed_0", "harsh/seed_1", "harsh/seed_2"])

@@ -15,6 +15,7 @@ import rewardlab.training.run as run_module
 import runs
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
+from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError, DiskFullError, ModelError
 from rewardlab.core.files import read_json
 from rewardlab.core.run_folder import ENDED
@@ -109,12 +110,13 @@ def test_a_limit_above_the_models_positions_is_refused(base_model, pairs_file, t
             train(config_for(base_model, pairs_file, tmp_path / "run", max_seq_len=length))
 
 
-def test_a_limit_that_trl_set_is_refused_with_where_it_is_from(base_model, pairs_file, tmp_path):
-    own = {"max_seq_len": 1024, "compat": "trl"}
-    with pytest.raises(ConfigError, match=r"Use at most 512\. Where no length is given, --compat trl takes .* 1024\.$"):
-        train(config_for(base_model, pairs_file, tmp_path / "run", **own))
-    with pytest.raises(ConfigError, match=r"Use at most 512\.$"):
-        train(config_for(base_model, pairs_file, tmp_path / "run", **own | {"max_seq_len": 1023}))
+def test_a_limit_that_trl_set_is_refused_with_where_it_is_from(base_model, pairs_file, tmp_path, capsys):
+    command = ["train", "--model", str(base_model), "--dataset", str(pairs_file), "--compat", "trl"]
+    is_default = "Where no length is given, --compat trl takes TRL's default of 1024."
+    for flags, end in (([], f"Use at most 512. {is_default}"), (["--max-seq-len", "1023"], "Use at most 512.")):
+        with pytest.raises(SystemExit):
+            main([*command, "--output-dir", str(tmp_path / "run"), *flags])
+        assert " ".join(capsys.readouterr().err.split()).endswith(f"is above the 512 positions of this model. {end}")
 
 
 @pytest.mark.slow
