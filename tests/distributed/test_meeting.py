@@ -214,6 +214,16 @@ def test_machines_that_cannot_connect_are_told_what_to_name(place, monkeypatch):
         meet("gloo", timeout=timedelta(seconds=5))
 
 
+def test_a_process_waits_only_so_long_for_the_answer_of_another_program_at_the_port(place, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(meeting, "OWN_LIMIT_S", 0.5)
+    monkeypatch.setattr(meeting, "TELLS_FOR_S", 0.5)
+    with socket.create_server(("127.0.0.1", place)):
+        with pytest.raises(ConfigError, match=r"did not meet .* answers nothing, so it is another program\. Start all"):
+            meet("gloo", timeout=timedelta(seconds=0.5))
+        meeting.tell_of_failure("no such file")
+
+
 def test_the_first_process_names_those_that_do_not_come(place, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -48,6 +49,8 @@ TELLS_FOR_S: Final = 600.0
 """Seconds for which a process that has failed waits for others that it can tell. They may come as much later as reading
 a library from a slow disk takes; one that comes when nobody is left to tell it waits as long as for any other."""
 TELL_OF_FAILURE_AFTER_S: Final = 2.0
+OWN_LIMIT_S: Final = 5.0
+"""Seconds after the timeout in which torch says itself that it has passed."""
 MOST_TOLD: Final = 2000
 """Most characters of a failure that others are told."""
 BY_GLOO: Final = "gloo/transport/"
@@ -70,7 +73,7 @@ def meet(backend: str, *, timeout: timedelta) -> str:
         # signal still ends the process.
         waits = f"{who} waits at {place} (MASTER_ADDR, MASTER_PORT) for the others"
         with _telling(waits, TELL_AFTER_S), signals_as_ever():
-            store, rank, size = next(iter(_namespace.rendezvous("env://", timeout=timeout)))
+            store, rank, size = _joined(timeout)
             store.set_timeout(timeout)
             name, failure = _agreed_name(store, rank, size, timeout, backend)
             if failure:
@@ -114,9 +117,30 @@ def tell_of_failure(why: str) -> None:
             f"that): {why}"
         )
         with _telling(waits, TELL_OF_FAILURE_AFTER_S):
-            store, rank, count = next(iter(_namespace.rendezvous("env://", timeout=timeout)))
+            store, rank, count = _joined(timeout)
             store.set_timeout(timeout)
             _agreed_name(store, rank, count, timeout, failure=f"rank {rank} failed before the ranks met: {why}")
+
+
+def _joined(timeout: timedelta) -> tuple[Any, int, int]:
+    """Return (the store by which processes meet, this one's number, how many they are).
+
+    In a thread, since torch waits without a limit for the answer of what listens at the port, and that may be another
+    program. Raises DistNetworkError after the timeout, and as torch does.
+    """
+    joining: Future[tuple[Any, int, int]] = Future()
+
+    def join() -> None:
+        try:
+            joining.set_result(next(iter(_namespace.rendezvous("env://", timeout=timeout))))
+        except BaseException as error:
+            joining.set_exception(error)
+
+    threading.Thread(target=join, name="rewardlab-join", daemon=True).start()
+    wait([joining], timeout.total_seconds() + OWN_LIMIT_S)
+    if not joining.done():
+        raise dist.DistNetworkError("what listens there answers nothing, so it is another program.")
+    return joining.result()
 
 
 def _who_and_where() -> tuple[str, str]:
