@@ -154,6 +154,8 @@ def test_a_rollout_above_the_limit_is_an_error_that_names_it_or_is_cut_and_count
     assert short.truncated_tokens == 0
     assert cut.truncated_tokens > 0
     assert cut.num_tokens == 256
+    with pytest.raises(RolloutError, match=r"rollout 0 has no score by .*No turn is left to cut: send shorter replies"):
+        scores(source, [talk("Why?", "water " * 400)], truncate=True)
 
 
 def test_nothing_to_score_is_no_error(folder: Path) -> None:

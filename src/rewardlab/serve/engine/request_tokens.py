@@ -16,7 +16,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import CUT_MIDDLE
 from rewardlab.core.types import Conversation, IntArray, Preference, TokenGroup
 from rewardlab.data.bulk import render_replies, render_uncut
-from rewardlab.data.chat import EndsInPadding, Overlong, Renderer, ReplyTooLong, to_messages
+from rewardlab.data.chat import EndsInPadding, Overlong, PromptTooLong, Renderer, ReplyTooLong, to_messages
 from rewardlab.data.layout import Rendered, common_prefix_length, lay_out
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.rows import UnusableRowError, require_few_turns
@@ -257,8 +257,15 @@ def _refusal(error: RenderError, param: str, renderer: Renderer) -> Refused:
         told = "let the middle of its reply" if cuts_replies else "if its reply fits alone, let its oldest turns"
         how = "; the model was trained without such conversations" if renderer.refuses else " as in training"
         return TooLongError(f"{error} Shorten it, or {told} be cut{how}: truncate true.", param=param)
-    kind = TooLongError if isinstance(error, ReplyTooLong) else UnscorableError
-    return kind(str(error), param=param)
+    if isinstance(error, PromptTooLong):
+        return TooLongError(f"{error} Shorten the prompt.", param=param)
+    if isinstance(error, ReplyTooLong):
+        return TooLongError(
+            f"{error} No turn is left to cut: send shorter replies (a trainer has its own limit of a completion), or "
+            f"take a model of a longer limit.",
+            param=param,
+        )
+    return UnscorableError(str(error), param=param)
 
 
 def _of_token_ids(
