@@ -261,14 +261,14 @@ def data_section(record: Record) -> Section:
     data = record.manifest.get("data")
     parts = data if isinstance(data, dict) else {"evaluation": data}
     notes: list[Paragraph] = []
-    named = [
+    sources = [
         (str(purpose), source)
         for purpose, several in parts.items()
         for source in (several if isinstance(several, list) else ())
         if isinstance(source, dict)
     ]
-    blocks = _rows([(purpose, source) for purpose, source in named if "rows_read" in source])
-    blocks += _suites([source for _, source in named if "suite" in source])
+    blocks = _rows([(purpose, source) for purpose, source in sources if "rows_read" in source])
+    blocks += _suites([source for _, source in sources if "suite" in source])
     blocks += _tokens(record.manifest.get("tokens"))
     shared = data.get("shared") if isinstance(data, dict) else None
     if isinstance(shared, dict):
