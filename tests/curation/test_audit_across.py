@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -17,7 +19,7 @@ from rewardlab.analysis.stats import proportion
 from rewardlab.core.files import write_jsonl
 from rewardlab.curation.auditing.across import FAMILIES, near_duplicates, numbers_of
 from rewardlab.curation.auditing.config import AuditConfig
-from rewardlab.curation.auditing.facts import Facts, joined
+from rewardlab.curation.auditing.facts import ARRAYS, OWNERS, TEXTS, Facts, joined
 from rewardlab.curation.auditing.fixing import removals
 from rewardlab.curation.auditing.measuring import Plan, measure
 from rewardlab.curation.auditing.result import share_of
@@ -329,3 +331,40 @@ def test_the_facts_of_one_dataset_are_not_copied() -> None:
     assert np.shares_memory(once.whole_signatures_PH, facts.whole_signatures_PH)
     assert np.shares_memory(once.texts.replies_R, facts.texts.replies_R)
     np.testing.assert_array_equal(once.owners_J, facts.owners_J)
+
+
+def test_the_facts_of_all_rows_are_those_of_its_parts_put_together_and_no_part_is_kept() -> None:
+    """Parts of one row to nine, with rows that are no preferences, held against a plain concatenation."""
+    rows = [
+        {"prompt": f"prompt {n % 7}", "chosen": f"reply {n}"} | ({} if n % 5 == 4 else {"rejected": f"other {n % 3}"})
+        for n in range(45)
+    ]
+    sizes = list(range(1, 10))
+    ends = np.cumsum(sizes).tolist()
+    parts = [facts_of(rows[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    alive: list[weakref.ref[Facts]] = []
+    most = 0
+
+    def one_by_one() -> Iterator[Facts]:
+        nonlocal most
+        for end, size in zip(ends, sizes, strict=True):
+            made = facts_of(rows[end - size : end])
+            alive.append(weakref.ref(made))
+            yield made
+            del made
+            most = max(most, sum(own() is not None for own in alive))
+
+    found = joined(one_by_one())
+    assert most <= 3, "the first two, and the one that is added"
+    before = np.cumsum([0, *(len(part.rows_P) for part in parts)]).tolist()
+    for whole, names, of_part in ((found, ARRAYS, parts), (found.texts, TEXTS, [part.texts for part in parts])):
+        for name in names:
+            shifts = before if name in OWNERS else [0] * len(before)
+            own = [getattr(part, name) for part in of_part]
+            wanted = np.concatenate(
+                [array + shift if shift else array for array, shift in zip(own, shifts, strict=False)]
+            )
+            np.testing.assert_array_equal(getattr(whole, name), wanted, err_msg=name)
+            assert getattr(whole, name).dtype == wanted.dtype, name
+    assert found.causes == dict(sum((Counter(part.causes) for part in parts), Counter()).most_common())
+    assert sum(found.causes.values()) == 9

@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewardlab.core.errors import DataError
+from rewardlab.curation import near
 from rewardlab.curation.near import PERMUTATIONS, SHINGLE_WORDS, near_groups, numbered, signatures
 from rewardlab.curation.shingles import shingle_hashes, words_of
 
@@ -114,6 +116,37 @@ def test_short_texts_are_alike_only_if_they_are_the_same() -> None:
 
 def test_texts_without_words_stay_apart() -> None:
     assert near_groups(signatures(["", " ", "\n", "a", ""])).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_some_of_the_texts_are_grouped_in_place_as_a_copy_of_them_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that are equal, similar, without words and apart, several batches of them, in any order and twice."""
+    rng = random.Random(5)
+    texts = [text for _ in range(60) for text in pair_of(rng, rng.uniform(0.3, 1.0))] + ["", " ", "once", "once"] * 3
+    whole = signatures(texts)
+    # A text whose first hash alone is that of a text without words.
+    whole[7, 0] = whole[texts.index("")][0]
+    monkeypatch.setattr(near, "_BATCH", 16)
+    for seed in range(5):
+        chosen = np.random.default_rng(seed).integers(0, len(texts), 90)
+        kept = whole.copy()
+        found = near_groups(whole, texts_T=chosen)
+        assert found.tolist() == near_groups(whole[chosen]).tolist()
+        empty = [place for place, text in enumerate(chosen.tolist()) if not texts[text].strip()]
+        assert len(set(found[empty])) == len(empty), "each text without words is a group"
+        np.testing.assert_array_equal(whole, kept)
+
+
+def test_groups_of_some_texts_hold_no_copy_of_the_signatures() -> None:
+    whole = np.random.default_rng(0).integers(0, 2**16 - 1, (20_000, PERMUTATIONS), dtype=np.uint16)
+    chosen = np.arange(len(whole))[::-1].copy()
+    near_groups(whole[:100])  # what is imported at the first call
+    tracemalloc.start()
+    try:
+        near_groups(whole, texts_T=chosen)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < whole.nbytes
 
 
 def test_without_texts_there_are_no_groups() -> None:

@@ -74,7 +74,7 @@ def least_hashes(hashes_S: Hashes, offsets: Numbers) -> npt.NDArray[np.uint32]:
     return least_TH
 
 
-def near_groups(signatures_TH: Signatures, *, threshold: float = THRESHOLD) -> Numbers:
+def near_groups(signatures_AH: Signatures, *, threshold: float = THRESHOLD, texts_T: Numbers | None = None) -> Numbers:
     """Return [texts] the number of each text's group, from 0 in the order of first appearance.
 
     Two texts of a group need not be similar themselves: a chain of similar texts connects them. Which texts share a
@@ -82,19 +82,33 @@ def near_groups(signatures_TH: Signatures, *, threshold: float = THRESHOLD) -> N
 
     Signatures may have fewer hashes than `PERMUTATIONS`, the same ones of each text: the estimate is coarser then.
 
-    Memory: the signatures twice, and some megabytes.
+    `texts_T` are the indices of the texts that are meant, by default all: so nobody copies their signatures, which for
+    a million texts take half a GB.
+
+    Memory: the signatures, and some 100 bytes a text.
     """
     assert 0 < threshold <= 1, threshold
-    keys_T = _keys(signatures_TH)
-    is_empty_T = (signatures_TH == _EMPTY).all(axis=1)
+    texts_T = np.arange(len(signatures_AH)) if texts_T is None else texts_T
+    keys_T = _keys(signatures_AH, texts_T)
+    is_empty_T = _are_empty(signatures_AH, texts_T)
     # Merge equal texts first, so that many copies of one text do not fill a bucket.
     _, first_U, unique_T = np.unique(keys_T, return_index=True, return_inverse=True)
     wanted_U = ~is_empty_T[first_U]
     groups_U = np.arange(len(first_U))
-    groups_U[wanted_U] = np.flatnonzero(wanted_U)[_components(signatures_TH[first_U[wanted_U]], threshold)]
+    groups_U[wanted_U] = np.flatnonzero(wanted_U)[_components(signatures_AH, texts_T[first_U[wanted_U]], threshold)]
     groups_T = groups_U[unique_T.reshape(-1)]
     groups_T[is_empty_T] = len(groups_U) + np.arange(int(is_empty_T.sum()))
     return numbered(groups_T)
+
+
+def _are_empty(signatures_AH: Signatures, texts_T: Numbers) -> npt.NDArray[np.bool_]:
+    """Return [texts] whether each text has no words. Few texts with words have the first hash of one without."""
+    is_empty_T: npt.NDArray[np.bool_] = signatures_AH[texts_T, 0] == _EMPTY
+    maybe = np.flatnonzero(is_empty_T)
+    for first in range(0, len(maybe), _BATCH):
+        some = maybe[first : first + _BATCH]
+        is_empty_T[some] = (signatures_AH[texts_T[some]] == _EMPTY).all(axis=1)
+    return is_empty_T
 
 
 def numbered(labels: Numbers) -> Numbers:
@@ -105,13 +119,14 @@ def numbered(labels: Numbers) -> Numbers:
     return rank[inverse.reshape(-1)]
 
 
-def _components(signatures_UH: Signatures, threshold: float) -> Numbers:
-    """Return [texts] the index of the first text of each text's group. All signatures must differ."""
-    num_texts = len(signatures_UH)
-    num_hashes = signatures_UH.shape[1]
+def _components(signatures_AH: Signatures, texts_U: Numbers, threshold: float) -> Numbers:
+    """Return [texts] the index among `texts_U` of the first text of each text's group. All their signatures must
+    differ."""
+    num_texts = len(texts_U)
+    num_hashes = signatures_AH.shape[1]
     rows = _rows_of_band(threshold, num_hashes)
     # [bands, texts]
-    bands = [_keys(signatures_UH[:, first : first + rows]) for first in range(0, num_hashes, rows)]
+    bands = [_keys(signatures_AH[:, first : first + rows], texts_U) for first in range(0, num_hashes, rows)]
     needed = math.ceil(threshold * num_hashes - 1e-9)
     group_U = np.arange(num_texts)
     for band in range(len(bands)):
@@ -120,7 +135,8 @@ def _components(signatures_UH: Signatures, threshold: float) -> Numbers:
             pairs_P2 = pairs_P2[group_U[pairs_P2[:, 0]] != group_U[pairs_P2[:, 1]]]
             for start in range(0, len(pairs_P2), _BATCH):
                 some = pairs_P2[start : start + _BATCH]
-                same_P = (signatures_UH[some[:, 0]] == signatures_UH[some[:, 1]]).sum(axis=1)
+                one_PH, other_PH = (signatures_AH[texts_U[some[:, side]]] for side in (0, 1))
+                same_P = (one_PH == other_PH).sum(axis=1)
                 edges.append(some[same_P >= needed])
         if edges:
             group_U = _joined(group_U, np.concatenate(edges))
@@ -180,10 +196,14 @@ def _candidates(bands: Sequence[Hashes], band: int) -> Iterator[Numbers]:
         keys_U = keys_U * np.uint64(0x9E3779B97F4A7C15) + bands[(band + further) % len(bands)]
 
 
-def _keys(signatures_TR: Signatures) -> Hashes:
+def _keys(signatures_AR: Signatures, texts_T: Numbers) -> Hashes:
     """Return [texts] a number of 64 bits for each row of hashes, equal for equal rows."""
-    keys_T = np.zeros(len(signatures_TR), dtype=np.uint64)
-    for hashes_T in signatures_TR.T:
-        keys_T = (keys_T ^ hashes_T.astype(np.uint64)) * np.uint64(0xFF51AFD7ED558CCD)
-        keys_T ^= keys_T >> np.uint64(32)
+    keys_T = np.zeros(len(texts_T), dtype=np.uint64)
+    for first in range(0, len(texts_T), _BATCH):
+        # A few rows at a time, which are gathered once for all of their hashes.
+        of_T = keys_T[first : first + _BATCH]
+        for hashes_T in signatures_AR[texts_T[first : first + _BATCH]].T:
+            of_T ^= hashes_T.astype(np.uint64)
+            of_T *= np.uint64(0xFF51AFD7ED558CCD)
+            of_T ^= of_T >> np.uint64(32)
     return keys_T

@@ -110,7 +110,7 @@ def _near_groups(parts_P: Integers, texts_P: Hashes, signatures_PH: Signatures, 
     for part in np.unique(parts_P):
         own = np.flatnonzero(parts_P == part)
         _, first_N, of_own = np.unique(texts_P[own], return_index=True, return_inverse=True)
-        groups_N = near_groups(signatures_PH[own[first_N]], threshold=near)
+        groups_N = near_groups(signatures_PH, texts_T=own[first_N], threshold=near)
         groups_P[own] = num_groups + groups_N[of_own.reshape(-1)]
         num_groups += int(groups_N.max(initial=-1)) + 1
     return groups_P
@@ -135,7 +135,7 @@ def _judged_replies(facts: Facts, groups_P: Numbers, near: float) -> _JudgedRepl
     wanted_J, wanted_R = wanted_P[facts.owners_J], wanted_P[facts.texts.owners_R]
     first_J, second_J, owners_J = facts.first_J[wanted_J], facts.second_J[wanted_J], facts.owners_J[wanted_J]
     replies_N, first_N = np.unique(facts.texts.replies_R[wanted_R], return_index=True)
-    groups_N = near_groups(facts.reply_signatures_RH[wanted_R][first_N], threshold=near)
+    groups_N = near_groups(facts.reply_signatures_RH, texts_T=np.flatnonzero(wanted_R)[first_N], threshold=near)
     one_J, other_J = (groups_N[np.searchsorted(replies_N, side)] for side in (first_J, second_J))
     is_exact_J = one_J == other_J
     one_J = np.where(is_exact_J, np.searchsorted(replies_N, first_J) + len(groups_N), one_J)
@@ -371,7 +371,7 @@ def leaks(facts: Facts, near: float) -> Scored:
 def _near_prompts(facts: Facts, near: float) -> Numbers:
     """Return [P] the number of the group of near duplicates of each prompt, over all splits."""
     _, first_N, of_P = np.unique(facts.texts.prompts_P, return_index=True, return_inverse=True)
-    return near_groups(facts.prompt_signatures_PH[first_N], threshold=near)[of_P.reshape(-1)]
+    return near_groups(facts.prompt_signatures_PH, texts_T=first_N, threshold=near)[of_P.reshape(-1)]
 
 
 def _later(groups_P: Numbers, parts_P: Integers) -> Numbers:

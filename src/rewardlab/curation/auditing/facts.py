@@ -9,8 +9,9 @@ permutations.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -122,46 +123,74 @@ class Facts:
         return replace(self, texts=texts, details=details, **chosen)
 
 
+TEXTS = tuple(field.name for field in fields(Texts))
 ARRAYS = {field.name: field.name.rpartition("_")[2][0] for field in fields(Facts) if "_" in field.name}
 """Array -> the letter of its first axis."""
+OWNERS = ("owners_J", "owners_R")
+"""Arrays of indices of preferences."""
 
 
-def joined(parts: Sequence[Facts]) -> Facts:
-    """Return the facts about all rows, in order."""
-    rows = np.cumsum([0, *(len(part.kept_U) for part in parts)])
-    preferences = np.cumsum([0, *(len(part.rows_P) for part in parts)])
+def joined(parts: Iterable[Facts]) -> Facts:
+    """Return the facts about all rows, in order. Parts are taken one by one, and none is kept: all of a million rows
+    take more than a GB. A single one is not copied."""
+    source = iter(parts)
+    first = next(source)
+    second = next(source, None)
+    copies = second is not None
+    arrays, texts = ({name: _Column() for name in names if copies} for names in (ARRAYS, TEXTS))
     causes: Counter[str] = Counter()
     unused: Counter[str] = Counter()
     details: dict[str, dict[int, str]] = {}
-    for part, first in zip(parts, rows.tolist(), strict=False):
+    rows, preferences, example = 0, 0, ""
+    for part in chain((first,) if second is None else (first, second), source):
         causes.update(part.causes)
         unused.update(part.unused)
         for check, found in part.details.items():
             own = details.setdefault(check, {})
             room = MAX_DETAILS - len(own)
-            own.update({first + row: text for row, text in list(found.items())[:room]})
-    arrays = {name: _concatenated([getattr(part, name) for part in parts]) for name in ARRAYS}
-    shifts = preferences.tolist()
-    arrays["owners_J"] = _concatenated([part.owners_J + shift for part, shift in zip(parts, shifts, strict=False)])
-    texts = Texts(
-        prompts_P=_concatenated([part.texts.prompts_P for part in parts]),
-        first_turns_P=_concatenated([part.texts.first_turns_P for part in parts]),
-        replies_R=_concatenated([part.texts.replies_R for part in parts]),
-        long_R=_concatenated([part.texts.long_R for part in parts]),
-        owners_R=_concatenated([part.texts.owners_R + shift for part, shift in zip(parts, shifts, strict=False)]),
-    )
-    rows_by_cause, replies_by_cause = (dict(counts.most_common()) for counts in (causes, unused))
+            own.update({rows + row: text for row, text in list(found.items())[:room]})
+        for of, columns in ((part, arrays), (part.texts, texts)):
+            for name, column in columns.items():
+                own_N = getattr(of, name)
+                column.add(own_N + preferences if name in OWNERS else own_N)
+        rows, preferences = rows + len(part.kept_U), preferences + len(part.rows_P)
+        example = example or part.example
     return replace(
-        parts[0],
-        texts=texts,
-        causes=rows_by_cause,
-        unused=replies_by_cause,
-        example=next((part.example for part in parts if part.example), ""),
+        first,
+        texts=replace(first.texts, **{name: column.whole() for name, column in texts.items()}),
+        causes=_by_count(causes),
+        unused=_by_count(unused),
+        example=example,
         details=details,
-        **arrays,
+        **{name: column.whole() for name, column in arrays.items()},
     )
 
 
-def _concatenated(arrays: Sequence[npt.NDArray]) -> npt.NDArray:
-    """Return the arrays as one. A single one is not copied: signatures of a million rows take more than a GB."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+def _by_count(counts: Counter[str]) -> dict[str, int]:
+    return dict(counts.most_common())
+
+
+class _Column:
+    """An array that grows at its end, by an eighth of itself at a time."""
+
+    def __init__(self) -> None:
+        self._array: npt.NDArray | None = None
+        self._used = 0
+
+    def add(self, more: npt.NDArray) -> None:
+        if self._array is None:
+            self._array = np.empty((0, *more.shape[1:]), dtype=more.dtype)
+        array, end = self._array, self._used + len(more)
+        assert (array.dtype, array.shape[1:]) == (more.dtype, more.shape[1:]), (array.dtype, more.dtype)
+        if end > len(array):
+            # In place where the system can: nobody else knows the array yet.
+            array.resize((end + end // 8, *more.shape[1:]), refcheck=False)
+        array[self._used : end] = more
+        self._used = end
+
+    def whole(self) -> npt.NDArray:
+        """Return the array, which ends here."""
+        array = self._array
+        assert array is not None
+        array.resize((self._used, *array.shape[1:]), refcheck=False)
+        return array

@@ -79,7 +79,7 @@ def audit_rows(config: AuditConfig) -> Audited:
                 others=others,
             )
             title = f"auditing {source.label}"
-            own = joined(list(map_rows(source, rule, partial(measure, plan), crew, title=title, may_be_damaged=True)))
+            own = joined(map_rows(source, rule, partial(measure, plan), crew, title=title, may_be_damaged=True))
             kept = int(own.kept_U.sum())
             tell_other_winners(source, reading)
             read.append(

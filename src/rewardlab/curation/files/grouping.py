@@ -129,8 +129,8 @@ def _near_rows(seen: Seen, near: float | str) -> Numbers:
     if seen.signatures_UH is None or isinstance(near, str):
         return of_P
     # Leave out the prompts that no row uses any more because of a limit.
-    used_UH = seen.signatures_UH[np.searchsorted(seen.prompts_U, prompts)]
-    return near_groups(used_UH, threshold=near)[of_P]
+    used = np.searchsorted(seen.prompts_U, prompts)
+    return near_groups(seen.signatures_UH, texts_T=used, threshold=near)[of_P]
 
 
 # --- assignment ----------------------------------------------------------------------------------------------
