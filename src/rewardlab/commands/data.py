@@ -11,6 +11,7 @@ from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.core.terminal import number_of, plural
+from rewardlab.core.together import together
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.files.config import ConvertConfig, MixConfig, SplitConfig
 from rewardlab.curation.inspecting.config import InspectConfig
@@ -48,9 +49,11 @@ def audit(arguments: Sequence[str]) -> None:
     outputs = claim_outputs(config, sources)
     audited = audit_rows(config)
     print_report(audit_report(audited.audit, num_examples=config.examples))
-    say(*outputs.write(audited.audit))
-    if config.fix:
-        say(*write_fixed(audited, config, outputs))
+    with together():
+        said = outputs.write(audited.audit)
+        if config.fix:
+            said += write_fixed(audited, config, outputs)
+    say(*said)
     if audited.audit.failed:
         sys.stdout.flush()
         sys.exit(1)
@@ -66,7 +69,7 @@ def mislabels(arguments: Sequence[str]) -> None:
     from rewardlab.curation.mislabels.run import find_mislabels
 
     search = find_mislabels(config)
-    print_report(search.text(), folder=search.output_dir)
+    print_report(search.text())
     say("", *search.written, f"ranked labels, texts to read and figures: {search.output_dir}")
 
 

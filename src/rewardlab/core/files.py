@@ -27,6 +27,7 @@ from typing import TypeGuard
 
 from rewardlab.core.errors import ConfigError, DataError, naming
 from rewardlab.core.terminal import brief
+from rewardlab.core.together import present
 from rewardlab.core.undecodable import about_bytes
 from rewardlab.core.zst import DamagedZstError, open_zst
 
@@ -55,16 +56,22 @@ def replacing(path: Path) -> Iterator[BufferedWriter]:
     Raises OSError, which names `path`, if the disk is full.
     """
     # The process id keeps two processes that write the same file from sharing one temporary file.
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary, waiting = path.with_name(f".{path.name}.tmp-{os.getpid()}"), present()
+    waits = False
     try:
         with naming(path, temporary=temporary), temporary.open("wb") as file:
             yield file
             file.flush()
             # Without the flush, a power cut after the rename can leave an empty file under the final name.
             os.fsync(file.fileno())
-        temporary.replace(path)
+        if waiting is None:
+            temporary.replace(path)
+        else:
+            waiting.add(path, temporary)
+            waits = True
     finally:
-        temporary.unlink(missing_ok=True)
+        if not waits:
+            temporary.unlink(missing_ok=True)
 
 
 def append_text(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rewardlab.core.errors import RewardlabError, naming
+from rewardlab.core.together import one_by_one
 
 AT_FDCWD, EXCHANGE = -100, 2
 """Arguments of Linux's renameat2: paths relative to the working directory, and RENAME_EXCHANGE."""
@@ -47,7 +48,7 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     remove(temporary)
     temporary.mkdir(parents=True)
     try:
-        with naming(target, temporary=temporary):
+        with one_by_one(), naming(target, temporary=temporary):
             yield temporary
             # The files must be on the disk before the folder takes its final name: a reader takes the name as complete.
             fsync_folder(temporary)

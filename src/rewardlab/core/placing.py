@@ -21,6 +21,7 @@ from rewardlab.core.errors import ConfigError, DataError, naming
 from rewardlab.core.files import read_json, write_json
 from rewardlab.core.folders import fsync_folder, remove
 from rewardlab.core.signals import held_back, results_are_whole
+from rewardlab.core.together import Waiting, one_by_one
 
 MOVING: Final = ".results.moving"
 """Name of the folder of results that are all written and perhaps not all moved into place."""
@@ -48,12 +49,19 @@ class Plan:
 
 
 @contextmanager
-def placing(folder: Path, earlier: Callable[[], Iterable[str]], *, whole: Collection[str] = ()) -> Iterator[Path]:
+def placing(
+    folder: Path,
+    earlier: Callable[[], Iterable[str]],
+    *,
+    whole: Collection[str] = (),
+    beside: Waiting | None = None,
+) -> Iterator[Path]:
     """Yield an empty folder whose content takes its place in `folder` when the block ends without an error.
 
     This process must have locked `folder` (`run_folder.only_writer`). `earlier` is asked then for the names in `folder`
     of earlier results, which go; other files there stay, but for those with the names of new results. A name may be a
-    path into a folder. Of the new results, the folders named in `whole` are moved as one.
+    path into a folder. Of the new results, the folders named in `whole` are moved as one. Files that wait for their
+    names elsewhere (`files.together`) get them in the same moment, `beside` these.
 
     On any error `folder` stays as it was.
     """
@@ -62,7 +70,7 @@ def placing(folder: Path, earlier: Callable[[], Iterable[str]], *, whole: Collec
         remove(written)
         for name in (NEW, OLD):
             (written / name).mkdir(parents=True)
-        with naming(folder, temporary=written / NEW):
+        with one_by_one(), naming(folder, temporary=written / NEW):
             yield written / NEW
             fsync_folder(written)
             plan = _plan(folder, written / NEW, earlier(), whole)
@@ -71,6 +79,8 @@ def placing(folder: Path, earlier: Callable[[], Iterable[str]], *, whole: Collec
             try:
                 written.rename(folder / MOVING)
                 _move_in(folder, plan)
+                if beside is not None:
+                    beside.place()
                 (folder / MOVING).rename(written)
             except OSError:
                 settle(folder)

@@ -19,6 +19,7 @@ from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.run_folder import EVALUATED, MISTAKES, holds_run, judged_together, manifest_keys
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.terminal import quoted
+from rewardlab.core.together import together
 from rewardlab.core.types import Estimate, ScoreRow
 from rewardlab.report.card import write_card
 from rewardlab.report.checklist import checklist_section
@@ -244,8 +245,9 @@ def write_report(
         told = [replace(one, record=_moved(one.record, output_dir, later)) for one in told]
     document = report_of(told, [own for folder in folders if (own := read_ensemble(folder)) is not None])
     html, text = output_dir / REPORT_HTML, output_dir / REPORT_MD
-    write_text(html, html_page(document))
-    write_text(text, f"{markdown_page(document)}\n{MARKS[REPORT_MD]}\n")
+    with together():
+        write_text(html, html_page(document))
+        write_text(text, f"{markdown_page(document)}\n{MARKS[REPORT_MD]}\n")
     if not card:
         return [html, text]
     return [

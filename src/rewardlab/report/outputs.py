@@ -9,6 +9,7 @@ from typing import Any
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, write_json, write_text
 from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.together import together
 from rewardlab.report.document import Document
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
@@ -42,13 +43,14 @@ def claim(folder: Path, name: str, made_by: str, *, overwrite: bool, also: Seque
 def write(folder: Path, name: str, document: Document, values: Mapping[str, Any]) -> list[Path]:
     """Write the JSON, the Markdown and the page; return their paths.
 
-    The JSON names the command that wrote the files, so it is written first: if the run is killed after that, the next
-    one recognises the files as its own.
+    The JSON names the command that wrote the files, so it is the first to get its name: if the run is killed after
+    that, the next one recognises the files as its own.
     """
     paths = [folder / file for file in files_of(name)]
-    write_json(paths[0], dict(values))
-    write_text(paths[1], markdown_page(document))
-    write_text(paths[2], html_page(document))
+    with together():
+        write_json(paths[0], dict(values))
+        write_text(paths[1], markdown_page(document))
+        write_text(paths[2], html_page(document))
     return paths
 
 

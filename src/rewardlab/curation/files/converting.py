@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_json, write_json
+from rewardlab.core.together import together
 from rewardlab.curation.files.config import ConvertConfig
 from rewardlab.curation.files.forms import LOST, PairCounts, Pairs, as_own_row, as_pairs, provenance_of
 from rewardlab.curation.files.joining import Join, JoinCounts, Joiner, Named
@@ -79,21 +80,23 @@ def convert(config: ConvertConfig) -> Converted:
     columns = own_columns if pairs is None else partial(
         pair_columns, implicit=pairs.implicit, with_margin=pairs.with_margin
     )  # fmt: skip
-    with crew_of(config) as crew, writing(config.output, columns) as file:
-        for reading in readings:
-            if config.join == "none":
-                used.append(_write_each(file, reading, pairs, crew, counts))
-            else:
-                used.append(_write_joined(file, reading, config.join, crew, joined))
-            reading.require_unchanged()
-        if pairs is not None:
-            _require_expressed(counts, pairs, config.output)
+    # A manifest without its file hinders nobody, so that the file gets its name last.
+    with together(last=config.output) as waiting:
+        with crew_of(config) as crew, writing(config.output, columns) as file:
+            for reading in readings:
+                if config.join == "none":
+                    used.append(_write_each(file, reading, pairs, crew, counts))
+                else:
+                    used.append(_write_joined(file, reading, config.join, crew, joined))
+                reading.require_unchanged()
+            if pairs is not None:
+                _require_expressed(counts, pairs, config.output)
+            num_rows = file.num_rows
+        entries: dict[str, object] = {} if pairs is None else {"judgements": counts.as_dict()}
+        entries |= {} if config.join == "none" else {"joined": joined.as_dict()}
+        outputs = [facts_of(config.output, num_rows, now=waiting.where(config.output))]
+        write_json(manifest_beside(config.output), manifest("convert", config, readings, used, outputs, **entries))
         require_output(config.output, inputs, overwrite=config.overwrite)  # another process may have made it meanwhile
-        num_rows = file.num_rows
-    entries: dict[str, object] = {} if pairs is None else {"judgements": counts.as_dict()}
-    entries |= {} if config.join == "none" else {"joined": joined.as_dict()}
-    told = manifest("convert", config, readings, used, [facts_of(config.output, num_rows)], **entries)
-    write_json(manifest_beside(config.output), told)
     return Converted(
         output=config.output,
         rows=num_rows,

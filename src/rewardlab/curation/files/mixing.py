@@ -12,6 +12,7 @@ import numpy as np
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import write_json
+from rewardlab.core.together import together
 from rewardlab.curation.files.config import MixConfig
 from rewardlab.curation.files.converting import lines_again
 from rewardlab.curation.files.reading import Numbers, Reading, as_mask, count_rows, crew_of, manifest, nothing, open_all
@@ -55,17 +56,18 @@ def mix(config: MixConfig) -> Mixed:
     inputs = [path for one in readings for path in one.files]
     require_output(config.output, inputs, overwrite=config.overwrite)
     require_place(config.output, "--output")
-    with crew_of(config) as crew:
+    # A manifest without its file hinders nobody, so that the file gets its name last.
+    with crew_of(config) as crew, together(last=config.output) as waiting:
         for reading in readings:
             count_rows(reading, nothing, crew)
         chosen, told = _choose(readings, weighted, config)
         with writing(config.output, own_columns) as file:
             _write_shuffled(file, readings, chosen, config.seed, crew, config.output.parent)
-            require_output(config.output, inputs, overwrite=config.overwrite)  # another may have made it meanwhile
-    used = [len(some) for some in chosen]
-    entries: dict[str, object] = {} if told is None else {"weights": told}
-    outputs = [facts_of(config.output, sum(used))]
-    write_json(manifest_beside(config.output), manifest("mix", config, readings, used, outputs, **entries))
+        used = [len(some) for some in chosen]
+        entries: dict[str, object] = {} if told is None else {"weights": told}
+        outputs = [facts_of(config.output, sum(used), now=waiting.where(config.output))]
+        write_json(manifest_beside(config.output), manifest("mix", config, readings, used, outputs, **entries))
+        require_output(config.output, inputs, overwrite=config.overwrite)  # another may have made it meanwhile
     return Mixed(output=config.output, rows=sum(used), weights=told)
 
 

@@ -214,9 +214,10 @@ def writing(path: Path, columns: Columns) -> Iterator[RowFile]:
         file.flush()
 
 
-def facts_of(path: Path, num_rows: int) -> dict[str, object]:
-    """Return the entry of a manifest about a file that was written."""
-    return {"file": path.name, "rows": num_rows, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
+def facts_of(path: Path, num_rows: int, *, now: Path | None = None) -> dict[str, object]:
+    """Return the entry of a manifest about a file that was written, and perhaps has another name `now`."""
+    read = path if now is None else now
+    return {"file": path.name, "rows": num_rows, "bytes": read.stat().st_size, "sha256": sha256_file(read)}
 
 
 def manifest_beside(path: Path) -> Path:

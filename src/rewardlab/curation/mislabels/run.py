@@ -16,8 +16,10 @@ from rewardlab.analysis.json_form import encode
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import provenance, read_json, write_json, write_jsonl, write_text
+from rewardlab.core.placing import placing
 from rewardlab.core.run_folder import only_writer
-from rewardlab.core.terminal import number_of
+from rewardlab.core.terminal import number_of, visible
+from rewardlab.core.together import together
 from rewardlab.curation.mislabels.cleaning import Done, require_cleanable, write_cleaned
 from rewardlab.curation.mislabels.config import MislabelsConfig
 from rewardlab.curation.mislabels.lengths import Lengths, lengths_of
@@ -140,19 +142,21 @@ def _find(config: MislabelsConfig) -> Search:
     planted = plant(witnesses, pairs, rule, share=run.plant, num_seeds=run.plant_seeds) if run.plant else None
     worth = measure_worth(witnesses, pairs, rule, num_seeds=run.worth_seeds) if run.worth else None
     entries = entries_of(pairs, ranking, opposites(pairs, near))
-    search = Search(
-        output_dir=run.output_dir,
-        pairs=pairs,
-        ranking=ranking,
-        rule=rule,
-        held=held,
-        lengths=lengths_of(pairs, ranking.flagged_N),
-        noise=noise,
-        planted=planted,
-        worth=worth,
-        written=_cleaned(config, data, pairs, ranking, entries, since=stamps[0]),
-    )
-    _write(config, search, data, entries)
+    with together() as waiting:
+        search = Search(
+            output_dir=run.output_dir,
+            pairs=pairs,
+            ranking=ranking,
+            rule=rule,
+            held=held,
+            lengths=lengths_of(pairs, ranking.flagged_N),
+            noise=noise,
+            planted=planted,
+            worth=worth,
+            written=_cleaned(config, data, pairs, ranking, entries, since=stamps[0]),
+        )
+        with placing(run.output_dir, lambda: FILES, beside=waiting) as new:
+            _write(new, config, search, data, entries)
     return search
 
 
@@ -211,8 +215,10 @@ def _rule_of(config: MislabelsConfig, ranking: Ranking) -> str:
     return f"at least {agree} witnesses below {config.run.below:g}"
 
 
-def _write(config: MislabelsConfig, search: Search, data: ReadData, entries: Sequence[dict[str, Any]]) -> None:
-    out, ranking = search.output_dir, search.ranking
+def _write(
+    out: Path, config: MislabelsConfig, search: Search, data: ReadData, entries: Sequence[dict[str, Any]]
+) -> None:
+    ranking = search.ranking
     shown = [entry for entry in entries if entry["flagged"]][: config.run.examples]
     shown += [entry for entry in entries if not entry["flagged"]][: config.run.examples - len(shown)]
     shown.sort(key=lambda entry: entry["rank"])
@@ -226,6 +232,7 @@ def _write(config: MislabelsConfig, search: Search, data: ReadData, entries: Seq
         )
     write_jsonl(out / "mislabels.jsonl", entries)
     write_text(out / "mislabels.md", _as_utf8(markdown(shown, texts)))
+    write_text(out / "report.txt", visible(search.text(), lines=True).lstrip() + "\n")
     write_json(
         out / FIGURES,
         {
