@@ -264,7 +264,9 @@ def _differences(
     )
     # A difference of infinite scores would be NaN or infinite, and is never compared.
     finite = np.isfinite(preferred) & np.isfinite(other)
-    return np.subtract(preferred, other, out=np.full(len(preferred_N), np.nan), where=finite)
+    difference_N: FloatArray = np.full(len(preferred_N), np.nan)
+    difference_N[finite] = preferred[finite] - other[finite]
+    return difference_N
 
 
 def _require_same_rows(
