@@ -76,7 +76,7 @@ def content(out: Path, *, bare: bool = True) -> dict[str, Any]:
         elif bare and path.suffix == ".json":
             values = json.loads(found[name])
             found[name] = {
-                key: value for key, value in values.items() if key not in ("provenance", "seconds", "settings")
+                key: value for key, value in values.items() if key not in ("provenance", "data", "seconds", "settings")
             }
         elif bare and path.name in ("report.html", "report.md", "heads.npz"):
             found[name] = None
