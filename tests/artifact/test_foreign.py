@@ -136,8 +136,6 @@ def _plain(folder: Path, token_ids: list[int]) -> float:
     return float(model(torch.tensor([token_ids])).logits[0, 0])
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # TRL's own calls of transformers and torch
 def test_a_length_that_an_import_cannot_take_says_what_it_takes():
     for length in ("auto", "512", 512.0):
         settings = ImportConfig()
@@ -147,6 +145,8 @@ def test_a_length_that_an_import_cannot_take_says_what_it_takes():
             settings.__post_init__()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # TRL's own calls of transformers and torch
 def test_a_model_that_trls_own_trainer_saved_gives_its_scores(tmp_path):
     """The peer itself: RewardTrainer trains, evaluates and saves; the folder that it wrote is imported."""
     trl = pytest.importorskip("trl")
