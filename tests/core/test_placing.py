@@ -116,10 +116,11 @@ def test_after_a_kill_at_any_move_what_was_there_is_there_again(tmp_path: Path, 
             break
         shown = set(tree(folder).values()) - {"mine"}
         assert len(shown) <= 1, f"some files are old and some are new: {tree(folder)}"
+        all_moved = tree(folder) == MINE | NEW
         again = 1
         while ends(again, lambda folder=folder: settle(folder)):  # type: ignore[misc]
             again += 1
-        assert tree(folder) == MINE | before
+        assert tree(folder) == (MINE | NEW if all_moved else MINE | before)
         assert hidden(folder) == []
         place(folder)
         assert tree(folder) == MINE | NEW
@@ -205,15 +206,118 @@ def test_a_folder_of_results_is_moved_to_another_disk_where_a_link_leads(tmp_pat
     assert hidden(folder) == hidden(elsewhere) == []
 
 
-@pytest.mark.parametrize("name", ["../outside/file", "link/file"])
+@pytest.mark.parametrize("name", ["../outside/file", "{}/outside/file"])
 def test_a_plan_that_names_what_is_outside_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "outside").mkdir()
     folder = put(tmp_path / "out", {f"{MOVING}/old/0": "planted"})
-    (folder / "link").symlink_to(tmp_path / "outside")
-    (folder / MOVING / "plan.json").write_text(json.dumps({"new": {}, "old": [name]}))
-    with pytest.raises(DataError, match="damaged, or of another folder"):
+    plan = {"new": {}, "old": [name.format(tmp_path)], "alone": False}
+    (folder / MOVING / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(DataError, match="damaged. Of results that were being replaced, .*old has the earlier ones"):
         settle(folder)
     assert not (tmp_path / "outside/file").exists()
+
+
+@contextmanager
+def disks() -> Iterator[None]:
+    """Folders called `disk` are on another disk than the rest."""
+    rename = os.rename
+
+    def on_disks(source: Path, target: Path) -> None:
+        if len({"disk" in Path(os.path.realpath(path.parent)).parts for path in map(Path, (source, target))}) > 1:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "rename", on_disks)
+        yield
+
+
+def ends_at_change(at: int, what: Callable[[], object]) -> bool:
+    """End by `KilledError` in place of the `at`-th renaming, copy or deletion; return whether there was one."""
+    done = [0]
+
+    def ending(call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*given: object, **more: object) -> object:
+            done[0] += 1
+            if done[0] >= at:
+                raise KilledError
+            return call(*given, **more)
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patched:
+        for owner, name in ((os, "rename"), (os, "unlink"), (os, "rmdir"), (shutil, "copyfile")):
+            patched.setattr(owner, name, ending(getattr(owner, name)))
+        try:
+            what()
+        except KilledError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("before", [{}, OLD], ids=["first", "again"])
+def test_a_kill_between_disks_loses_nothing_and_mixes_nothing(tmp_path: Path, before: dict[str, str]) -> None:
+    """A link leads to another disk, where moving is copying and deleting, and so is the moving of a whole folder."""
+    at = 1
+    while True:
+        folder, elsewhere = put(tmp_path / str(at) / "out", MINE | before), tmp_path / str(at) / "disk"
+        shutil.move(folder / "sub", elsewhere / "sub")
+        (folder / "sub").symlink_to(elsewhere / "sub")
+        if before:
+            shutil.move(folder / "best", elsewhere / "best")
+            shutil.copytree(elsewhere / "best", folder / "best")
+
+        def shown(folder: Path = folder, elsewhere: Path = elsewhere) -> dict[str, str]:
+            behind = {f"sub/{name}": text for name, text in tree(elsewhere / "sub").items()}
+            return {name: text for name, text in tree(folder).items() if not name.startswith("sub/")} | behind
+
+        with disks():
+            ended = ends_at_change(at, lambda folder=folder: place(folder))  # type: ignore[misc]  # bound to this folder
+            all_moved = shown() == MINE | NEW
+            settle(folder)
+        if not ended:
+            break
+        assert shown() == (MINE | NEW if all_moved else MINE | before), at
+        assert hidden(folder) == hidden(elsewhere) == []
+        at += 1
+    assert at > 2 * len(NEW)
+
+
+def test_a_folder_with_the_name_of_a_result_is_refused_and_kept(tmp_path: Path) -> None:
+    put(tmp_path, {"a.json/notes.txt": "mine"})
+    with pytest.raises(ConfigError, match="a.json is a folder, and has the name of a file"):
+        place(tmp_path)
+    assert tree(tmp_path) == {"a.json/notes.txt": "mine"}
+    assert hidden(tmp_path) == []
+
+
+def test_a_link_among_earlier_results_goes_with_what_is_behind_it(tmp_path: Path) -> None:
+    folder = put(tmp_path / "out", {"manifest.json": "old"})
+    put(tmp_path / "evals", {"a.json": "old"})
+    (folder / "evals").symlink_to(tmp_path / "evals")
+    with placing(folder, lambda: ("evals", "evals/a.json", "manifest.json")) as new:
+        put(new, {"evals/a.json": "new"})
+    assert tree(folder) == {"evals/a.json": "new"}
+    assert tree(tmp_path / "evals") == {"a.json": "old"}
+
+
+def test_results_that_cannot_be_removed_make_no_failure_of_what_is_whole(tmp_path, monkeypatch, caplog) -> None:
+    put(tmp_path, OLD)
+
+    def busy(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    monkeypatch.setattr(placing_module.shutil, "rmtree", busy)
+    place(tmp_path)
+    assert tree(tmp_path) == NEW
+    settle(tmp_path)
+    assert "could not be removed: " in caplog.text
+
+
+def test_what_another_process_is_writing_is_not_swept(tmp_path: Path) -> None:
+    written = put(tmp_path, {f".results.tmp-{os.getppid()}/new/a.json": "half", ".results.tmp-999999999/new/b": "left"})
+    settle(written)
+    assert hidden(tmp_path) == [f".results.tmp-{os.getppid()}"]
 
 
 def test_a_signal_that_comes_while_they_are_moved_waits_and_is_told_that_all_is_written(tmp_path, monkeypatch) -> None:

@@ -195,7 +195,7 @@ def test_what_a_kill_left_half_moved_is_put_back_before_a_folder_is_claimed(here
     def ending(*given: Any, **more: Any) -> None:
         nonlocal moved
         moved += 1
-        if moved == 4:  # the folder, one of the files, and now the other
+        if moved == 3:  # the folder, one of the files, and now the other
             os._exit(9)
         rename(*given, **more)
 

@@ -40,7 +40,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     from rewardlab.report.judged import judged_blocks
 
     run = config.run
-    judged = judge_folders(config, finish=lambda place: _write_report(place, later=run.output_dir))
+    judged = judge_folders(config, finish=lambda place: report_on(run.output_dir, now=place))
     reports = dict.fromkeys(
         f"{report.name}[{report.split}]: {report.rows_read} {plural(report.rows_read, unit_of(report.format))} read, "
         f"{report.kept} kept, "
@@ -73,7 +73,7 @@ def _eval_suites(config: EvalConfig) -> None:
     from rewardlab.report.tables import report_width
 
     out = config.run.output_dir
-    judged = judge_suites(config, finish=lambda place: _write_report(place, later=out))
+    judged = judge_suites(config, finish=lambda place: report_on(out, now=place))
     for name, of_model in judged.items():
         for one in of_model.suites:
             if len(judged) > 1:
@@ -104,17 +104,19 @@ def _write_report(folder: Path, *, later: Path) -> None:
 
 
 def report_on(run: Path, *, now: Path | None = None) -> None:
-    """Write the report of a run that has ended, and which may have another name `now`. The run is complete without it,
-    so a failure is only a message."""
+    """Write the report of a run or an evaluation that has ended, and which may have another name `now`. It is complete
+    without the report, so a failure is only a message."""
     from rewardlab.report.run import command
 
     try:
         _write_report(now or run, later=run)
-    except (RewardlabError, OSError) as error:
-        why = words_of(error) if isinstance(error, OSError) else str(error)
+    except Exception as error:  # of any class, also for want of memory: hours of work must not go with a page
+        own = str(error) if isinstance(error, RewardlabError) else f"{type(error).__name__}: {error}."
+        why = words_of(error) if isinstance(error, OSError) else own
         complain(f"report.html was not written: {why} To try again: {command('report', str(run))}")
     else:
-        say(f"report: {run / 'report.html'}")
+        if now is None:
+            say(f"report: {run / 'report.html'}")
 
 
 @ended_by_signals(BEGINS_ANEW)

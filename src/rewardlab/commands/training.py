@@ -12,7 +12,7 @@ from rewardlab.arguments import (
 )
 from rewardlab.commands.judging import report_on
 from rewardlab.commands.parsing import parse_command
-from rewardlab.console import is_first_process, keep_report, print_report
+from rewardlab.console import is_first_process, keep_report, print_report, say
 from rewardlab.core.errors import words_of
 from rewardlab.core.run_folder import with_settings_of_run
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals, ending_with_status
@@ -124,7 +124,10 @@ def probe(arguments: Sequence[str]) -> None:
         keep_report(report_of(result), place)
         report_on(result.output_dir, now=place)
 
-    print_report(report_of(probe(config, finish=finish)))
+    result = probe(config, finish=finish)
+    print_report(report_of(result))
+    if (page := result.output_dir / "report.html").is_file():
+        say(f"report: {page}")
 
 
 def _noticed(report: str, data: DataConfig) -> str:

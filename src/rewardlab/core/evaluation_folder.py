@@ -9,7 +9,15 @@ from pathlib import Path
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.placing import placing
-from rewardlab.core.run_folder import EVALUATED, EVALUATION_FILES, OWN, holds_run, manifest_keys, only_writer
+from rewardlab.core.run_folder import (
+    EVALUATED,
+    EVALUATION_FILES,
+    OWN,
+    holds_run,
+    manifest_keys,
+    only_writer,
+    settle_if_free,
+)
 
 
 @contextmanager
@@ -27,6 +35,8 @@ def placing_evaluation(
     with ExitStack() as held:
         held.enter_context(only_writer(folder))
         for place in places:  # before a folder is made in one that is not free
+            if place != folder:
+                settle_if_free(place)
             claim_evaluation(place, inputs, overwrite=overwrite)
         for place in places[1:]:
             held.enter_context(only_writer(place))

@@ -9,20 +9,23 @@ back what stood there, so that no result is half of one run and half of another.
 from __future__ import annotations
 
 import errno
+import glob
+import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from rewardlab.core.errors import ConfigError, DataError, naming
+from rewardlab.core.errors import ConfigError, DataError, RewardlabError, naming, words_of
 from rewardlab.core.files import read_json, write_json
 from rewardlab.core.folders import fsync_folder, remove
 from rewardlab.core.signals import held_back, results_are_whole
 from rewardlab.core.together import Waiting, one_by_one
 
+logger = logging.getLogger("rewardlab")
 MOVING: Final = ".results.moving"
 """Name of the folder of results that are all written and perhaps not all moved into place."""
 WRITTEN: Final = ".results.tmp-"
@@ -42,6 +45,8 @@ class Plan:
     new: Mapping[str, Stamp]
     """Name -> stamp."""
     old: Sequence[str]
+    alone: bool = True
+    """Whether no files elsewhere get their names in the same moment."""
 
     def ordered(self) -> list[str]:
         """The names of the new results in the order in which they are moved."""
@@ -63,7 +68,7 @@ def placing(
     path into a folder. Of the new results, the folders named in `whole` are moved as one. Files that wait for their
     names elsewhere (`files.together`) get them in the same moment, `beside` these.
 
-    On any error `folder` stays as it was.
+    On any error `folder` stays as it was. Raises ConfigError if a folder has the name of a file among the new results.
     """
     written = folder / f"{WRITTEN}{os.getpid()}"
     try:
@@ -73,8 +78,8 @@ def placing(
         with one_by_one(), naming(folder, temporary=written / NEW):
             yield written / NEW
             fsync_folder(written)
-            plan = _plan(folder, written / NEW, earlier(), whole)
-            write_json(written / PLAN, {"new": plan.new, "old": plan.old})
+            plan = _plan(folder, written / NEW, earlier(), whole, alone=beside is None)
+            write_json(written / PLAN, asdict(plan))
         with held_back():
             try:
                 written.rename(folder / MOVING)
@@ -82,38 +87,93 @@ def placing(
                 if beside is not None:
                     beside.place()
                 (folder / MOVING).rename(written)
-            except OSError:
-                settle(folder)
+            except OSError as error:
+                _put_back(folder, error)
                 raise
             results_are_whole(folder)
     finally:
-        remove(written)
+        _sweep(written)
+
+
+def _put_back(folder: Path, error: OSError) -> None:
+    """Put back what stood there. Raises RewardlabError, which names the first error too, if that cannot be done."""
+    try:
+        settle(folder)
+    except (RewardlabError, OSError) as second:
+        left = words_of(second) if isinstance(second, OSError) else str(second)
+        raise RewardlabError(
+            f"{folder}: {words_of(error)}; and the earlier results could not be put back: {left} They are in "
+            f"{folder / MOVING / OLD}, and the same command tries again."
+        ) from error
+
+
+def _sweep(left_over: Path) -> None:
+    """Remove results that are of no more use. Where a file is open elsewhere, some disks keep it a while."""
+    try:
+        remove(left_over)
+    except OSError as error:
+        logger.warning("%s is of no more use and could not be removed: %s", left_over, words_of(error))
 
 
 def settle(folder: Path) -> None:
-    """Put back what earlier results a process that was killed had moved aside, and remove what it left.
+    """Put back what earlier results a process that was killed had moved aside, and remove what it left; where it had
+    moved everything, the new results stay.
 
     This process must have locked `folder`. Raises ConfigError if something else has taken a name meanwhile.
     """
     moving = folder / MOVING
     if moving.is_dir() and not moving.is_symlink():
-        plan = _read_plan(folder, moving / PLAN)
-        for name, stamp in plan.new.items():
-            # Only what this process itself moved there, unchanged since: anything else is somebody else's.
-            if not os.path.lexists(moving / NEW / name) and _stamp(folder / name) == stamp:
-                _move(folder / name, moving / NEW / name)
-        for number, name in enumerate(plan.old):
-            aside, place = moving / OLD / str(number), folder / name
-            if os.path.lexists(aside):
-                if os.path.lexists(place):
-                    raise ConfigError(
-                        f"{place} was put there after a process was killed that replaced the results in {folder}. The "
-                        f"earlier file of that name is {aside}. Move one of the two away."
-                    )
-                _move(aside, place)
+        plan = _read_plan(moving / PLAN)
+        if not (plan.alone and all(_is_moved(folder, name, stamp) for name, stamp in plan.new.items())):
+            _move_back(folder, plan)
         moving.rename(folder / f"{WRITTEN}{os.getpid()}")
     for left_over in folder.glob(f"{WRITTEN}*"):
-        remove(left_over)
+        if not _is_at_work(left_over.name.removeprefix(WRITTEN)):
+            _sweep(left_over)
+
+
+def _is_moved(folder: Path, name: str, stamp: Stamp) -> bool:
+    return not os.path.lexists(folder / MOVING / NEW / name) and _stamp(folder / name) == stamp
+
+
+def _is_at_work(process: str) -> bool:
+    """Return whether another process of this machine has this number: where locks do nothing, it may be writing."""
+    if not process.isdecimal() or int(process) == os.getpid():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
+
+
+def _move_back(folder: Path, plan: Plan) -> None:
+    """Take back the new results that were moved, and put the earlier ones where they stood."""
+    moving = folder / MOVING
+    for name in (*plan.new, *plan.old):
+        for copy in (folder / name).parent.glob(f".{glob.escape(PurePosixPath(name).name)}.tmp-*"):
+            remove(copy)  # of a move to another disk
+    for name, stamp in plan.new.items():
+        # Only what was moved there, unchanged since: anything else is somebody else's.
+        if _stamp(folder / name) == stamp:
+            remove(moving / NEW / name)  # what a move to another disk had left
+            _move(folder / name, moving / NEW / name)
+    for number, name in enumerate(plan.old):
+        aside, place = moving / OLD / str(number), folder / name
+        if not os.path.lexists(aside):
+            continue
+        # What a move to another disk had left of it, before or after.
+        if (there := _stamp(place)) and all(one in _stamp(aside) for one in there):
+            remove(place)
+        elif there and all(one in there for one in _stamp(aside)):
+            remove(aside)
+            continue
+        if os.path.lexists(place):
+            raise ConfigError(
+                f"{place} was put there after a process was killed that replaced the results in {folder}. The "
+                f"earlier file of that name is {aside}. Move one of the two away."
+            )
+        _move(aside, place)
 
 
 def _move_in(folder: Path, plan: Plan) -> None:
@@ -147,10 +207,19 @@ def _move(source: Path, target: Path) -> None:
         remove(source)
 
 
-def _plan(folder: Path, new: Path, earlier: Iterable[str], whole: Collection[str]) -> Plan:
+def _plan(folder: Path, new: Path, earlier: Iterable[str], whole: Collection[str], *, alone: bool) -> Plan:
+    """Return what is to be moved. Raises ConfigError if a folder has the name of a new file."""
     names = list(_units(new, new, whole))
+    for name in names:
+        if name not in whole and (folder / name).is_dir() and not (folder / name).is_symlink():
+            raise ConfigError(
+                f"{folder / name} is a folder, and has the name of a file that is written here. Move it away, or "
+                f"choose another --output-dir."
+            )
     gone = dict.fromkeys(name for name in (*earlier, *names) if os.path.lexists(folder / name))
-    return Plan(new={name: _stamp(new / name) for name in names}, old=list(gone))
+    # What is in a folder, or behind a link, that goes itself goes with it.
+    old = [name for name in gone if not any(str(around) in gone for around in PurePosixPath(name).parents)]
+    return Plan(new={name: _stamp(new / name) for name in names}, old=old, alone=alone)
 
 
 def _units(root: Path, room: Path, whole: Collection[str]) -> Iterator[str]:
@@ -172,18 +241,19 @@ def _stamp(path: Path) -> Stamp:
     return [["", 0, 0], *([one.relative_to(path).as_posix(), at.st_size, at.st_mtime_ns] for one, at in files)]
 
 
-def _read_plan(folder: Path, path: Path) -> Plan:
+def _read_plan(path: Path) -> Plan:
     """Return the plan of results that are moved. Raises DataError if it is damaged, or names what is outside."""
-    values = read_json(path)
-    new, old = (values.get("new"), values.get("old")) if isinstance(values, dict) else (None, None)
-    if (
-        not isinstance(new, dict)
-        or not isinstance(old, list)
-        or not all(_is_inside(folder, name) for name in (*new, *old))
-    ):
-        raise DataError(f"{path}: damaged, or of another folder. Look what is in {path.parent}, and move it away.")
-    return Plan(new=new, old=old)
+    found = read_json(path)
+    values = found if isinstance(found, dict) else {}
+    new, old = values.get("new"), values.get("old")
+    if not isinstance(new, dict) or not isinstance(old, list) or not all(map(_is_inside, (*new, *old))):
+        raise DataError(
+            f"{path}: damaged. Of results that were being replaced, {path.parent / OLD} has the earlier ones, and "
+            f"{path.parent / NEW} new ones that were not moved. Take out what you need, and remove {path.parent}."
+        )
+    return Plan(new=new, old=old, alone=values.get("alone") is True)
 
 
-def _is_inside(folder: Path, name: object) -> bool:
-    return isinstance(name, str) and (folder / name).parent.resolve().is_relative_to(folder.resolve())
+def _is_inside(name: object) -> bool:
+    """Return whether a name stays in the folder, but for links, which lead where the user has put them."""
+    return isinstance(name, str) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -63,11 +64,14 @@ def calibrate(
     names = (*config.data.dataset, *config.run.judge_dataset)
     read_spec(Path(config.run.model))  # Before a folder is made for the results.
     run = config.run
-    with placing_evaluation(run.output_dir, names, overwrite=run.overwrite) as place:
-        with _only_owner(Path(run.model)) if run.store else nullcontext():
-            result = _calibrate(place, config)
+    owner = _only_owner(Path(run.model)) if run.store else nullcontext()
+    with placing_evaluation(run.output_dir, names, overwrite=run.overwrite) as place, owner:
+        result, store = _calibrate(place, config)
         if finish is not None:
             finish(result, place)
+        if result.stored:
+            # The last of all: the model does not change for results that are not whole.
+            store()
     if run.store and not result.stored:
         raise DataError(
             f"--store: every pair is ranked as labelled, so no temperature is best and "
@@ -97,9 +101,9 @@ def _only_owner(model: Path) -> Iterator[None]:
             (folder / LOCK).unlink(missing_ok=True)
 
 
-def _calibrate(place: Path, config: CalibrateConfig) -> CalibrationResult:
-    """Calibrate, write the results to `place`, which is empty, and store them in the model if that is wanted and a
-    temperature is best."""
+def _calibrate(place: Path, config: CalibrateConfig) -> tuple[CalibrationResult, Callable[[], object]]:
+    """Calibrate, and write the results to `place`, which is empty. Return them, and what stores them in the model,
+    which is to be done if that is wanted and a temperature is best (`stored`)."""
     run = config.run
     evaluation = config.evaluation()
     model = SavedModel(evaluation)
@@ -141,32 +145,32 @@ def _calibrate(place: Path, config: CalibrateConfig) -> CalibrationResult:
             "judged": judged,
         },
     )
-    stored = run.store and not scaling.at_edge
-    if stored:
-        data = {name: [{"name": one.name, "split": one.split, "sha256": one.sha256} for one in several]
-                for name, several in sources.items()}  # fmt: skip
-        store_calibration(
-            model.path,
-            temperature=scaling.temperature,
-            affine=scaling.affine,
-            calibration=CalibrationSpec(
-                reward_mean=scaling.reward_mean,
-                reward_std=scaling.reward_std,
-                num_replies=scaling.num_replies,
-                num_comparisons=scaling.num_comparisons,
-                precision=run.precision,
-                data=data,
-                judged=judged,
-            ),
-        )
-    return CalibrationResult(
+    data = {name: [{"name": one.name, "split": one.split, "sha256": one.sha256} for one in several]
+            for name, several in sources.items()}  # fmt: skip
+    result = CalibrationResult(
         output_dir=run.output_dir,
         scaling=scaling,
         judgement=judgement,
         sources=sources,
         rule=rule,
         shared_roots=shared_roots,
-        stored=stored,
+        stored=run.store and not scaling.at_edge,
+    )
+    calibration = CalibrationSpec(
+        reward_mean=scaling.reward_mean,
+        reward_std=scaling.reward_std,
+        num_replies=scaling.num_replies,
+        num_comparisons=scaling.num_comparisons,
+        precision=run.precision,
+        data=data,
+        judged=judged,
+    )
+    return result, partial(
+        store_calibration,
+        model.path,
+        temperature=scaling.temperature,
+        affine=scaling.affine,
+        calibration=calibration,
     )
 
 
