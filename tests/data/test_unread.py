@@ -97,6 +97,8 @@ def test_a_system_prompt_of_a_later_row_is_told(told: Any) -> None:
         ("<s>[INST] Why? [/INST]", "[INST]"),
         ("<bos><start_of_turn>user\nWhy?<end_of_turn>", "<start_of_turn>"),
         ("BEGINNING OF CONVERSATION: USER: Why? ASSISTANT:", "USER:"),
+        ("<|system|>\nBe brief.</s>\n<|user|>\nWhy?</s>\n<|assistant|>\n", "<|system|>"),
+        ("<｜begin▁of▁sentence｜>Be brief.<｜User｜>Why?<｜Assistant｜>", "<｜User｜>"),
     ],
 )
 def test_prompts_that_a_chat_template_has_written_already_are_told(told: Any, prompt: str, mark: str) -> None:
@@ -110,3 +112,32 @@ def test_prompts_that_a_chat_template_has_written_already_are_told(told: Any, pr
 def test_words_that_look_like_turns_are_not_told(told: Any) -> None:
     for prompt in ("What does the USER: do?", "Human: Why?", "Is [INS] a mark? user: no", "A prompter: who?"):
         assert not told([{"prompt": prompt}] * 3)
+
+
+def test_prompts_that_speak_of_marks_and_columns_that_are_not_the_prompt_are_not_told(told: Any) -> None:
+    written = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    for prompt in (
+        "What does [INST] mean?",
+        "Why does `<|im_start|>` stand before user?",
+        "Is USER: Why? ASSISTANT: a?",
+    ):
+        assert not told([{"prompt": prompt}] * 3)
+    asked = [{"role": "user", "content": "Why?"}]
+    for other in ("input", "instruction", "question"):
+        assert not told([{"prompt": asked, other: written}] * 3)
+    assert not told([{"prompt": asked}] * 3 + [{"prompt": written}]), "of all rows, not of those with texts"
+
+
+def test_marks_are_looked_for_in_the_column_that_the_format_reads() -> None:
+    renderer = build_renderer(make_tokenizer(CHATML), RenderingConfig(max_seq_len=256))
+    alpaca = {"instruction": "<|im_start|>user\nWhy?<|im_end|>", "input": "", "chosen": "a", "rejected": "b"}
+    (line,) = unread([alpaca], ReadingConfig(), renderer)
+    assert line.startswith("the column instruction holds turns")
+    named = {"q": alpaca["instruction"], "chosen": "a", "rejected": "b"}
+    (line,) = unread([named], ReadingConfig(prompt_column="q"), renderer)
+    assert line.startswith("the column q holds turns")
+
+
+def test_long_texts_with_turns_of_users_are_looked_through_once(told: Any) -> None:
+    # Each `USER: ` was searched to the end of the text: of this one in minutes.
+    assert not told([{"prompt": "USER: hello\nBOT: fine\n" * 40_000}])

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rewardlab.core.errors import RenderError
+from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import to_float
 from rewardlab.core.terminal import number_of, quoted
 from rewardlab.core.types import Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import ReadingConfig
+from rewardlab.data.formats.known import recognise_rows
 from rewardlab.data.rows import BESIDE_CONTENT, MEDIA, Row, UnusableRowError, joined_parts, said_by, show
 from rewardlab.data.templates import mentions, setting
 
@@ -29,14 +30,20 @@ SYSTEM: Final = ("system_prompt", "system_message")
 """Columns that others put before the prompt."""
 ARGUMENTS: Final = "chat_template_kwargs"
 """The column of arguments that others give to the chat template, each row its own."""
-PROMPTS: Final = ("prompt", "instruction", "question", "input")
-"""Columns that hold the prompt."""
-MARKS: Final = re.compile(
-    r"<\|(?:im_start|prompter|start_header_id|user)\|>|<start_of_turn>|\[INST\]|<｜User｜>|\A\s*prompter: "
-    r"|\bUSER: (?=.*\bASSISTANT:\s*\Z)",
-    re.DOTALL,
+PROMPTS: Final = ("instruction", "question", "input")
+"""Columns that hold the prompt in formats that need them, in place of `prompt`."""
+MARKS: Final = r"<\|(?:im_start|prompter|start_header_id|system|user)\|>|<start_of_turn>|\[INST\]|<｜User｜>"
+"""What chat templates write before a turn of the user or the system."""
+MARK: Final = re.compile(MARKS)
+BEGINS: Final = re.compile(rf"\s*(?:<[^\s<>]{{1,40}}>\s*)?({MARKS}|prompter: )")
+"""A text that a chat template has written begins so, perhaps after a token for the beginning."""
+OPEN: Final = (
+    *("<|im_start|>assistant", "<|end_header_id|>", "<|assistant|>", "<start_of_turn>model"),
+    *("[/INST]", "<｜Assistant｜>", "<think>"),
 )
-"""What chat templates write before a turn of the user. A text may speak of a mark, but not most texts of a dataset."""
+"""Or it ends with one of these, an open turn of the assistant."""
+USER: Final = re.compile(r"\bUSER: ")
+"""What stands before a turn of the user in texts that end with `ASSISTANT:`."""
 TURN: Final = ("role", "content", "from", "value")
 """What is read of a message."""
 
@@ -65,17 +72,37 @@ def unread(rows: Sequence[Row], reading: ReadingConfig, renderer: Renderer) -> l
 
 def _marks(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
     """Yield a line if a chat template has written the prompts of most rows already."""
-    asked = reading.own_columns.get("prompt")
-    for name in PROMPTS if asked is None else (asked,):
-        texts = [value for row in rows if isinstance(value := row.get(name), str)]
-        found = [mark for text in texts if (mark := MARKS.search(text))]
-        if 2 * len(found) > len(texts):
-            yield (
-                f"the column {name} holds turns that a chat template has written, with marks such as "
-                f"{show(found[0][0].strip())}, in {len(found)} of the first {number_of(len(texts), 'row')}. Such a "
-                f"text is read as one turn of the user, marks and all, and this model's template is written around it. "
-                f"Write the turns as messages, or keep the texts as they are by --chat-template concat."
-            )
+    name = _prompts(rows, reading)
+    found = [mark for row in rows if isinstance(text := row.get(name), str) and (mark := _mark(text))]
+    if 2 * len(found) > len(rows):
+        yield (
+            f"the column {name} holds turns that a chat template has written, with marks such as "
+            f"{show(found[0].strip())}, in {len(found)} of the first {number_of(len(rows), 'row')}. Such a "
+            f"text is read as one turn of the user, marks and all, and this model's template is written around it. "
+            f"Write the turns as messages, or keep the texts as they are by --chat-template concat."
+        )
+
+
+def _prompts(rows: Sequence[Row], reading: ReadingConfig) -> str:
+    """Return the column that is read as the prompt."""
+    if (asked := reading.own_columns.get("prompt")) is not None:
+        return asked
+    try:
+        needed = recognise_rows(rows[0], "", reading).needed if rows else ()
+    except DataError:  # whoever reads the rows says so
+        needed = ()
+    return next((name for name in PROMPTS if name in needed), "prompt")
+
+
+def _mark(text: str) -> str | None:
+    """Return a mark of a text that a chat template has written: one that it begins with, or one before an open turn at
+    its end; None for any other text, such as one that speaks of marks."""
+    if begins := BEGINS.match(text):
+        return begins[1]
+    end = text.rstrip()
+    mark = USER if end.endswith("ASSISTANT:") else MARK if end.endswith(OPEN) else None
+    found = mark.search(end) if mark else None
+    return found[0] if found else None
 
 
 def _numbers(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
