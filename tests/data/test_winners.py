@@ -173,6 +173,12 @@ def test_margins_and_strengths_with_their_sign_turned_are_told(flag: str) -> Non
 
     (line,) = lines([-1.5, "-2", 3, None])
     assert f"m is below 0 in 2 of the first 3 rows, which are dropped: a {flag} says by how much" in line
+    assert line.endswith(
+        " If a label says which reply that is, give the absolute value; if the other reply is the better one where it "
+        "is below 0, turn the replies and the sign round in those rows alone."
+    )
+    (line,) = lines([-1] * 10 + [1])
+    assert " minus that reply's, turn its sign round; if the other" in line, "as good as all"
     assert lines([1, 2, 0]) == lines([-1] + [1] * 10) == lines(["a", None]) == []
     assert not told([PAIR | {"m": -1}])
 

@@ -193,12 +193,18 @@ def _below_0(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
     """Yield a line for a column of margins or strengths that is below 0 in many rows."""
     for flag, name in (("margin", reading.margin_column), ("strength", reading.strength_column)):
         numbers = [number for row in rows if name and math.isfinite(number := to_float(row.get(name)))]
-        below = sum(number < 0 for number in numbers)
+        below, above = sum(number < 0 for number in numbers), sum(number > 0 for number in numbers)
         if below > MOST_AGAINST * len(numbers):
+            remedy = (
+                "If a label says which reply that is, give the absolute value; if the other reply is the better one "
+                "where it is below 0, turn the replies and the sign round in those rows alone."
+                if above > MOST_AGAINST * len(numbers)
+                else "If it is the other reply's score minus that reply's, turn its sign round; if the other reply is "
+                "the better one there, turn the replies round."
+            )
             yield (
                 f"{name} is below 0 in {below} of the first {number_of(len(numbers), 'row')}, which are dropped: a "
-                f"{flag} says by how much the better reply is better. If it is the other reply's score minus that "
-                f"reply's, turn its sign round; if the other reply is the better one there, turn the replies round."
+                f"{flag} says by how much the better reply is better. {remedy}"
             )
 
 
