@@ -166,6 +166,13 @@ def test_ratings_of_both_sides_by_any_name_are_looked_at() -> None:
     assert not told([PAIR | {"chosen_model_elo": 1, "rejected_model_elo": 2}]), "of models, not of replies"
 
 
+@pytest.mark.parametrize("name", ["toxicity", "Toxicity", "harm", "PPL", "perplexity", "rank", "token_count", "length"])
+def test_numbers_that_are_better_the_lower_they_are_are_no_ratings_of_a_side(name: str) -> None:
+    assert not told([PAIR | {f"chosen_{name}_score": 1, f"rejected_{name}_score": 9} for _ in range(6)])
+    assert not told(nameless(**{f"{name}_score_1": [1, 2], f"{name}_score_2": [9, 9]}), **NAMELESS)
+    assert told([PAIR | {"chosen_harmlessness_score": 1, "rejected_harmlessness_score": 9} for _ in range(6)])
+
+
 @pytest.mark.parametrize("flag", ["margin", "strength"])
 def test_margins_and_strengths_with_their_sign_turned_are_told(flag: str) -> None:
     def lines(values: list[Any]) -> list[str]:

@@ -40,6 +40,24 @@ SHOWN: Final = 4
 """Values of a column that are shown."""
 RATINGS: Final = frozenset({"elo", "grade", "rating", "reward", "score", "votes"})
 """Words of columns that say how good one reply is."""
+LOWER: Final = frozenset(
+    {
+        "count",
+        "counts",
+        "error",
+        "errors",
+        "harm",
+        "harmful",
+        "harmfulness",
+        "len",
+        "length",
+        "loss",
+        "nll",
+        "perplexity",
+    }
+    | {"ppl", "rank", "ranks", "tokens", "toxic", "toxicity"}
+)
+"""Words of numbers that are better the lower they are, or say nothing of which reply is better."""
 MOST_AGAINST: Final = 0.1
 """Share of the rows in which the scores of `chosen` and `rejected` may be against the choice: labels by people differ
 from any score, but these are as a rule what the choice was made by."""
@@ -162,6 +180,9 @@ def _ratings(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
     for pair in dict.fromkeys(
         (*SCORES, *_rated(rows, ("chosen", "rejected")), *(_rated(rows, place) if place else ()))
     ):
+        # In lower case too, since words are told apart by it: `PPL` is one, and so is `Toxicity`.
+        if not LOWER.isdisjoint([*map(str.casefold, words_of(pair[0])), *words_of(pair[0].casefold())]):
+            continue
         numbers = [(to_float(row.get(pair[0])), to_float(row.get(pair[1]))) for row in rows]
         rated = [both for both in numbers if all(map(math.isfinite, both))]
         against = sum(first < second for first, second in rated)
