@@ -112,6 +112,21 @@ RESULT = {"type": "pairwise", "from_name": "pw", "to_name": "t1,t2", "value": {"
             "--rejected-column original_response.",
         ),
         (
+            {"prompt": "q", "context": "", "original_response": "a", "edited_response": "b"},
+            "If the edited reply is to be the better one, give --chosen-column edited_response --rejected-column "
+            "original_response.",
+        ),
+        (
+            {"promt": "q", "answer_a": "a", "answer_b": "b", "label": "A", "question_type": "why"},
+            "If these are two replies and a verdict on them, give --prompt-column promt --chosen-column answer_a "
+            "--rejected-column answer_b --map-label FIRST=1 SECOND=0.",
+        ),
+        (
+            {"instruct": "q", "output_1": "a", "output_2": "b", "preference": 1},
+            "If these are two replies and a verdict on them, give --prompt-column instruct --chosen-column output_1 "
+            "--rejected-column output_2 --label-column preference --map-label FIRST=1 SECOND=0.",
+        ),
+        (
             {"conversation_id": "c", "opening_prompt": "q", "conversation_history": []},
             "These are conversations of PRISM, of which a function on docs/more-datasets.md in rewardlab's repository "
             "makes a row of each turn.",
@@ -142,6 +157,13 @@ def test_a_name_of_something_else_is_not_told_as_a_misspelt_side_or_prompt() -> 
     assert [meant_column(name, ["x"]) for name in names] == [None] * 5
     assert [meant_column(name, ["x"]) for name in ("pairid", "rejectd_response")] == ["pair_id", "rejected_response"]
     assert [meant_column("accepted", [other]) for other in ("rejected", "x")] == ["chosen", None]
+
+
+def test_the_number_of_a_prompt_is_not_told_as_the_prompt_of_rows_that_lack_one(tmp_path: Path) -> None:
+    for name, is_told in (("promts", True), ("prompt_id", False)):
+        with pytest.raises(UnusableRowError, match="plain|Human") as caught:
+            read({name: "x", "chosen": "a", "rejected": "b"})
+        assert (f"--prompt-column {name}" in str(caught.value)) == is_told
 
 
 def test_a_misspelt_column_beside_two_replies_is_told_where_it_is_all_that_is_missing(tmp_path: Path) -> None:

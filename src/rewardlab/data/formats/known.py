@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from operator import itemgetter
 from typing import Final
 
@@ -27,7 +26,7 @@ from rewardlab.data.formats.kwise import (
 )
 from rewardlab.data.formats.lone import UNPAIRED, UNPAIRED_CONVERSATIONS, lone
 from rewardlab.data.formats.mapping import mapped, require_columns
-from rewardlab.data.formats.places import REPLIES, VERDICT, by_name, exported, flags_for, two_replies
+from rewardlab.data.formats.places import ASKED, REPLIES, VERDICT, by_name, exported, flags_for, two_replies
 from rewardlab.data.formats.plain import LONG_FORM, PAIRS, WHOLE
 from rewardlab.data.formats.published import (
     ARENA,
@@ -151,7 +150,7 @@ def _hint(row: Row, names: Sequence[str], near: Mapping[str, str], reading: Read
         return f" The columns of {inside[1]} are inside {brief(inside[0])}: make what is in it the rows."
     if near:
         return f" Perhaps {', '.join(f'{name!r} as {meant!r}' for name, meant in near.items())} is meant."
-    if flags := flags_for(row):
+    if flags := flags_for(row, _prompt_misspelt(row)):
         verdicts = [name for name in names if VERDICT.fullmatch(name)]
         column = quoted(verdicts[0]) if len(verdicts) == 1 else "COLUMN"
         label = "" if "label" in row else f" --label-column {column}"
@@ -160,6 +159,14 @@ def _hint(row: Row, names: Sequence[str], near: Mapping[str, str], reading: Read
     if any(name.count(" ") >= SENTENCE for name in names):
         return " Is the first line a row? A table begins with a line of the names of its columns."
     return ""
+
+
+def _prompt_misspelt(row: Row) -> str | None:
+    """Return the only column of one word with a text or messages that looks like one of the prompt; None if there is
+    no such one, or several. `question_type` is more than a misspelt `question`."""
+    held = [name for name, value in row.items() if isinstance(name, str) and isinstance(value, str | list)]
+    near = [name for name in held if name.strip().isalpha() and meant_column(name, row) in ("prompt", *ASKED)]
+    return near[0] if len(near) == 1 else None
 
 
 def _is_number(value: object) -> bool:
@@ -256,19 +263,9 @@ def meant_column(name: str, present: Collection[str]) -> str | None:
         return None if "scores" in present else "scores"
     words = set(re.split(r"[^a-z]+", name.casefold()))
     known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))
-    # `prompt_id` holds no prompt, and `edited_response` is not the rejected one.
-    known = {column: None for column in known if _may_be(words, column)}
     if "chosen" not in present and "rejected" in present and name.casefold() in OTHER_CHOSEN:
         return "chosen"
     for side in ("chosen", "rejected"):
         if name != side and side not in present and side in words and words <= {side, *REPLIES}:
             return side
     return resembling(name, known, present)
-
-
-def _may_be(words: Collection[str], column: str) -> bool:
-    """Return whether a name with these words may be a column misspelt: it says which side it is, and is a number of
-    something, where the column is."""
-    own = column.casefold().split("_")
-    sides = [side for side in ("chosen", "rejected") if side in own]
-    return ("id" in words) <= ("id" in own) and all(get_close_matches(side, words, n=1, cutoff=0.75) for side in sides)

@@ -46,13 +46,13 @@ def two_replies(row: Row) -> tuple[str, str] | None:
     return found[0] if len(found) == 1 else None
 
 
-def flags_for(row: Row) -> str | None:
-    """Return the flags that name two replies, and the prompt of a row that has none called so; None if there are no
-    such two."""
+def flags_for(row: Row, misspelt: str | None = None) -> str | None:
+    """Return the flags that name two replies, and the prompt of a row that has none called so: perhaps a column that is
+    `misspelt`; None if there are no such two."""
     if (sides := two_replies(row)) is None:
         return None
-    asked = next((name for name in ASKED if name in row), None) if "prompt" not in row else None
-    named = [] if asked is None else [f"--prompt-column {asked}"]
+    asked = next((name for name in ASKED if name in row), misspelt) if "prompt" not in row else None
+    named = [] if asked is None else [f"--prompt-column {quoted(asked)}"]
     return " ".join([*named, f"--chosen-column {quoted(sides[0])} --rejected-column {quoted(sides[1])}"])
 
 
@@ -91,7 +91,9 @@ PAGE: Final = "docs/more-datasets.md in rewardlab's repository"
 def by_name(names: Iterable[str]) -> str | None:
     """Return what to do with rows of a public dataset that is known by these columns; None for any other."""
     columns = set(names)
-    return next((told.format(page=PAGE) for known, told in OF_DATASETS.items() if known <= columns), None)
+    told = next((told.format(page=PAGE) for known, told in OF_DATASETS.items() if known <= columns), None)
+    # Where there is a prompt, the context is something else.
+    return told.replace(" --prompt-column context", "") if told and "prompt" in columns else told
 
 
 def exported(row: Row) -> str | None:

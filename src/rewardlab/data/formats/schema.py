@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -85,6 +86,18 @@ def resembling(name: str, columns: Iterable[str], present: Collection[str]) -> s
     columns = list(columns)
     if name in columns:
         return None
-    by_case = {column.casefold(): column for column in columns if column not in present}
+    words = set(re.split(r"[^a-z]+", name.casefold()))
+    # `prompt_id` holds no prompt, and `edited_response` is not the rejected one.
+    by_case = {column.casefold(): column for column in columns if column not in present and _may_be(words, column)}
     near = difflib.get_close_matches(name.strip().casefold(), by_case, n=1, cutoff=0.75)
     return by_case[near[0]] if near else None
+
+
+def _may_be(words: Collection[str], column: str) -> bool:
+    """Return whether a name with these words may be a column misspelt: it says which side it is, and is a number of
+    something, where the column is."""
+    own = column.casefold().split("_")
+    sides = [side for side in ("chosen", "rejected") if side in own]
+    return ("id" in words) <= ("id" in own) and all(
+        difflib.get_close_matches(side, words, n=1, cutoff=0.75) for side in sides
+    )
