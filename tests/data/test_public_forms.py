@@ -8,7 +8,9 @@ import json
 import pytest
 
 from parsing import PAIR, assistant, cause, preference, read, replies, turns, user
+from rewardlab.core.errors import DataError
 from rewardlab.core.types import Message
+from rewardlab.data.formats.known import recognise
 from rewardlab.data.rows import UnusableRowError
 
 SYSTEM = Message("system", "Be brief.")
@@ -168,3 +170,18 @@ def test_an_empty_cell_for_the_rejected_reply_leaves_the_conversation() -> None:
     row = {"messages": sides[0], "rejected_response": "", "rejected_messages": sides[1]}
     assert replies(preference(row)) == ["a", "b"]
     assert cause({**row, "rejected_messages": ""}) == "empty_reply"
+
+
+@pytest.mark.parametrize("models", ["nm", "gg", "no", "n"])
+def test_rated_responses_are_those_of_the_models_that_the_annotations_name(models: str) -> None:
+    # Those of one judge, who is named in each, were taken for ratings of a model, and all rows were dropped.
+    row = {
+        "instruction": "Hi",
+        "responses": [{"model": "m", "response": "Hello!"}, {"model": "n", "response": "What?"}],
+        "annotations": [{"model": model, "rating": 4 + n} for n, model in enumerate(models)],
+    }
+    if models == "nm":
+        assert recognise(row, "x:1").name.startswith("CodeUltraFeedback")
+        return
+    with pytest.raises(DataError, match=r"match no known schema.*The nearest formats: (?!CodeUltra)"):
+        recognise(row, "x:1")

@@ -163,12 +163,17 @@ def _unless_not_given(rating: object) -> object:
 
 
 def _rates_models(row: Row) -> bool:
-    """Return whether the responses of a row are of models, and its annotations rate these."""
-    firsts = [
-        value[0] if isinstance(value := row.get(name), (list, tuple)) and value else None
-        for name in ("responses", "annotations")
-    ]
-    return all(isinstance(first, Mapping) and "model" in first for first in firsts)
+    """Return whether the responses of a row are of models, and its annotations rate these: those by one judge may name
+    the judge as their model."""
+    responses, annotations = (_models(row.get(name)) for name in ("responses", "annotations"))
+    return bool(responses) and responses == annotations
+
+
+def _models(value: object) -> set[str] | None:
+    """Return the models that entries name; None unless each names one."""
+    entries = list(value) if isinstance(value, (list, tuple)) else []
+    named = [show(entry["model"]) for entry in entries if isinstance(entry, Mapping) and "model" in entry]
+    return set(named) if len(named) == len(entries) else None
 
 
 def _flat_ratings(completion: Mapping[str, object]) -> dict[str, object]:
