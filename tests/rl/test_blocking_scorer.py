@@ -7,6 +7,7 @@ import gc
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
@@ -218,6 +219,30 @@ def test_what_a_loop_leaves_that_is_stopped_meanwhile_is_closed_all_the_same() -
     handed.set()  # and the loop stops, with all that was handed to it
     closing.join()
     running.join()
+    assert made.closed_in == [loop]
+    loop.close()
+
+
+class Unclosable(Counted):
+    async def aclose(self) -> None:
+        await super().aclose()
+        raise ConfigError("the model is not released")
+
+
+@pytest.mark.parametrize("kind", [Counted, Unclosable])
+def test_the_scorer_of_a_stopped_loop_is_closed_where_another_loop_runs(kind: type[Counted]) -> None:
+    loop, made = asyncio.new_event_loop(), kind()
+    scorer = LoopScorer(lambda: made)
+    loop.run_until_complete(scorer.details([Rollout(name="one", rendered="text")]))
+
+    async def cell() -> None:
+        with pytest.raises(ConfigError, match="not released") if kind is Unclosable else nullcontext():
+            scorer.close()
+
+    inside = threading.Thread(target=asyncio.run, args=(cell(),), daemon=True)
+    inside.start()
+    inside.join(60)
+    assert not inside.is_alive()
     assert made.closed_in == [loop]
     loop.close()
 

@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -108,12 +108,29 @@ def _finish(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) ->
         return
     while not handed.done() and not loop.is_closed():
         if not loop.is_running():
-            # Another thread may begin to run it, or close it, at this moment.
-            with suppress(RuntimeError):
-                loop.run_until_complete(asyncio.wrap_future(handed, loop=loop))
+            _run_until_done(handed, loop)
         wait([handed], LOOK_EVERY_S)
     if handed.done():
         handed.result()
+
+
+def _run_until_done(handed: Future[None], loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until what was handed to it is done: in this thread, or in one of its own if this one runs a loop."""
+
+    def run() -> None:
+        # Another thread may begin to run the loop, stop it, or close it, at this moment.
+        with suppress(RuntimeError):
+            loop.run_until_complete(asyncio.gather(asyncio.wrap_future(handed, loop=loop), return_exceptions=True))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        run()
+    else:
+        # A thread runs one loop at a time, and a cell of a notebook runs in one.
+        helper = threading.Thread(target=run, daemon=True)
+        helper.start()
+        helper.join()
 
 
 def require_finite(score: Any, name: str, number: int = 0) -> float:
