@@ -45,12 +45,43 @@ def test_defaults_of_trl_that_a_plan_does_not_take_are_told(tmp_path: Path) -> N
     (line,) = [one for one in told(tmp_path, with_arm("compat: trl"), "warning") if "compat" in one]
     assert line.startswith("arm smooth: compat: trl fills in none of TRL's defaults in a plan. Write those that are ")
     assert "max_seq_len: 1024, truncation: drop, " in line
-    assert not [name for name in ("seed:", "epochs:", "lora_rank:") if name in line], "they do nothing here, or differ"
-    meant = line.partition("meant: ")[2].replace("label_smoothing: 0, ", "")
-    whole = with_arm(f"compat: trl, {meant}").replace("label_smoothing: 0.05, compat", "label_smoothing: 0, compat")
+    without = [name for name in ("seed:", "epochs:", "lora_rank:", "label_smoothing:") if name in line]
+    assert not without, "they do nothing here, differ, or were chosen"
+    whole = with_arm(f"compat: trl, {line.partition('meant: ')[2]}")
     assert not [one for one in told(tmp_path, whole, "warning") if "compat" in one]
+    ratio = [
+        one for one in told(tmp_path, with_arm("compat: trl, warmup_steps: 9"), "warning") if "warmup_ratio" in one
+    ]
+    assert not ratio, "the steps of the warmup were chosen"
     adapters = [one for one in told(tmp_path, with_arm("compat: trl, lora: true"), "warning") if "compat" in one]
     assert "lora_target_modules: peft-default" in adapters[0]
+
+
+SEARCHED = """\
+question: Which rate?
+base: {model: m, dataset: [train.jsonl], test_dataset: [test.jsonl], steps: 400, compat: trl%s}
+seeds: [10, 11]
+phases:
+  - {name: search, seeds: [0, 1], search: %s}
+  - {name: confirm, arms: [winner]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("search", "arms"),
+    [
+        ("{grid: {lr: [1.0e-6, 1.0e-5]}}", "arms lr=1e-06, lr=1e-05:"),
+        ("{optuna: {trials: 2, settings: {lr: {log: [1.0e-6, 1.0e-4]}}}}", "arms search_trial_0, search_trial_1:"),
+    ],
+)
+def test_what_a_search_draws_is_chosen_and_arms_of_one_warning_share_a_line(
+    tmp_path: Path, search: str, arms: str
+) -> None:
+    (line,) = [one for one in told(tmp_path, SEARCHED % ("", search), "warning") if "compat" in one]
+    assert line.startswith(arms)
+    assert " lr: " not in line
+    meant = line.partition("meant: ")[2]
+    assert not [one for one in told(tmp_path, SEARCHED % (f", {meant}", search), "warning") if "compat" in one]
 
 
 def test_rows_drawn_by_every_seed_are_told(tmp_path: Path) -> None:

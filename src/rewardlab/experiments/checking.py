@@ -85,7 +85,8 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
 
     Raises ConfigError for settings that cannot be used.
     """
-    runs = runs_of(with_stand_ins(plan), winner={"arm": "the best of the search", "settings": {}})
+    whole = with_stand_ins(plan)
+    runs = runs_of(whole, winner={"arm": "the best of the search", "settings": {}})
     arms = list(dict.fromkeys(run.arm for run in runs if run.reads_test))
     problems = [
         *_about_metric("primary", plan.primary),
@@ -97,7 +98,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
         *about_shared_rows(runs),
         *about_models(runs, look),
         *about_test_rows(runs),
-        *about_trl(runs),
+        *about_trl(whole, runs),
     ]
     claims: dict[str, Claim] = {}
     for name, hypothesis in plan.hypotheses.items():

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from rewardlab.core.config import from_mapping, settings_of
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.other_names import SAME_THING
+from rewardlab.core.terminal import listed, plural
 from rewardlab.data.config import ReadingConfig, TrainingDataConfig
 from rewardlab.data.dataset_names import all_named
 from rewardlab.data.finding import Source
@@ -140,22 +143,42 @@ def _overlapping(place: str, others: Iterable[str]) -> str:
     return ""
 
 
-def about_trl(runs: Sequence[Run]) -> Iterator[Problem]:
-    """Yield a warning for each arm with `compat: trl` and settings that are not TRL's: a plan has all its settings by
-    its own defaults, so that none is left for TRL's."""
-    arms = {run.arm: run.settings for run in runs if run.settings.get("compat") == "trl" and not run.program}
+def about_trl(plan: Plan, runs: Sequence[Run]) -> Iterator[Problem]:
+    """Yield a warning for arms with `compat: trl` and settings that are not TRL's and that nobody chose: a plan has all
+    its settings by its own defaults, so that none is left for TRL's."""
+    chosen = _named_settings(plan)
+    arms = {run.arm: run.settings for run in runs if run.settings.get("compat") == "trl" and run.arm in chosen}
+    told: dict[str, list[str]] = {}
     for arm, settings in arms.items():
         others = [
             f"{name}: {shown(value)}"
             for name, value in TRL.items()
-            if name != "seed" and _as_list(settings.get(name)) != _as_list(value) and _counts(name, settings)
+            if name != "seed"
+            and name not in chosen[arm]
+            and _as_list(settings.get(name)) != _as_list(value)
+            and _counts(name, settings)
         ]
         if others:
-            yield Problem(
-                level="warning",
-                text=f"arm {arm}: compat: trl fills in none of TRL's defaults in a plan. Write those that are meant: "
-                f"{', '.join(others)}",
-            )
+            told.setdefault(", ".join(others), []).append(arm)
+    for others_told, same in told.items():
+        yield Problem(
+            level="warning",
+            text=f"{plural(len(same), 'arm')} {listed(same)}: compat: trl fills in none of TRL's defaults in a plan. "
+            f"Write those that are meant: {others_told}",
+        )
+
+
+def _named_settings(plan: Plan) -> dict[str, set[str]]:
+    """Return the settings that the plan itself names for each arm that is trained here, and those for which these stand
+    in other units. The winner of a search has no entry: it is one of the search's arms."""
+    searched = [arm for phase in plan.phases if phase.search is not None for arm in phase.search.arms]
+    found = {}
+    for arm in (*plan.arms.values(), *searched):
+        given = {**plan.base, **arm.settings}
+        if not arm.program:
+            pairs = [pair for pair in SAME_THING if any(given.get(name) is not None for name in pair)]
+            found[arm.name] = {*given, *chain.from_iterable(pairs)}
+    return found
 
 
 def _as_list(value: object) -> object:
