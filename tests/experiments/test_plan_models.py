@@ -70,6 +70,12 @@ def test_a_limit_above_the_positions_of_a_model_is_refused_before_any_run(
             main(["plan", tool, str(plan), "--set", f"max_seq_len={positions + 1}"])
         assert ended.value.code == status
         assert f"arm plain: max_seq_len {positions + 1} is above the {positions} positions" in capsys.readouterr().out
+    # Nothing but the plan gives a length in a plan, whatever TRL's default is.
+    with pytest.raises(SystemExit):
+        main(["plan", "check", str(plan), "--set", "max_seq_len=1024", "--set", "compat=trl"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "max_seq_len 1024 is above the" in said
+    assert "Where no length is given" not in said
 
 
 MISSING = RepositoryNotFoundError("404", response=cast("Any", SimpleNamespace(headers={}, request=None)))

@@ -95,12 +95,11 @@ def _refusal(run: Run) -> str:
     from rewardlab.core.config import from_mapping
     from rewardlab.core.errors import RewardlabError
     from rewardlab.training.settings.config import RewardTrainerConfig
-    from rewardlab.training.settings.conventions import length_from
 
     config = from_mapping(RewardTrainerConfig, {**run.settings, "output_dir": "."}, where=run.arm)
     try:
         settled = settle_rendering(config.model, config.data.rendering)
-        open_base(config.model, replace(config.data.rendering, **settled), length_from=length_from(config))
+        open_base(config.model, replace(config.data.rendering, **settled))
     except RewardlabError as error:
         return str(error)
     return ""
