@@ -48,6 +48,13 @@ def report(path: Path, *arguments: object) -> dict:
     return found
 
 
+def test_what_was_written_stands_apart_from_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = pairs(tmp_path / "a.jsonl", "p", "q", "r", "s")
+    assert run(path, "--fix", "--output", tmp_path / "fixed.jsonl") == 0
+    said = capsys.readouterr().out
+    assert f"\n\n{tmp_path / 'fixed.jsonl'}: 4 of 4 rows" in said, said
+
+
 def test_the_exit_status_is_one_exactly_if_a_check_is_above_its_limit(tmp_path: Path) -> None:
     path = pairs(tmp_path / "a.jsonl", "p", "q", "r", "s", label=0.5)
     assert run(path) == 0

@@ -53,7 +53,8 @@ def audit(arguments: Sequence[str]) -> None:
         said = outputs.write(audited.audit)
         if config.fix:
             said += write_fixed(audited, config, outputs)
-    say(*said)
+    if said:
+        say("", *said)
     if audited.audit.failed:
         sys.stdout.flush()
         sys.exit(1)
