@@ -28,7 +28,7 @@ def say(*lines: str) -> None:
 
 def is_first_process() -> bool:
     """Return whether this process prints the report: torchrun starts several, and rank 0 reports for all."""
-    return os.environ.get("RANK", "0") == "0"
+    return (os.environ.get("RANK") or "0") == "0"
 
 
 def print_report(text: str, *, folder: Path | None = None) -> None:

@@ -13,6 +13,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
+from rewardlab.console import is_first_process
 from rewardlab.core.errors import ConfigError
 from rewardlab.distributed import meeting
 from rewardlab.distributed.meeting import _agreed_name, lost, meet
@@ -263,6 +264,16 @@ def test_one_of_several_processes_without_a_number_does_not_train_by_itself(plac
     said = r"RANK, which is '1', .* WORLD_SIZE, how many they are, is not set: .* or unset RANK\."
     with pytest.raises(ConfigError, match=said), joined_ranks():
         pass
+
+
+def test_an_empty_rank_is_none(place, monkeypatch):
+    monkeypatch.setenv("RANK", "")
+    with pytest.raises(ConfigError, match="one of 2 processes, and RANK, .* is not set"), joined_ranks():
+        pass
+    monkeypatch.delenv("WORLD_SIZE")
+    with joined_ranks() as ranks:
+        assert ranks.size == 1
+    assert is_first_process(), "it prints the report, and publishes"
 
 
 def test_only_a_connection_that_broke_is_a_lost_process():

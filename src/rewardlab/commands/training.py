@@ -81,7 +81,7 @@ def _told_to_others() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of any class: whatever ends this process, the others wait for it
-        if "RANK" in os.environ:
+        if os.environ.get("RANK"):
             from rewardlab.distributed.meeting import tell_of_failure
 
             tell_of_failure(words_of(error) if isinstance(error, OSError) else str(error))

@@ -234,7 +234,7 @@ class StopRequests:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._received = signal.Signals(number).name
-        if os.environ.get("RANK", "0") == "0":
+        if (os.environ.get("RANK") or "0") == "0":
             # A step may take minutes. `os.write`, since the signal may have interrupted a line that is being printed.
             again = "" if self._received == REPEATED else "; a second one ends it at once"
             os.write(2, f"\n{self.reason}: the run ends after its present step or evaluation{again}\n".encode())

@@ -105,7 +105,7 @@ def tell_of_failure(why: str) -> None:
     """
     size, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     # A torchrun that has started all of them ends them as soon as one has failed.
-    if size == "1" or "RANK" not in os.environ or (size == here and "TORCHELASTIC_RUN_ID" in os.environ):
+    if size == "1" or not os.environ.get("RANK") or (size == here and "TORCHELASTIC_RUN_ID" in os.environ):
         return
     timeout, why = timedelta(seconds=TELLS_FOR_S), visible_message(why)[:MOST_TOLD]
     # Of any class: whatever keeps the others from coming or hearing, the failure itself says more.
@@ -231,12 +231,12 @@ def _require_environment() -> None:
 
 def require_alone() -> None:
     """Raise ConfigError if one of RANK and WORLD_SIZE says that this process is one of several, and the other is not
-    set: each would train by itself."""
-    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "")
-    if rank is None and size.isdecimal() and int(size) > 1:
+    set: each would train by itself. An empty variable is one that is not set."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not rank and size.isdecimal() and int(size) > 1:
         says = f"WORLD_SIZE says that this is one of {size} processes"
         lacks, instead = "RANK, which of them it is", "WORLD_SIZE"
-    elif rank is not None and not size:
+    elif rank and not size:
         says = f"RANK, which is {visible(rank)!r}, says that this is one of several processes"
         lacks, instead = "WORLD_SIZE, how many they are", "RANK"
     else:

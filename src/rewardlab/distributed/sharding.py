@@ -87,7 +87,7 @@ def joined_ranks(*, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
     Ranks that end together leave no thread of a process group behind (see `_leave`), as long as nobody outside the
     block holds a sharded model.
     """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not (os.environ.get("RANK") and os.environ.get("WORLD_SIZE")):
         require_alone()
         yield ALONE
         return

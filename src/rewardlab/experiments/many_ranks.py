@@ -34,7 +34,7 @@ WAIT_S: Final = 3600.0
 
 def is_first() -> bool:
     """Return whether this process is the first, or the only one, of its run."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return int(os.environ.get("RANK") or "0") == 0
 
 
 class Start:

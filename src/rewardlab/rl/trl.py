@@ -241,7 +241,7 @@ def _remade(make: Callable[[], RewardScorer], config: RewardConfig, name: str) -
 
 def _processes() -> tuple[int, int]:
     """Return (rank, number of processes) as launchers tell them."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("RANK") or "0"), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @cache

@@ -18,7 +18,7 @@ def publisher_of(settings: PublishConfig) -> Publisher | None:
 
     Raises ConfigError for an invalid address, or a token or a package that is missing.
     """
-    if settings.publish_to is None or os.environ.get("RANK", "0") != "0":
+    if settings.publish_to is None or (os.environ.get("RANK") or "0") != "0":
         return None
     try:
         from rewardlab.client.publishing import Publisher

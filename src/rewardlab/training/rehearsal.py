@@ -104,7 +104,7 @@ def rehearse(
 
 
 def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    return (os.environ.get("RANK") or "0") == "0"
 
 
 def _above(output_dir: Path) -> Path:
@@ -121,7 +121,7 @@ def _own_folder(above: Path) -> Iterator[Path]:
     """Yield a folder of this process and its ranks alone, on the disk of the run's, and remove it."""
     require_writable_folder(above, "--output-dir")
     # The processes of one run have the port of their meeting in common, and no other run on these machines has it.
-    ranks = [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if "RANK" in os.environ]
+    ranks = [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if os.environ.get("RANK")]
     folder = above / f".dry-run-{'-'.join(ranks) or os.getpid()}"
     if _is_first():
         require(not os.path.lexists(folder), f"{folder} is there; a dry run that was killed left it. Remove it.")
