@@ -196,10 +196,17 @@ def test_what_stands_before_a_server_is_told_from_it(status: int, content: str, 
     [
         ("https://rm.internal/behind/v1/spec", r"sends to https://rm\.internal/behind\. Give that address as url\."),
         ("/behind/v1/spec", r"sends to http://scores\.example/behind\. Give that address as url\."),
-        ("/login?next=/v1/spec", r"sends to http://scores\.example/login\?next=/v1/spec, where no scores are asked"),
-        ("/v1/spec/", r"sends to http://scores\.example/v1/spec/, where no scores are asked"),
+        (
+            "/login?next=/v1/spec",
+            r"sends to http://scores\.example/login\?next=/v1/spec, which is not the route /v1/spec",
+        ),
+        (None, r"sends to another address and does not say which\. Give the server's own address as url\."),
+        ("", r"sends to another address and does not say which\. Give the server's own address as url\."),
+        ("/v1/spec/", r"sends to http://scores\.example/v1/spec/, which is not the route /v1/spec of"),
     ],
 )
-def test_a_redirect_names_the_address_without_the_route(location: str, said: str) -> None:
-    with pytest.raises(RefusedError, match=said):
-        RewardClient(URL, httpx_options=answered(308, "", {"location": location})).connect()
+def test_a_redirect_names_the_address_without_the_route(location: str | None, said: str) -> None:
+    headers = {} if location is None else {"location": location}
+    with pytest.raises(RefusedError, match=said) as refused:
+        RewardClient(URL, httpx_options=answered(308, "", headers)).connect()
+    assert "scores" not in str(refused.value).replace("scores.example", ""), "servers of chats are asked so too"

@@ -262,17 +262,19 @@ def _refused(response: httpx2.Response, where: str, path: str, by_proxy: str) ->
 
 def _sent_to(response: httpx2.Response, path: str) -> str:
     """Return where a redirect of the route `path` leads, and what to do about it."""
+    if not (location := response.headers.get("location")):
+        return ": the server sends to another address and does not say which. Give the server's own address as url."
     try:
-        to = str(response.url.join(response.headers.get("location", "")))
+        to = str(response.url.join(location))
     except httpx2.InvalidURL:
-        to = response.headers["location"]
+        to = location
     shown, base = visible(to)[:SHOWN], to.removesuffix(path)
     # An address is asked for the same route again: what leads elsewhere is not an address of a server.
     if base != to and "?" not in base and base != str(response.url).removesuffix(path):
         return f": the server sends to {visible(base)[:SHOWN]}. Give that address as url."
     return (
-        f": the server sends to {shown}, where no scores are asked. Is this the address of a server of scores, and not "
-        f"of a page or a proxy, such as one that asks to log in?"
+        f": the server sends to {shown}, which is not the route {path} of another server. Is this the address of the "
+        f"server, and not of a page or a proxy, such as one that asks to log in?"
     )
 
 
