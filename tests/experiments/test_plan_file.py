@@ -213,3 +213,23 @@ def test_a_message_about_settings_names_the_keys_of_the_plan() -> None:
     assert in_keys(said) == (
         "max_seq_len 9: lower it, with checkpoints: false; `rewardlab data inspect --max-seq-len 9` and --jobs stay"
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "in_a_plan"),
+    [
+        ("give --no-lora or --map-label FIRST=1 SECOND=0.", "give lora: false or map_label: [FIRST=1, SECOND=0]."),
+        (
+            "give --attributes 'rank=-1' --response-column completion.",
+            "give attributes: [rank=-1], response_column: completion.",
+        ),
+        ("--map-label 'A is better'=1 B=0, or", "map_label: ['A is better=1', B=0], or"),
+        ("--attributes rank=1: the smallest", "attributes [rank=1]: the smallest"),
+        ('give --map-label "it\'s"=1', 'give --map-label "it\'s"=1'),
+        ("--chosen-column and --rejected-column", "chosen_column and rejected_column"),
+        ("--margin-column margin takes", "margin_column margin takes"),
+        ("a`b/--lr.jsonl: --lr, `rewardlab train --lr 1`", "a`b/--lr.jsonl: lr, `rewardlab train --lr 1`"),
+    ],
+)
+def test_values_in_a_message_stand_as_a_plan_writes_them(said: str, in_a_plan: str) -> None:
+    assert in_keys(said) == in_a_plan

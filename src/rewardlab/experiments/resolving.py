@@ -15,8 +15,18 @@ from rewardlab.experiments.plan import WINNER, Arm, Phase, Plan, Run
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.presets import fill
 
-FLAG: Final = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
-"""A flag of a command in a message."""
+FLAG: Final = re.compile(
+    r"(?<![\w/-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)"
+    # Values that are certain to be some: NAME=VALUE, as often as wanted, and the name of a column before the next flag
+    # or at the end of a part of the sentence.
+    r"(?:(?P<pairs>(?: (?:'[^'=]+=[^']*'|(?:'[^'=]+'|[\w.-]+)=[\w.+-]*\w)(?![^\s,;:.)]))+)"
+    r"|(?<=-column) (?P<column>(?!(?:and|or)\b)(?:'[^']+'|[\w.]*\w))(?= --|[.,;)]|$))?"
+)
+"""A flag of a command in a message, with its values where they are known for such."""
+PAIR: Final = re.compile(r" ((?:'[^']*'|[^\s'])+)")
+"""A value of the form NAME=VALUE, with what a shell needs around it."""
+CODE: Final = re.compile(r"((?<![^\s(])`[^`]+`(?!\w))")
+"""A command between backticks; a backtick within a path begins none."""
 TEST: Final = ("test_dataset", "test_split")
 """Settings that name test data."""
 
@@ -66,16 +76,31 @@ def settings_of_arm(plan: Plan, arm: Arm, seed: int, *, reads_test: bool) -> dic
 
 
 def in_keys(message: str) -> str:
-    """Return a message of `rewardlab train` with the keys of a plan in place of the flags of settings. What stands
-    between backticks is a command, and stays."""
+    """Return a message of `rewardlab train` with the keys of a plan in place of the flags of settings, and values that
+    a flag is given as a plan writes them. What stands between backticks is a command, and stays."""
     known = settings_of(RewardTrainerConfig)
 
     def key(flag: re.Match[str]) -> str:
-        name = flag[2].replace("-", "_")
-        return (f"{name}: false" if flag[1] else name) if name in known else flag[0]
+        name = flag["name"].replace("-", "_")
+        if name not in known:
+            return flag[0]
+        if flag["no"]:
+            return f"{name}: false"
+        value = f"[{', '.join(map(_word, PAIR.findall(flag['pairs'])))}]" if flag["pairs"] else flag["column"]
+        after = flag.string[flag.end() :]
+        if not value:
+            # NAME=VALUE in a form that is not known: the flag with its value is right at least in a command.
+            return flag[0] if re.match(r" \S*=", after) else name
+        # A message that begins with what was given goes on with a colon.
+        return f"{name}{' ' if after.startswith(':') else ': '}{value}{',' if after.startswith(' --') else ''}"
 
-    parts = message.split("`")
-    return "`".join(part if place % 2 else FLAG.sub(key, part) for place, part in enumerate(parts))
+    return "".join(part if CODE.fullmatch(part) else FLAG.sub(key, part) for part in CODE.split(message))
+
+
+def _word(pair: str) -> str:
+    """Return a word of a command as an entry of a list in YAML."""
+    plain = pair.replace("'", "")
+    return plain if re.fullmatch(r"\w[\w.=+-]*", plain) else f"'{plain}'"
 
 
 def _of_phase(plan: Plan, phase: Phase, winner: Mapping[str, Any] | None) -> Iterator[Run]:
