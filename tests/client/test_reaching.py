@@ -180,6 +180,7 @@ def answered(status: int, content: str, headers: dict[str, str] | None = None) -
     ("status", "content", "said"),
     [
         (400, PAGE % "400 The plain HTTP request was sent to HTTPS port", r"400 Bad Request: The plain HTTP request"),
+        (200, PAGE % "Log in", r"are not JSON.*\. Is this the address of the server, and not of a page or a proxy\?"),
         (404, PAGE % "404 Not Found", "no server that this client knows"),
         (413, PAGE % "413 Request Entity Too Large", r"Too Large\. Nothing is truncated.*client_max_body_size"),
         (413, '{"error": {"message": "above 512 tokens"}}', r"above 512 tokens\. Nothing is truncated.* in a call\.$"),

@@ -242,7 +242,7 @@ def _parsed(response: httpx2.Response, where: str, by_proxy: str) -> Answer:
     except (ValueError, RecursionError) as error:
         raise BadAnswerError(
             f"{where}: {_status(response.status_code)}, but the {len(response.content)} bytes of the answer are not "
-            f"JSON{_said(response)}. Is this the address of a server of scores, and not of a page or a proxy?{by_proxy}"
+            f"JSON{_said(response)}. Is this the address of the server, and not of a page or a proxy?{by_proxy}"
         ) from error
 
 

@@ -120,7 +120,8 @@ def _run_until_done(handed: Future[None], loop: asyncio.AbstractEventLoop) -> No
     def run() -> None:
         # Another thread may begin to run the loop, stop it, or close it, at this moment.
         with suppress(RuntimeError):
-            loop.run_until_complete(asyncio.gather(asyncio.wrap_future(handed, loop=loop), return_exceptions=True))
+            waited_for = [asyncio.wrap_future(handed, loop=loop)]
+            loop.run_until_complete(asyncio.gather(*waited_for, return_exceptions=True))
 
     try:
         asyncio.get_running_loop()
