@@ -283,6 +283,13 @@ def test_a_kill_between_disks_loses_nothing_and_mixes_nothing(tmp_path: Path, be
     assert at > 2 * len(NEW)
 
 
+def test_of_no_new_results_none_are_taken_for_moved(tmp_path: Path) -> None:
+    folder = put(tmp_path, {f"{MOVING}/old/0": "old"})
+    (folder / MOVING / "plan.json").write_text(json.dumps({"new": {}, "old": ["a.json"], "alone": True}))
+    settle(folder)
+    assert tree(folder) == {"a.json": "old"}
+
+
 def test_a_folder_with_the_name_of_a_result_is_refused_and_kept(tmp_path: Path) -> None:
     put(tmp_path, {"a.json/notes.txt": "mine"})
     with pytest.raises(ConfigError, match="a.json is a folder, and has the name of a file"):

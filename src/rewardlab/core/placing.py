@@ -124,7 +124,8 @@ def settle(folder: Path) -> None:
     moving = folder / MOVING
     if moving.is_dir() and not moving.is_symlink():
         plan = _read_plan(moving / PLAN)
-        if not (plan.alone and all(_is_moved(folder, name, stamp) for name, stamp in plan.new.items())):
+        moved = [_is_moved(folder, name, stamp) for name, stamp in plan.new.items()]
+        if not (plan.alone and moved and all(moved)):
             _move_back(folder, plan)
         moving.rename(folder / f"{WRITTEN}{os.getpid()}")
     for left_over in folder.glob(f"{WRITTEN}*"):
