@@ -13,7 +13,7 @@ from typing import Final, TextIO
 
 from rewardlab.core.bars import over_bars
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import write_text
+from rewardlab.core.files import keep_report
 from rewardlab.core.terminal import folded, visible, visible_message
 
 NOISY: Final = "bitsandbytes.backends.cpu.ops"
@@ -36,11 +36,6 @@ def print_report(text: str, *, folder: Path | None = None) -> None:
     if folder is not None:
         keep_report(text, folder)
     print(visible(text, lines=True))
-
-
-def keep_report(text: str, folder: Path) -> None:
-    """Write a report as it is printed to `report.txt` in a folder."""
-    write_text(folder / "report.txt", visible(text, lines=True).lstrip() + "\n")
 
 
 def complain(message: str) -> None:

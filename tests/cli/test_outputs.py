@@ -272,3 +272,10 @@ def test_an_evaluation_that_was_ended_while_it_was_written_is_begun_anew_by_the_
         assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
     main(line)
     assert (tmp_path / "out/eval.scores.jsonl").is_file()
+
+
+def test_folders_of_a_user_are_no_run_to_clear(tmp_path: Path) -> None:
+    """Empty ones too, whatever they are called."""
+    (tmp_path / "evals").mkdir()
+    clear_folder(tmp_path)
+    assert (tmp_path / "evals").is_dir()

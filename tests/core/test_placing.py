@@ -9,12 +9,13 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rewardlab.core import placing as placing_module
-from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
+from rewardlab.core.errors import ConfigError, DataError, RewardlabError, RunInterrupted
 from rewardlab.core.placing import MOVING, placing, settle
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 
@@ -112,13 +113,13 @@ def test_after_a_kill_at_any_move_what_was_there_is_there_again(tmp_path: Path, 
     at = 1
     while True:
         folder = put(tmp_path / str(at), MINE | before)
-        if not ends(at, lambda folder=folder: place(folder)):  # type: ignore[misc]  # bound to this folder
+        if not ends(at, partial(place, folder)):
             break
         shown = set(tree(folder).values()) - {"mine"}
         assert len(shown) <= 1, f"some files are old and some are new: {tree(folder)}"
         all_moved = tree(folder) == MINE | NEW
         again = 1
-        while ends(again, lambda folder=folder: settle(folder)):  # type: ignore[misc]
+        while ends(again, partial(settle, folder)):
             again += 1
         assert tree(folder) == (MINE | NEW if all_moved else MINE | before)
         assert hidden(folder) == []
@@ -159,6 +160,25 @@ def test_an_error_while_they_are_moved_puts_back_what_was_there(tmp_path: Path, 
         place(tmp_path)
     assert tree(tmp_path) == MINE | OLD
     assert hidden(tmp_path) == []
+
+
+def test_where_what_was_there_cannot_be_put_back_both_errors_and_its_place_are_named(tmp_path, monkeypatch) -> None:
+    put(tmp_path, OLD)
+    move, done = placing_module._move, 0
+
+    def failing(source: Path, target: Path) -> None:
+        nonlocal done
+        done += 1
+        if done > 3:
+            raise OSError(errno.EIO, f"Input/output error {done}", str(target))
+        move(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(placing_module, "_move", failing)
+        with pytest.raises(RewardlabError, match=r"error 4.*error 5.*They are in .*\.results\.moving/old"):
+            place(tmp_path)
+    settle(tmp_path)
+    assert tree(tmp_path) == OLD
 
 
 def test_what_another_command_has_put_there_since_is_not_touched(tmp_path: Path) -> None:
@@ -272,7 +292,7 @@ def test_a_kill_between_disks_loses_nothing_and_mixes_nothing(tmp_path: Path, be
             return {name: text for name, text in tree(folder).items() if not name.startswith("sub/")} | behind
 
         with disks():
-            ended = ends_at_change(at, lambda folder=folder: place(folder))  # type: ignore[misc]  # bound to this folder
+            ended = ends_at_change(at, partial(place, folder))
             all_moved = shown() == MINE | NEW
             settle(folder)
         if not ended:

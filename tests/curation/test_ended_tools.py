@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from common import write_pairs
-from killing import KILLED_AT_WRITE, at_write, run_program
+from killing import KILLED_AT_WRITE, EndedError, ended_at_write, run_program
 from rewardlab.cli import main
 from rewardlab.core.files import write_text
 from rewardlab.core.together import one_by_one, together
@@ -25,10 +25,6 @@ COMMANDS = {
 }  # fmt: skip
 """A command of each tool, all of whose files it writes only with --overwrite where they are."""
 SINGLE = ("--num-workers", "1")
-
-
-class EndedError(Exception):
-    """In place of a kill."""
 
 
 @pytest.fixture
@@ -61,32 +57,17 @@ def run(words: tuple[str, ...]) -> None:
     assert status in (0, 1)
 
 
-def run_ended_at(place: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Run a command and end it at a write. Return whether there was one."""
-
-    def end() -> None:
-        raise EndedError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", at_write(place, end))
-        try:
-            run(words)
-        except EndedError:
-            return True
-    return False
-
-
 @pytest.mark.parametrize("tool", COMMANDS)
-def test_a_tool_that_was_ended_at_any_write_begins_anew(here, tool, monkeypatch):
+def test_a_tool_that_was_ended_at_any_write_begins_anew(here, tool):
     words, place = COMMANDS[tool], 1
-    while run_ended_at(place, words, monkeypatch):
+    while ended_at_write(place, partial(run, words)):
         assert content(here) == {}, place
         place += 1
     assert place > 2, "it writes several times"
     whole = content(here)
     assert len(whole) > 1
     for at in range(1, place):
-        assert run_ended_at(at, (*words, "--overwrite"), monkeypatch)
+        assert ended_at_write(at, partial(run, (*words, "--overwrite")))
         assert content(here) == whole, at
     for name in whole:
         (here / name).unlink()

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common import write_base_model, write_pairs
-from killing import KILLED_AT_WRITES, at_write, run_program
+from killing import KILLED_AT_WRITES, EndedError, ended_at_write, run_program
 from reward_models import save_tiny
 from rewardlab.cli import main
 from rewardlab.core.placing import MOVING
@@ -30,10 +31,6 @@ COMMANDS = {
 SLOW = {"eval", "ensemble", "calibrate", "probe"}
 PLACES = 3
 """At how many of its writes a command is ended."""
-
-
-class EndedError(Exception):
-    """In place of a kill."""
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +95,6 @@ def writes_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> int:
     return count
 
 
-def ended_at(place: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    def end() -> None:
-        raise EndedError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", at_write(place, end))
-        with pytest.raises(EndedError):
-            main([*words])
-
-
 def refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit):
         main([*words])
@@ -126,10 +113,10 @@ def test_what_was_ended_while_it_wrote_is_begun_anew_by_the_same_command(inputs,
     kept = content(here / "out", bare=False)
     assert "already holds" in refused(words, capsys), "what is finished stays"
     for place in sorted({1 + k * (number - 1) // (PLACES - 1) for k in range(PLACES)}):
-        ended_at(place, (*words, "--overwrite"), monkeypatch)
+        assert ended_at_write(place, partial(main, [*words, "--overwrite"]))
         assert content(here / "out", bare=False) == kept, place
         folder = prepared(inputs, here / str(place), monkeypatch)
-        ended_at(place, words, monkeypatch)
+        assert ended_at_write(place, partial(main, [*words]))
         assert content(folder / "out") == {}, place
         main([*words])
         assert content(folder / "out") == wanted, place

@@ -88,13 +88,13 @@ def test_what_a_server_says_of_its_model_decides_or_is_refused(values: dict[str,
             return type("Answer", (), {"values": values})
 
     api = ChatApi("http://127.0.0.1:9", model=None, token=None, concurrency=1, timeout_s=1.0, attempts=1)
-    api._http, own = Said(), api._http  # type: ignore[assignment]  # it asks nobody
     said = ""
-    try:
-        asyncio.run(api.open())
-    except RewardlabError as error:
-        said = str(error)
-    finally:
-        asyncio.run(own.close())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(api, "_http", Said())  # it asks nobody
+        try:
+            asyncio.run(api.open())
+        except RewardlabError as error:
+            said = str(error)
+    asyncio.run(api._http.close())
     assert len(said) < 1500
     assert said or key_of(decides=api.identity) == key_of(decides=json.loads(json.dumps(api.identity)))

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import labelled
 from chat_server import ChatServer, chatting
-from killing import KILLED_AT_WRITE, KILLED_AT_WRITES, at_write, run_program
+from killing import KILLED_AT_WRITE, KILLED_AT_WRITES, EndedError, ended_at_write, run_program
 from reward_models import save_tiny
 from rewardlab.cli import main
 from tiny_chat import save_chat_model
@@ -42,10 +43,6 @@ WITHOUT_MODEL = {
     "curve": tuple(word for word in CURVE if word != "p=model"),
 }
 Content = dict[str, Any]
-
-
-class EndedError(Exception):
-    """In place of a kill."""
 
 
 @contextmanager
@@ -118,16 +115,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Callable[[tu
     return of
 
 
-def ended_at(place: int, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    def end() -> None:
-        raise EndedError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", at_write(place, end))
-        with pytest.raises(EndedError):
-            run(words)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(1, 11))
 @pytest.mark.parametrize("words", [BUILD, MATCH, CURVE], ids=lambda words: words[0])
@@ -135,7 +122,7 @@ def test_ended_at_a_write_the_same_command_writes_all(tmp_path, model, whole, mo
     monkeypatch.setattr("rewardlab.gold.reward_models.REPLIES_AT_A_TIME", 6)
     wanted = whole(words)
     with inside(prepared(tmp_path / "here", model)):
-        ended_at(place, words, monkeypatch)
+        assert ended_at_write(place, partial(run, words))
         run(words)
     assert content(tmp_path / "here") == wanted
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 
 def end_while_appending(module: ModuleType, *, at: int, number: int = signal.SIGKILL) -> None:
     """Let the process end with the `at`-th text that `module` appends half written."""
@@ -64,6 +66,25 @@ def at_write(at: int, end: Callable[[], object]) -> Callable[[int], None]:
         fsync(handle)
 
     return ending
+
+
+class EndedError(Exception):
+    """In place of a kill."""
+
+
+def ended_at_write(place: int, run: Callable[[], object]) -> bool:
+    """Run something, ended by an EndedError in place of its write of this number; return whether there was one."""
+
+    def end() -> None:
+        raise EndedError
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", at_write(place, end))
+        try:
+            run()
+        except EndedError:
+            return True
+    return False
 
 
 KILLED_AT_WRITE = """

@@ -12,10 +12,11 @@ from rewardlab.arguments import (
     WatchArguments,
 )
 from rewardlab.commands.parsing import parse_command
-from rewardlab.console import complain, keep_report, print_report, say
+from rewardlab.console import complain, print_report, say
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import RewardlabError, words_of
 from rewardlab.core.evaluation_folder import claim_evaluation
+from rewardlab.core.files import keep_report
 from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.run_folder import settle_if_free
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals

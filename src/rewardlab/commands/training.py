@@ -12,8 +12,9 @@ from rewardlab.arguments import (
 )
 from rewardlab.commands.judging import report_on
 from rewardlab.commands.parsing import parse_command
-from rewardlab.console import is_first_process, keep_report, print_report, say
+from rewardlab.console import is_first_process, print_report, say
 from rewardlab.core.errors import words_of
+from rewardlab.core.files import keep_report
 from rewardlab.core.run_folder import with_settings_of_run
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals, ending_with_status
 from rewardlab.data.config import DataConfig

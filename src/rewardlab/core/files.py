@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from rewardlab.core.errors import ConfigError, DataError, naming
-from rewardlab.core.terminal import brief
+from rewardlab.core.terminal import brief, visible
 from rewardlab.core.together import present
 from rewardlab.core.undecodable import about_bytes
 from rewardlab.core.zst import DamagedZstError, open_zst
@@ -203,6 +203,11 @@ def read_summed_json(path: Path) -> dict[str, object]:
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Replace the content of `path` by one JSON object a line, in one step. Raises ValueError as `to_json` does."""
     write_text(path, "".join(encodable(to_json(row, indent=None)) + "\n" for row in rows))
+
+
+def keep_report(text: str, folder: Path) -> None:
+    """Write a report as it is printed to `report.txt` in a folder."""
+    write_text(folder / "report.txt", visible(text, lines=True).lstrip() + "\n")
 
 
 def encodable(text: str) -> str:

@@ -311,6 +311,8 @@ def clear_folder(folder: Path) -> None:
     `claim_folder` has checked that they hold nothing else.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if not holds_run(folder):
+        return
     for path in [folder / name for name in written_by_run(folder)]:
         # The manifest stays until the new run replaces it: if this process is killed halfway, it still marks the
         # folder as a run, so that the next one may clear the rest.

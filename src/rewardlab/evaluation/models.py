@@ -82,8 +82,8 @@ def judge_folders(config: EvalConfig, *, finish: Finish | None = None) -> Judged
     The results of one model are written to `--output-dir` itself, those of several to folders in it with their names;
     `models.json` there holds the metrics of all. They get their places together, once `finish` has added to them.
 
-    Raises as `evaluate_folder` does, and ConfigError for a penalty
-    without an ensemble and for an ensemble of one model that is not a probe.
+    Raises as `evaluate_folder` does, and ConfigError for a penalty without an ensemble and for an ensemble of one model
+    that is not a probe.
     """
     config.require_complete()
     _require_penalised(config)

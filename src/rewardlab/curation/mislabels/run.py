@@ -15,10 +15,10 @@ import numpy as np
 from rewardlab.analysis.json_form import encode
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import provenance, read_json, write_json, write_jsonl, write_text
+from rewardlab.core.files import keep_report, provenance, read_json, write_json, write_jsonl, write_text
 from rewardlab.core.placing import placing
 from rewardlab.core.run_folder import only_writer
-from rewardlab.core.terminal import number_of, visible
+from rewardlab.core.terminal import number_of
 from rewardlab.core.together import together
 from rewardlab.curation.mislabels.cleaning import Done, require_cleanable, write_cleaned
 from rewardlab.curation.mislabels.config import MislabelsConfig
@@ -232,7 +232,7 @@ def _write(
         )
     write_jsonl(out / "mislabels.jsonl", entries)
     write_text(out / "mislabels.md", _as_utf8(markdown(shown, texts)))
-    write_text(out / "report.txt", visible(search.text(), lines=True).lstrip() + "\n")
+    keep_report(search.text(), out)
     write_json(
         out / FIGURES,
         {
