@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -309,3 +310,15 @@ def test_labels_that_say_nothing_are_taken_for_something_too_often_unless_said_t
 )
 def test_what_may_be_chance_leaves_one_half_out_by_little(value: float, low: float, high: float, told: bool) -> None:
     assert may_be_chance(Estimate(value=value, low=low, high=high, n=9, method="")) is told
+
+
+def test_a_fit_holds_no_turned_copy_of_the_features() -> None:
+    data = make_data(4000, 200)
+    start = np.zeros((200, 1))
+    tracemalloc.start()
+    try:
+        fit(data, data.weights[:, None], np.array([0.1]), start_FB=start)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1.5 * data.differences.nbytes, "their squares, for a moment, and little besides"

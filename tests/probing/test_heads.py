@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -220,3 +221,17 @@ def test_ties_alone_say_nothing_about_certainty():
     tied = [replace(g, comparisons=tuple(replace(c, label=0.5) for c in g.comparisons)) for g in groups]
     _, heads, _ = fitted(groups, states, num_draws=10)
     assert uncertainty(tied, states, heads) is None
+
+
+def test_features_are_made_with_room_for_one_copy_of_the_states() -> None:
+    groups, _, _ = planted(1000)
+    states = np.random.default_rng(0).normal(size=(2000, 256)).astype(np.float32)
+    before = states.copy()
+    tracemalloc.start()
+    try:
+        features = Features.of(groups, states)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3 * features.features_RF.nbytes, "the copy, the features and what their differences take"
+    np.testing.assert_array_equal(states, before, "only the copy is centred")

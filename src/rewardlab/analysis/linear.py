@@ -140,8 +140,10 @@ def compare(groups: Sequence[Judged], features_RF: Matrix, roots_G: npt.NDArray[
     number = {key: index for index, key in enumerate(root_of)}
     root_number = {root: index for index, root in enumerate(dict.fromkeys(root_of.values()))}
     labels, margins, weights = np.array(judged, dtype=np.float64).reshape(-1, 3).T
+    differences = features_RF[first]
+    differences -= features_RF[second]  # in place where that can be, since these are the largest arrays that there are
     return Comparisons(
-        differences=features_RF[first] - features_RF[second],
+        differences=differences,
         labels=labels,
         margins=margins,
         weights=weights,
@@ -184,9 +186,11 @@ class _Objective:
     everywhere."""
 
     def __init__(self, data: Comparisons, weights_CB: FloatArray, penalties_B: FloatArray) -> None:
-        # Comparisons are turned so that every label is at least ½: the margin favours the preferred reply.
-        sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)
-        self.differences = _scale_rows(data.differences, sign_C)
+        # Comparisons are turned so that every label is at least ½: the margin favours the preferred reply. Not the
+        # features are turned, which would take as much memory again, but what is computed from them: to the last bit
+        # it is the same.
+        self.differences = data.differences
+        self.sign_C1 = np.where(data.labels >= 0.5, 1.0, -1.0)[:, None]
         self.label_C1 = np.maximum(data.labels, 1 - data.labels)[:, None]
         self.margin_C1 = np.where(data.labels == 0.5, 0.0, data.margins)[:, None]
         self.share_CB = weights_CB / weights_CB.sum(0)
@@ -197,11 +201,11 @@ class _Objective:
 
     def __call__(self, theta_FB: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return ([B] values, [F, B] gradients)."""
-        logits_CB = self.differences @ theta_FB - self.margin_C1
+        logits_CB = self.sign_C1 * (self.differences @ theta_FB) - self.margin_C1
         nll_CB = -(self.label_C1 * log_expit(logits_CB) + (1 - self.label_C1) * log_expit(-logits_CB))
         value_B = (self.share_CB * nll_CB).sum(0) + 0.5 * self.penalty_B * (theta_FB**2).sum(0)
         slope_CB = self.share_CB * (expit(logits_CB) - self.label_C1)
-        return value_B, np.asarray(self.differences.T @ slope_CB) + self.penalty_B * theta_FB
+        return value_B, np.asarray(self.differences.T @ (self.sign_C1 * slope_CB)) + self.penalty_B * theta_FB
 
     def keep(self, columns: npt.NDArray[np.bool_]) -> None:
         """Drop all other columns."""
@@ -393,7 +397,3 @@ def nested_subsets(num_roots: int, shares: Sequence[float], *, seed: int) -> Ite
 
 def _is_sparse(matrix: Matrix) -> bool:
     return not isinstance(matrix, np.ndarray)
-
-
-def _scale_rows(matrix: Matrix, factor_C: FloatArray) -> Matrix:
-    return matrix.multiply(factor_C[:, None]).tocsr() if _is_sparse(matrix) else matrix * factor_C[:, None]

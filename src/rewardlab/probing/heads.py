@@ -118,15 +118,20 @@ class Features:
     @classmethod
     def of(cls, groups: Sequence[TokenGroup], states_RW: Any) -> Features:
         """Return the features of the states [R, W] of all replies, in the order of the groups."""
-        states_RW = np.asarray(states_RW, dtype=np.float64)
+        # A copy, which is then centred and scaled in place: of 100,000 wide replies each further one is gigabytes.
+        states_RW = np.array(states_RW, dtype=np.float64)
         differences_CW = compare(groups, states_RW).differences
         spread_W = np.sqrt((differences_CW**2).mean(0))
-        rounding_W = ROUNDING * np.abs(states_RW).max(0, initial=0.0)
+        largest_W = np.maximum(states_RW.max(0, initial=0.0), -states_RW.min(0, initial=0.0))
         # Dividing by infinity makes a dimension zero, so it is left out without changing any shape.
-        scale_W = np.where(spread_W > rounding_W, spread_W, np.inf)
-        scaled_CW = differences_CW / scale_W
-        axes_WF = np.linalg.eigh(scaled_CW.T @ scaled_CW)[1]
-        features_RF = ((states_RW - states_RW.mean(0)) / scale_W) @ axes_WF
+        scale_W = np.where(spread_W > ROUNDING * largest_W, spread_W, np.inf)
+        differences_CW /= scale_W
+        axes_WF = np.linalg.eigh(differences_CW.T @ differences_CW)[1]
+        del differences_CW
+        states_RW -= states_RW.mean(0)
+        states_RW /= scale_W
+        features_RF = states_RW @ axes_WF
+        del states_RW
         return cls(
             groups=groups,
             data=compare(groups, features_RF, roots_of(groups)[0]),

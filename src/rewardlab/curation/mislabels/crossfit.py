@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import log_expit
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.linear import Comparisons, cross_validate, fold_of_prompts
+from rewardlab.analysis.linear import Comparisons, CrossValidation, cross_validate, fold_of_prompts
 from rewardlab.analysis.scaling import fit_temperature
 from rewardlab.analysis.stats import by_conversation
 from rewardlab.core.types import Estimate
@@ -117,16 +117,26 @@ def hear(witness: Witness, pairs: Pairs, *, num_folds: int, seed: int) -> Testim
     """
     margin_N = np.full(len(pairs), np.nan)
     present_N = witness.present_N
-    if witness.differences_NF is not None:
-        data = comparisons_of(pairs.take(present_N), witness.differences_NF[present_N])
-        validated = cross_validate(data, num_folds=num_folds, seed=seed)
-        fold_C = validated.fold_P[data.prompts]
-        margin_N[present_N] = (data.differences * validated.theta_FK.T[fold_C]).sum(1)
+    if witness.learns:
+        # Without a copy of the features where none is missing, as is usual.
+        own, heard = (witness, pairs) if present_N.all() else (witness.take(present_N), pairs.take(present_N))
+        assert own.differences_NF is not None
+        data = comparisons_of(heard, own.differences_NF)
+        margin_N[present_N] = _held_out(data, cross_validate(data, num_folds=num_folds, seed=seed))
     else:
         assert witness.margins_N is not None
         margin_N[present_N] = witness.margins_N[present_N]
     fold_N = folds_of(pairs, num_folds=num_folds, seed=seed)
     return _calibrated(witness.name, margin_N, pairs, fold_N)
+
+
+def _held_out(data: Comparisons, validated: CrossValidation) -> FloatArray:
+    """Return [C] the margin of each comparison by the head that was fitted without its fold; equal ones for equal
+    features, unlike a product of matrices, so that duplicates keep their order."""
+    fold_C, margin_C = validated.fold_P[data.prompts], np.empty(len(data.labels))
+    for fold in range(validated.num_folds):
+        margin_C[fold_C == fold] = (data.differences[fold_C == fold] * validated.theta_FK[:, fold]).sum(1)
+    return margin_C
 
 
 def _calibrated(name: str, margin_N: FloatArray, pairs: Pairs, fold_N: Numbers) -> Testimony:

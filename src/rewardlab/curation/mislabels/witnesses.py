@@ -131,19 +131,27 @@ def _by_place(scores: ScoreSet, data: ReadData) -> list[str]:
 def _heads(config: MislabelsConfig, pairs: Pairs) -> Iterator[Witness]:
     """Yield a head for each layer, whose features are the states of that layer."""
     from rewardlab.model.layers import resolve_layers
-    from rewardlab.probing.heads import Features
 
     groups, states = _states(config, resolve_layers)
     rows_N2 = replies_of(groups, pairs)
-    present_N = (rows_N2 >= 0).all(1)
     for layer, states_RW in states.items():
-        features_RF = Features.of(groups, states_RW).features_RF
-        differences_NF = np.full((len(pairs), features_RF.shape[1]), np.nan)
-        differences_NF[present_N] = features_RF[rows_N2[present_N, 0]] - features_RF[rows_N2[present_N, 1]]
-        yield Witness(name=f"layer {layer}", differences_NF=differences_NF)
+        yield Witness(name=f"layer {layer}", differences_NF=_differences(groups, states_RW, rows_N2))
 
 
-def _states(config: MislabelsConfig, resolve_layers: Any) -> tuple[Groups, Mapping[int, FloatArray]]:
+def _differences(groups: Groups, states_RW: Any, rows_N2: Numbers) -> FloatArray:
+    """Return [N, F] the features of the first reply of each pair minus those of the second; NaN where one is
+    missing."""
+    from rewardlab.probing.heads import Features
+
+    features_RF = Features.of(groups, states_RW).features_RF
+    # Where a reply is missing another one stands, for a moment.
+    differences_NF: FloatArray = features_RF[rows_N2[:, 0]]
+    differences_NF -= features_RF[rows_N2[:, 1]]
+    differences_NF[(rows_N2 < 0).any(1)] = np.nan
+    return differences_NF
+
+
+def _states(config: MislabelsConfig, resolve_layers: Any) -> tuple[Groups, Mapping[int, Any]]:
     """Return the groups of the data, and layer -> [R, W] states of their replies, kept as `rewardlab probe` does."""
     from rewardlab.artifact.base import open_base, settle_rendering
     from rewardlab.probing.backbone import decide_frozen, load_frozen
@@ -160,7 +168,7 @@ def _states(config: MislabelsConfig, resolve_layers: Any) -> tuple[Groups, Mappi
     model = load_frozen(base, config.model, config.compute, layers, decided=decided, seed=config.run.seed)
     cache = cache_folder(os.environ) if config.run.cache else None
     states = states_of(model, groups, layers, budget=config.run.micro_token_budget, cache=cache, name="searched")
-    return groups, {layer: np.asarray(of, dtype=np.float64) for layer, of in states.items()}
+    return groups, states
 
 
 def _groups(config: MislabelsConfig, renderer: Renderer, *, own_limit: bool) -> Groups:
