@@ -14,6 +14,7 @@ from rewardlab.analysis.paired import (
     PairComparison,
     change_of_shares,
     compare_metric,
+    compare_metrics,
     compare_pair,
     equivalence,
     margin_values,
@@ -52,6 +53,15 @@ def test_the_numbers_are_those_of_a_loop():
     size = [scores[:, 0].mean() / np.sqrt(np.square(scores[:, 0]).mean()) for scores in (FIRST, SECOND)]
     assert found.metrics["margin"].first.value == pytest.approx(size[0])
     assert found.metrics["margin"].difference.value == pytest.approx(size[1] - size[0])
+
+
+def test_some_metrics_alone_are_those_of_the_whole_comparison():
+    sets = [ScoreSet(name=name, rows=rows_of(scores), beta=1.0) for name, scores in (("a", FIRST), ("b", SECOND))]
+    aligned, whole = align(sets), compared()
+    some = compare_metrics(aligned, 1, ["accuracy", "nll"])
+    assert some.metrics == {name: whole.metrics[name] for name in ("accuracy", "nll")}
+    assert (some.first, some.second, some.verdicts) == (whole.first, whole.second, whole.verdicts)
+    assert some.comparisons == whole.comparisons == N
 
 
 def test_exchanging_the_models_negates_differences_and_keeps_p():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rewardlab.analysis import paired
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.analysis.comparison import compare_models
 from rewardlab.analysis.metrics import by_source, evaluate
@@ -101,6 +102,17 @@ def test_the_last_model_is_compared_with_each_of_the_others():
     assert "On the same pairs (after against each of the others):" in text
     assert [line.split("  ")[0] for line in lines[2].splitlines()][2:] == ["length only", "before"]
     assert "after Holm's correction" in text
+
+
+def test_closing_tables_compute_no_test_that_they_do_not_show(monkeypatch):
+    def unwanted(*args, **more):
+        raise AssertionError("computed, and not shown")
+
+    by_name = {"before": judged(rows(3.0)), "after": judged(rows(0.1))}
+    lines = paired_lines(by_name)
+    for name in ("smallest_difference", "significance_of_means", "mcnemar"):
+        monkeypatch.setattr(paired, name, unwanted)
+    assert paired_lines(by_name) == lines
 
 
 def test_a_checkpoint_that_the_same_data_chose_has_no_p():

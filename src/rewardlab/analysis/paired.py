@@ -103,16 +103,23 @@ class Equivalence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairComparison:
-    """The second model against the first, on the same comparisons."""
+class Paired:
+    """The second model against the first, on the same comparisons: their metrics and verdicts."""
 
     first: str
     second: str
     comparisons: int
     """Decided ones: finite scores and a label that is not a tie."""
-    prompts: int
     metrics: Mapping[Metric, Difference]
+    """Those that were asked for and can be computed."""
     verdicts: Verdicts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairComparison(Paired):
+    """The same with all metrics, and what else can be said of two models."""
+
+    prompts: int
     mcnemar: Significance | None
     """Exact, of independent 0/1 rows; None where prompts repeat or scores tie."""
     smallest: Estimate
@@ -329,6 +336,44 @@ def _p_above(formula: Callable[..., Limits], totals_C3: FloatArray, bound: float
     return 1 - high if below else high
 
 
+def _two_of(aligned: Aligned, second: int) -> Aligned:
+    """Return the first model and that of number `second` alone."""
+    return Aligned(
+        names=(aligned.names[0], aligned.names[second]),
+        pairs=aligned.pairs,
+        rows=aligned.rows,
+        difference_MN=aligned.difference_MN[[0, second]],
+        betas=(aligned.betas[0], aligned.betas[second]),
+        verdicts_only=(aligned.verdicts_only[0], aligned.verdicts_only[second]),
+        not_finite=aligned.not_finite,
+        missing=aligned.missing,
+    )
+
+
+def compare_metrics(
+    aligned: Aligned, second: int, metrics: Sequence[Metric], *, betas: Sequence[float | None] | None = None
+) -> Paired:
+    """Compare the model of number `second` with the first by some metrics alone: the tests of others take most of the
+    time of `compare_pair`."""
+    two = _two_of(aligned, second)
+    own_betas = None if betas is None else (betas[0], betas[second])
+    found: dict[Metric, Difference] = {}
+    for name in metrics:
+        columns = columns_of(two, name, betas=own_betas)
+        if columns is not None:
+            found[name] = compare_metric(name, columns.values_MN[0], columns.values_MN[1], columns.prompt_keys)
+    outcome = columns_of(two, "accuracy")
+    assert outcome is not None
+    first_N, second_N = outcome.values_MN
+    return Paired(
+        first=two.names[0],
+        second=two.names[1],
+        comparisons=first_N.size,
+        metrics=found,
+        verdicts=verdicts_of(first_N, second_N),
+    )
+
+
 def compare_pair(
     aligned: Aligned,
     second: int,
@@ -341,33 +386,20 @@ def compare_pair(
 
     `margin` asks for non-inferiority and equivalence in `metric`, which is left out if the metric cannot be computed.
     """
-    two = Aligned(
-        names=(aligned.names[0], aligned.names[second]),
-        pairs=aligned.pairs,
-        rows=aligned.rows,
-        difference_MN=aligned.difference_MN[[0, second]],
-        betas=(aligned.betas[0], aligned.betas[second]),
-        verdicts_only=(aligned.verdicts_only[0], aligned.verdicts_only[second]),
-        not_finite=aligned.not_finite,
-        missing=aligned.missing,
-    )
+    two = _two_of(aligned, second)
     own_betas = None if betas is None else (betas[0], betas[second])
-    metrics: dict[Metric, Difference] = {}
-    for name in METRICS:
-        columns = columns_of(two, name, betas=own_betas)
-        if columns is not None:
-            metrics[name] = compare_metric(name, columns.values_MN[0], columns.values_MN[1], columns.prompt_keys)
     outcome = columns_of(two, "accuracy")
     assert outcome is not None
     first_N, second_N = outcome.values_MN
     judged = columns_of(two, metric, betas=own_betas) if margin is not None else None
+    paired = compare_metrics(two, 1, tuple(METRICS), betas=own_betas)
     return PairComparison(
-        first=two.names[0],
-        second=two.names[1],
-        comparisons=first_N.size,
+        first=paired.first,
+        second=paired.second,
+        comparisons=paired.comparisons,
         prompts=len(set(outcome.prompt_keys)),
-        metrics=metrics,
-        verdicts=verdicts_of(first_N, second_N),
+        metrics=paired.metrics,
+        verdicts=paired.verdicts,
         mcnemar=mcnemar(first_N, second_N, outcome.prompt_keys),
         smallest=smallest_difference(second_N - first_N, outcome.prompt_keys),
         equivalence=None

@@ -10,7 +10,7 @@ from typing import Final, Protocol, runtime_checkable
 from rewardlab.analysis.aligned import ScoreSet, align
 from rewardlab.analysis.comparison import AgainstFirst, ComparisonOfModels, Disagreement
 from rewardlab.analysis.multiple import holm
-from rewardlab.analysis.paired import ALPHA, METRICS, Equivalence, Metric, PairComparison, compare_pair
+from rewardlab.analysis.paired import ALPHA, METRICS, Equivalence, Metric, PairComparison, Paired, compare_metrics
 from rewardlab.core.errors import DataError
 from rewardlab.core.terminal import number_of, plural, visible
 from rewardlab.core.types import ScoreRow
@@ -63,7 +63,7 @@ def compare_report(
     return "\n" + "\n\n".join(blocks)
 
 
-def paired_table(compared: Sequence[PairComparison], *, metrics: Sequence[Metric] = tuple(METRICS)) -> str:
+def paired_table(compared: Sequence[Paired], *, metrics: Sequence[Metric] = tuple(METRICS)) -> str:
     """Return a table of paired differences with a row for each metric of each comparison, and notes."""
     rows, notes = [], {}
     for paired in compared:
@@ -82,7 +82,7 @@ def paired_table(compared: Sequence[PairComparison], *, metrics: Sequence[Metric
     return "\n".join([text_table([head, "difference", "p"], rows), *_wrapped(foot)])
 
 
-def minus(paired: PairComparison) -> str:
+def minus(paired: Paired) -> str:
     """Return the name of the difference, such as `after − before`."""
     return f"{paired.second} − {paired.first}"
 
@@ -109,8 +109,10 @@ def paired_lines(judged: Mapping[str, object], *, chose: bool = False) -> list[s
     *others, last = with_rows
     try:
         compared = [
-            compare_pair(
-                align([ScoreSet(name=other, rows=with_rows[other]), ScoreSet(name=last, rows=with_rows[last])]), 1
+            compare_metrics(
+                align([ScoreSet(name=other, rows=with_rows[other]), ScoreSet(name=last, rows=with_rows[last])]),
+                1,
+                ["accuracy"],
             )
             for other in others
         ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rewardlab.analysis.aligned import ScoreSet, align
 from rewardlab.analysis.multiple import holm
-from rewardlab.analysis.paired import ALPHA, PairComparison, compare_pair
+from rewardlab.analysis.paired import ALPHA, Paired, compare_metrics
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.types import Estimate, ScoreRow
 from rewardlab.report.compare import TITLES, format_p
@@ -24,7 +24,7 @@ from rewardlab.report.tables import column_notes, format_count
 class AgainstBaselines:
     """A model against each baseline, on the same pairs."""
 
-    pairs: Mapping[str, PairComparison]
+    pairs: Mapping[str, Paired]
     """Baseline -> the model against it, as the closing tables have it; none where nothing can be compared."""
     problem: str = ""
     """Why there are none."""
@@ -67,7 +67,7 @@ def against_baselines(record: Record, rows: Sequence[ScoreRow]) -> AgainstBaseli
             aligned = align([ScoreSet(name=name, rows=theirs), ScoreSet(name="this model", rows=rows)])
         except RewardlabError as error:
             return AgainstBaselines(pairs={}, problem=str(error))
-        pairs[name] = compare_pair(aligned, 1)
+        pairs[name] = compare_metrics(aligned, 1, ["accuracy"])
     return AgainstBaselines(pairs=pairs)
 
 
@@ -77,11 +77,11 @@ def runs_section(runs: Mapping[str, tuple[Sequence[ScoreRow], float]]) -> Sectio
         return Section(title="Paired differences", blocks=())
     sets = [ScoreSet(name=name, rows=rows, beta=beta) for name, (rows, beta) in runs.items()]
     first, *others = sets
-    pairs: list[PairComparison] = []
+    pairs: list[Paired] = []
     blocks: list[Block] = []
     for other in others:
         try:
-            pairs.append(compare_pair(align([first, other]), 1))
+            pairs.append(compare_metrics(align([first, other]), 1, ["accuracy", "nll"]))
         except RewardlabError as error:
             words = f"{other.name} and {first.name} are not compared pair by pair: {error}"
             blocks.append(Paragraph(text=words, tone="note"))
@@ -90,7 +90,7 @@ def runs_section(runs: Mapping[str, tuple[Sequence[ScoreRow], float]]) -> Sectio
     return Section(title="Paired differences", blocks=tuple(blocks))
 
 
-def _table(first: str, pairs: Sequence[PairComparison]) -> Block:
+def _table(first: str, pairs: Sequence[Paired]) -> Block:
     adjusted = holm([pair.metrics["accuracy"].test.p for pair in pairs])
     rows = []
     for pair, p in zip(pairs, adjusted, strict=True):
