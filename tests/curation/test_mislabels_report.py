@@ -10,8 +10,10 @@ from harness.wrongly_labelled import RULE, simulated
 from rewardlab.curation.mislabels.crossfit import Witness
 from rewardlab.curation.mislabels.lengths import lengths_of
 from rewardlab.curation.mislabels.noise import estimate_noise
+from rewardlab.curation.mislabels.pairs import Pairs
 from rewardlab.curation.mislabels.planting import plant
 from rewardlab.curation.mislabels.ranking import rank
+from rewardlab.curation.mislabels.reasons import entries_of
 from rewardlab.curation.mislabels.text import report
 from rewardlab.curation.mislabels.worth import measure_worth
 
@@ -55,3 +57,16 @@ def test_what_a_silent_witness_means_is_said_and_how_many_pairs_can_have_no_flag
     assert "silent: pairs of which the witness has no score" in said
     assert "40 of 100 pairs have fewer than 2 witnesses, which a flag takes." in said
     assert "silent: pairs" not in told(heads)
+
+
+def test_the_entries_of_all_pairs_compute_nothing_of_all_pairs_for_each(monkeypatch):
+    pairs, heads, _ = simulated(200)
+    ranking = rank(heads, pairs, RULE)
+    computed, sign_N = [], pairs.sign_N
+    monkeypatch.setattr(Pairs, "sign_N", property(lambda own: computed.append(1) or sign_N))
+    entries = entries_of(pairs, ranking, [()] * len(pairs))
+    assert len(computed) <= 10
+    place, number = 7, int(ranking.order_N[7])
+    for one in ranking.testimonies:
+        said = entries[place]["witnesses"][one.name]["margin"]
+        assert said == round(float(one.margin_N[number]) * float(sign_N[number]), 6)

@@ -14,7 +14,7 @@ from common import make_groups, stored
 from planted import planted
 from rewardlab.analysis.linear import compare
 from rewardlab.core.types import Comparison
-from rewardlab.probing.heads import Features, fit_heads, fit_layer, learning_curve, uncertainty
+from rewardlab.probing.heads import Features, fit_heads, fit_layer, judged_of, learning_curve, uncertainty
 
 
 def fitted(groups, states, *, num_folds=5, num_draws=0, seed=0):
@@ -235,3 +235,23 @@ def test_features_are_made_with_room_for_one_copy_of_the_states() -> None:
         tracemalloc.stop()
     assert most < 3 * features.features_RF.nbytes, "the copy, the features and what their differences take"
     np.testing.assert_array_equal(states, before, "only the copy is centred")
+
+
+def test_features_of_several_layers_read_the_groups_once():
+    groups, states, _ = planted(50)
+    read = []
+
+    class Stored(list):
+        def __iter__(self):
+            read.append("all")
+            return super().__iter__()
+
+    judged = judged_of(Stored(groups))
+    before = len(read)
+    layers = [Features.of(Stored(groups), states * layer, judged) for layer in (1, 2, 3)]
+    assert len(read) == before
+    alone = Features.of(groups, states)
+    np.testing.assert_array_equal(layers[0].features_RF, alone.features_RF)
+    np.testing.assert_array_equal(layers[0].data.differences, alone.data.differences)
+    np.testing.assert_array_equal(layers[0].data.roots, alone.data.roots)
+    assert layers[0].data.prompt_keys == alone.data.prompt_keys

@@ -120,37 +120,74 @@ class Judged(Protocol):
         """The judgements."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judgements:
+    """What was judged of groups of replies, whatever the features: all of `Comparisons` but for these.
+
+    Groups that are built from storage at every access cost more than the fits of a layer, so that models of several
+    features share one of these.
+    """
+
+    first: npt.NDArray[np.int64]
+    second: npt.NDArray[np.int64]
+    """[C] the two replies of each comparison, among the replies of all groups in order."""
+    labels: FloatArray
+    margins: FloatArray
+    weights: FloatArray
+    prompts: npt.NDArray[np.intp]
+    prompt_keys: tuple[str, ...]
+    roots: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, groups: Sequence[Judged], roots_G: npt.NDArray[np.int64] | None = None) -> Judgements:
+        """Return what was judged of the groups; `roots_G` is that of `compare`."""
+        first, second, judged, keys = [], [], [], []
+        root_of: dict[str, int] = {}
+        offset = 0
+        for index, group in enumerate(groups):
+            for comparison in group.comparisons:
+                first.append(offset + comparison.first)
+                second.append(offset + comparison.second)
+                judged.append((comparison.label, comparison.margin, comparison.weight))
+                keys.append(group.prompt_key)
+                root_of.setdefault(group.prompt_key, index if roots_G is None else int(roots_G[index]))
+            offset += group.num_replies
+        number = {key: index for index, key in enumerate(root_of)}
+        root_number = {root: index for index, root in enumerate(dict.fromkeys(root_of.values()))}
+        labels, margins, weights = np.array(judged, dtype=np.float64).reshape(-1, 3).T
+        return cls(
+            first=np.array(first, dtype=np.int64),
+            second=np.array(second, dtype=np.int64),
+            labels=labels,
+            margins=margins,
+            weights=weights,
+            prompts=np.array([number[key] for key in keys], dtype=np.intp),
+            prompt_keys=tuple(number),
+            roots=np.array([root_number[root] for root in root_of.values()], dtype=np.intp),
+        )
+
+    def by(self, features_RF: Matrix) -> Comparisons:
+        """Return the comparisons by features [R, F] of all replies in order."""
+        differences = features_RF[self.first]
+        differences -= features_RF[self.second]  # in place where that can be: no arrays are larger
+        return Comparisons(
+            differences=differences,
+            labels=self.labels,
+            margins=self.margins,
+            weights=self.weights,
+            prompts=self.prompts,
+            prompt_keys=self.prompt_keys,
+            roots=self.roots,
+        )
+
+
 def compare(groups: Sequence[Judged], features_RF: Matrix, roots_G: npt.NDArray[np.int64] | None = None) -> Comparisons:
     """Return the comparisons of the groups, from features [R, F] of all their replies in order.
 
     `roots_G` has the same number for groups that belong together, among them all groups of one prompt. Without it,
     each prompt is a root of its own.
     """
-    first, second, judged, keys = [], [], [], []
-    root_of: dict[str, int] = {}
-    offset = 0
-    for index, group in enumerate(groups):
-        for comparison in group.comparisons:
-            first.append(offset + comparison.first)
-            second.append(offset + comparison.second)
-            judged.append((comparison.label, comparison.margin, comparison.weight))
-            keys.append(group.prompt_key)
-            root_of.setdefault(group.prompt_key, index if roots_G is None else int(roots_G[index]))
-        offset += group.num_replies
-    number = {key: index for index, key in enumerate(root_of)}
-    root_number = {root: index for index, root in enumerate(dict.fromkeys(root_of.values()))}
-    labels, margins, weights = np.array(judged, dtype=np.float64).reshape(-1, 3).T
-    differences = features_RF[first]
-    differences -= features_RF[second]  # in place where that can be, since these are the largest arrays that there are
-    return Comparisons(
-        differences=differences,
-        labels=labels,
-        margins=margins,
-        weights=weights,
-        prompts=np.array([number[key] for key in keys], dtype=np.intp),
-        prompt_keys=tuple(number),
-        roots=np.array([root_number[root] for root in root_of.values()], dtype=np.intp),
-    )
+    return Judgements.of(groups, roots_G).by(features_RF)
 
 
 def fit(

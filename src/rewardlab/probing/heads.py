@@ -19,6 +19,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.linear import (
     Comparisons,
     FloatArray,
+    Judgements,
     bootstrap_weights,
     compare,
     cross_validate,
@@ -116,11 +117,15 @@ class Features:
     scale_W: FloatArray
 
     @classmethod
-    def of(cls, groups: Sequence[TokenGroup], states_RW: Any) -> Features:
-        """Return the features of the states [R, W] of all replies, in the order of the groups."""
+    def of(cls, groups: Sequence[TokenGroup], states_RW: Any, judged: Judgements | None = None) -> Features:
+        """Return the features of the states [R, W] of all replies, in the order of the groups.
+
+        `judged` is what `judged_of` says of the groups, for callers that have features of several layers.
+        """
+        judged = judged_of(groups) if judged is None else judged
         # A copy, which is then centred and scaled in place: of 100,000 wide replies each further one is gigabytes.
         states_RW = np.array(states_RW, dtype=np.float64)
-        differences_CW = compare(groups, states_RW).differences
+        differences_CW = judged.by(states_RW).differences
         spread_W = np.sqrt((differences_CW**2).mean(0))
         largest_W = np.maximum(states_RW.max(0, initial=0.0), -states_RW.min(0, initial=0.0))
         # Dividing by infinity makes a dimension zero, so it is left out without changing any shape.
@@ -134,7 +139,7 @@ class Features:
         del states_RW
         return cls(
             groups=groups,
-            data=compare(groups, features_RF, roots_of(groups)[0]),
+            data=judged.by(features_RF),
             features_RF=features_RF,
             axes_WF=axes_WF,
             scale_W=scale_W,
@@ -144,6 +149,11 @@ class Features:
         """Return [W, B] the heads for the states themselves, from those for the features."""
         heads: FloatArray = (self.axes_WF @ theta_FB) / self.scale_W[:, None]
         return heads
+
+
+def judged_of(groups: Sequence[TokenGroup]) -> Judgements:
+    """Return what was judged of groups, with the roots that are held out as a whole."""
+    return Judgements.of(groups, roots_of(groups)[0])
 
 
 def fit_layer(features: Features, *, layer: int, num_folds: int, seed: int) -> LayerFit:

@@ -50,6 +50,7 @@ from rewardlab.probing.heads import (
     fit_heads,
     fit_layer,
     judge_scores,
+    judged_of,
     learning_curve,
     uncertainty,
 )
@@ -170,8 +171,9 @@ def _fit(
     _log_folds(roots_of(train)[1])
     fits: list[LayerFit] = []
     best: tuple[LayerFit, Features] | None = None
+    judged = judged_of(train)
     for layer, of in states["training"].items():
-        features = Features.of(train, of)
+        features = Features.of(train, of, judged)
         fits.append(fit_layer(features, layer=layer, num_folds=config.run.folds, seed=config.run.seed))
         # Choose by the loss, which distinguishes layers with equal accuracies.
         if best is None or fits[-1].result.overall.sums.mean_nll < best[0].result.overall.sums.mean_nll:

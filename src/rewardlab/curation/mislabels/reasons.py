@@ -22,6 +22,8 @@ def entries_of(pairs: Pairs, ranking: Ranking, opposite: Sequence[tuple[str, ...
     """
     entries = []
     joint = ranking.together.probability_N(pairs)
+    # Made for all pairs at once: for each pair anew they would cost as much as all pairs, times their number.
+    margins = {one.name: one.margin_N * pairs.sign_N for one in ranking.testimonies}
     for place, number in enumerate(ranking.order_N.tolist(), start=1):
         owner = int(pairs.owners_N[number])
         preference = pairs.preferences[owner]
@@ -31,7 +33,7 @@ def entries_of(pairs: Pairs, ranking: Ranking, opposite: Sequence[tuple[str, ...
         said = {
             one.name: {
                 "probability": _number(float(ranking.probability_WN[which, number])),
-                "margin": _number(float(one.margin_N[number] * pairs.sign_N[number])),
+                "margin": _number(float(margins[one.name][number])),
             }
             for which, one in enumerate(ranking.testimonies)
         }

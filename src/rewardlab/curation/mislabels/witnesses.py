@@ -131,19 +131,20 @@ def _by_place(scores: ScoreSet, data: ReadData) -> list[str]:
 def _heads(config: MislabelsConfig, pairs: Pairs) -> Iterator[Witness]:
     """Yield a head for each layer, whose features are the states of that layer."""
     from rewardlab.model.layers import resolve_layers
+    from rewardlab.probing.heads import Features, judged_of
 
     groups, states = _states(config, resolve_layers)
-    rows_N2 = replies_of(groups, pairs)
+    rows_N2, judged = replies_of(groups, pairs), judged_of(groups)
     for layer, states_RW in states.items():
-        yield Witness(name=f"layer {layer}", differences_NF=_differences(groups, states_RW, rows_N2))
+        features_RF = Features.of(groups, states_RW, judged).features_RF
+        differences_NF = _differences(features_RF, rows_N2)
+        del features_RF  # before those of the next layer are made
+        yield Witness(name=f"layer {layer}", differences_NF=differences_NF)
 
 
-def _differences(groups: Groups, states_RW: Any, rows_N2: Numbers) -> FloatArray:
+def _differences(features_RF: FloatArray, rows_N2: Numbers) -> FloatArray:
     """Return [N, F] the features of the first reply of each pair minus those of the second; NaN where one is
     missing."""
-    from rewardlab.probing.heads import Features
-
-    features_RF = Features.of(groups, states_RW).features_RF
     # Where a reply is missing another one stands, for a moment.
     differences_NF: FloatArray = features_RF[rows_N2[:, 0]]
     differences_NF -= features_RF[rows_N2[:, 1]]
