@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from chat_server import ChatServer, chatting
+from killing import ended_process
 from reward_models import save_tiny
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.gold import stage as stage_module
@@ -161,12 +162,25 @@ def test_what_was_cut_is_counted_after_errors_too(folder, samples, monkeypatch) 
 
 
 def test_what_a_kill_left_of_the_files_of_an_output_goes_and_of_others_stays(tmp_path) -> None:
-    place = Place.of(tmp_path / "labels.jsonl")
-    torn = [tmp_path / f".{path.name}.tmp-17" for path in (place.rows, place.twin, place.manifest)]
-    others = [tmp_path / ".labels-00001-of-00002.jsonl.tmp-17", tmp_path / ".other.jsonl.tmp-17"]
+    place, gone = Place.of(tmp_path / "labels.jsonl"), ended_process()
+    torn = [tmp_path / f".{path.name}.tmp-{gone}" for path in (place.rows, place.twin, place.manifest, place.partial)]
+    others = [tmp_path / f"{name}.tmp-{gone}" for name in (".labels-00001-of-00002.jsonl", ".other.jsonl")]
     for path in (*torn, *others):
         path.touch()
     with claimed(place):
         pass
     assert [path for path in torn if path.exists()] == []
     assert all(path.exists() for path in others)
+
+
+def test_finished_work_of_an_output_that_is_complete_goes(folder, samples, tmp_path) -> None:
+    """Of a process that was killed after it had written all, and before it removed the work."""
+    config = labels(folder, samples)
+    label(config)
+    place = Place.of(config.output)
+    place.partial.mkdir()
+    (place.partial / "kept.jsonl").write_text("")
+    left_over = place.partial.with_name(f".{place.partial.name}.tmp-{ended_process()}")
+    left_over.mkdir()
+    assert label(config).was_complete
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -137,3 +137,9 @@ def run_program(
         check=False,
         timeout=600,
     )
+
+
+def ended_process() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        return process.pid

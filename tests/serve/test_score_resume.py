@@ -120,11 +120,11 @@ def test_a_run_of_something_else_is_not_mixed_in_and_says_what_differs(source, t
 def ended_after_the_output(source: Path, target: Path, monkeypatch, **how) -> None:
     """A run that is killed when the output has its name and the scores are still there."""
 
-    def killed(folder: Path) -> None:
+    def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(file_module, "remove", killed)
+        patched.setattr(file_module, "removed_at_end", killed)
         with pytest.raises(KeyboardInterrupt):
             score_with(Stub(**how), source, target, ScoreSettings(overwrite=True))
     assert target.exists()

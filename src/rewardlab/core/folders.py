@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import logging
 import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rewardlab.core.errors import RewardlabError, naming
+from rewardlab.core.errors import RewardlabError, naming, words_of
+from rewardlab.core.signals import held_back, results_are_whole
 from rewardlab.core.together import one_by_one
 
+logger = logging.getLogger("rewardlab")
 AT_FDCWD, EXCHANGE = -100, 2
 """Arguments of Linux's renameat2: paths relative to the working directory, and RENAME_EXCHANGE."""
 
@@ -32,17 +36,19 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def replacing_folder(target: Path) -> Iterator[Path]:
+def replacing_folder(target: Path, *, is_result: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error.
 
-    A link stays, and the folder that it leads to is replaced.
+    A link stays, and the folder that it leads to is replaced. `is_result` says that the command writes nothing else.
 
     On any error the previous `target` stays as it was and the temporary folder is removed. Where Linux can swap two
     names, a whole `target` exists at every moment, whenever the process is killed. Elsewhere the previous one is
-    moved aside before the rename, and a kill between the two steps leaves it as `.NAME.old-…`.
+    moved aside before the rename, and a kill between the two steps leaves it as `.NAME.old-…`, which the next call puts
+    back. What else killed processes left of this folder, it removes.
     """
     if target.is_symlink():
         target = target.resolve()
+    remove_left_over(target)
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     previous = target.with_name(f".{target.name}.old-{os.getpid()}")
     remove(temporary)
@@ -52,22 +58,30 @@ def replacing_folder(target: Path) -> Iterator[Path]:
             yield temporary
             # The files must be on the disk before the folder takes its final name: a reader takes the name as complete.
             fsync_folder(temporary)
-        # After a swap the temporary name holds the previous folder, which the `finally` below removes.
-        if target.exists() and _exchange(temporary, target):
-            return
-        # A plain rename cannot replace a folder that is not empty, so the previous one is moved aside first.
-        remove(previous)
-        if target.exists():
-            target.rename(previous)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if previous.exists():
-                previous.rename(target)
-            raise
-        remove(previous)
+        with held_back():
+            _take_place(temporary, target, previous)
+            if is_result:
+                results_are_whole(target)
     finally:
-        remove(temporary)
+        # The new folder stands there even if the previous one cannot be removed, whose files somebody may have open.
+        for left_over in (temporary, previous):
+            sweep_away(left_over)
+
+
+def _take_place(temporary: Path, target: Path, previous: Path) -> None:
+    """Give a folder the name `target`. The one that had it has a temporary name then."""
+    if target.exists() and _exchange(temporary, target):
+        return
+    # A plain rename cannot replace a folder that is not empty, so the previous one is moved aside first.
+    remove(previous)
+    if target.exists():
+        target.rename(previous)
+    try:
+        temporary.rename(target)
+    except OSError:
+        if previous.exists():
+            previous.rename(target)
+        raise
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -89,9 +103,57 @@ def remove(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
-    if not re.search(r"\.(tmp|old)-\d+$", path.name):
-        path = path.rename(path.with_name(f".{path.name}.tmp-{os.getpid()}"))
-    shutil.rmtree(path)
+    shutil.rmtree(path if re.search(r"\.(tmp|old)-\d+$", path.name) else _aside(path))
+
+
+def _aside(folder: Path) -> Path:
+    return folder.rename(folder.with_name(f".{folder.name}.tmp-{os.getpid()}"))
+
+
+def removed_at_end(folder: Path, end: ExitStack) -> None:
+    """Let a folder go that this process has locked by a file in it, once `end` is closed, after the lock: a network
+    disk keeps a file that is open, and the folder around it. What cannot be removed is a warning."""
+    try:
+        end.callback(sweep_away, _aside(folder))
+    except OSError as error:
+        _tell_left(folder, error)
+
+
+def remove_left_over(path: Path) -> None:
+    """Remove what killed processes left that were writing or removing the file or folder `path`, which no process of
+    another machine may be at now. What one had moved aside is put back if nothing else has taken its name."""
+    name = re.compile(rf"\.+{re.escape(path.name)}((?:\.(?:tmp|old)-\d+)+)")
+    for left_over in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
+        if not (match := name.fullmatch(left_over.name)) or is_at_work(match[1].rpartition("-")[2]):
+            continue
+        if left_over.name.startswith(f".{path.name}.old-") and not os.path.lexists(path):
+            left_over.rename(path)
+        else:
+            sweep_away(left_over)
+
+
+def sweep_away(left_over: Path) -> None:
+    """Remove what is of no more use; a warning if that fails. Where a file is open elsewhere, some disks keep it a
+    while."""
+    try:
+        remove(left_over)
+    except OSError as error:
+        _tell_left(left_over, error)
+
+
+def _tell_left(left_over: Path, error: OSError) -> None:
+    logger.warning("%s is of no more use and could not be removed: %s", left_over, words_of(error))
+
+
+def is_at_work(process: str) -> bool:
+    """Return whether another process of this machine has this number: where locks do nothing, it may be writing."""
+    if not process.isdecimal() or int(process) == os.getpid():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return True
 
 
 def require_writable_folder(folder: Path, flag: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,11 +20,10 @@ from typing import Final
 
 from rewardlab.core.errors import ConfigError, DataError, RewardlabError, naming, words_of
 from rewardlab.core.files import read_json, write_json
-from rewardlab.core.folders import fsync_folder, remove
+from rewardlab.core.folders import fsync_folder, is_at_work, remove, sweep_away
 from rewardlab.core.signals import held_back, results_are_whole
 from rewardlab.core.together import Waiting, one_by_one
 
-logger = logging.getLogger("rewardlab")
 MOVING: Final = ".results.moving"
 """Name of the folder of results that are all written and perhaps not all moved into place."""
 WRITTEN: Final = ".results.tmp-"
@@ -92,7 +90,7 @@ def placing(
                 raise
             results_are_whole(folder)
     finally:
-        _sweep(written)
+        sweep_away(written)
 
 
 def _put_back(folder: Path, error: OSError) -> None:
@@ -105,14 +103,6 @@ def _put_back(folder: Path, error: OSError) -> None:
             f"{folder}: {words_of(error)}; and the earlier results could not be put back: {left} They are in "
             f"{folder / MOVING / OLD}, and the same command tries again."
         ) from error
-
-
-def _sweep(left_over: Path) -> None:
-    """Remove results that are of no more use. Where a file is open elsewhere, some disks keep it a while."""
-    try:
-        remove(left_over)
-    except OSError as error:
-        logger.warning("%s is of no more use and could not be removed: %s", left_over, words_of(error))
 
 
 def settle(folder: Path) -> None:
@@ -129,23 +119,12 @@ def settle(folder: Path) -> None:
             _move_back(folder, plan)
         moving.rename(folder / f"{WRITTEN}{os.getpid()}")
     for left_over in folder.glob(f"{WRITTEN}*"):
-        if not _is_at_work(left_over.name.removeprefix(WRITTEN)):
-            _sweep(left_over)
+        if not is_at_work(left_over.name.removeprefix(WRITTEN)):
+            sweep_away(left_over)
 
 
 def _is_moved(folder: Path, name: str, stamp: Stamp) -> bool:
     return not os.path.lexists(folder / MOVING / NEW / name) and _stamp(folder / name) == stamp
-
-
-def _is_at_work(process: str) -> bool:
-    """Return whether another process of this machine has this number: where locks do nothing, it may be writing."""
-    if not process.isdecimal() or int(process) == os.getpid():
-        return False
-    try:
-        os.kill(int(process), 0)
-    except OSError as error:
-        return error.errno == errno.EPERM
-    return True
 
 
 def _move_back(folder: Path, plan: Plan) -> None:

@@ -184,18 +184,23 @@ def ended_by_signals(then: str) -> Iterator[None]:
     """Let signals end the block wherever it is, so that nothing half written stays behind.
 
     Raises RunInterrupted for a signal other than Ctrl-C, with a message that ends by `then`, or by where the results
-    are if they are whole already; then there is nothing left to do, and the exit status is 0. It decorates functions,
-    too.
+    are if they are whole already; then there is nothing left to do, and the exit status is 0. Ctrl-C stays what it is,
+    but for such results, which are told. Of blocks in each other the outermost does this. It decorates functions, too.
     """
     places: list[Path] = []
     _whole.append(places)
     try:
         with raised_at_once():
             yield
-    except Terminated as ended:
-        status = 0 if places else RESUME_LATER
+    except KeyboardInterrupt as ended:
+        # A command that another one calls is a part of its work, so that the other one says what is to be done.
+        if len(_whole) > 1 or not (places or isinstance(ended, Terminated)):
+            raise
         said = f"What it had to write is whole: {places[-1]}" if places else then
-        raise RunInterrupted(f"stopped by {ended}. {said}", exit_status=status) from None
+        if isinstance(ended, Terminated):
+            status = 0 if places else RESUME_LATER
+            raise RunInterrupted(f"stopped by {ended}. {said}", exit_status=status) from None
+        raise RunInterrupted(f"interrupted. {said}", exit_status=INTERRUPTED) from None
     finally:
         _whole.pop()
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from rewardlab.core.signals import held_back
+from rewardlab.core.signals import held_back, results_are_whole
 
 
 class Waiting:
@@ -59,6 +59,8 @@ def together(*, last: Path | None = None) -> Iterator[Waiting]:
         yield waiting
         with held_back():
             waiting.place()
+            if last is not None:
+                results_are_whole(last)
     finally:
         _waiting.reset(token)
         waiting.discard()

@@ -21,6 +21,7 @@ from uuid import UUID
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import parse_line, replacing, to_json
+from rewardlab.core.folders import remove_left_over
 from rewardlab.core.optional import import_optional
 from rewardlab.core.zst import DamagedZstError, open_zst, packing_zst
 from rewardlab.data.finding import Source
@@ -300,6 +301,7 @@ def replacing_lines(path: Path) -> Iterator[Any]:
 
     The same bytes give the same file. Raises DataError without the package that .zst needs.
     """
+    remove_left_over(path)
     with replacing(path) as raw:
         if path.suffix == ".gz":
             # The header has neither name nor time, so that the same rows give the same bytes.

@@ -8,16 +8,15 @@ NAME.jsonl.manifest.json     what decided them: settings, hashes of what was rea
 
 from __future__ import annotations
 
-import glob
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.errors import ConfigError, DataError, RewardlabError
 from rewardlab.core.files import (
     provenance,
     read_json,
@@ -27,7 +26,7 @@ from rewardlab.core.files import (
     write_json,
     write_summed_json,
 )
-from rewardlab.core.folders import remove, require_writable_folder
+from rewardlab.core.folders import remove_left_over, removed_at_end, require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.core.terminal import cut_to, short
 from rewardlab.gold.kept_results import FILE as KEPT_FILE
@@ -220,8 +219,9 @@ def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
     require_writable_folder(place.rows.parent, "--output")
     place.partial.mkdir(exist_ok=True)
     file = place.partial / KEPT_FILE
-    with only_process(place.partial, "--output"):
-        _remove_torn(place)
+    with ExitStack() as ended, only_process(place.partial, "--output"):
+        for path in (place.rows, place.twin, place.manifest, place.partial):
+            remove_left_over(path)
         try:
             if restart:
                 file.unlink(missing_ok=True)
@@ -232,17 +232,19 @@ def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
             if (place.partial / WRITING).exists() or (file.exists() and file.stat().st_size):
                 logger.warning("results are kept in %s; the same command goes on from there", place.partial)
             else:
-                remove(place.partial)
+                removed_at_end(place.partial, ended)
             raise
         if kept.is_done:
-            remove(place.partial)
+            removed_at_end(place.partial, ended)
 
 
-def _remove_torn(place: Place) -> None:
-    """Remove what a process left that was killed while it wrote a file of the output."""
-    for path in (place.rows, place.twin, place.manifest):
-        for torn in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
-            torn.unlink(missing_ok=True)
+def tell_complete(place: Place) -> None:
+    """Say that an output is complete, and remove the finished work that a process left which was killed after that."""
+    logger.info("%s: is complete", place.rows)
+    remove_left_over(place.partial)
+    if place.partial.is_dir():
+        with suppress(RewardlabError), claimed(place):  # where another process holds it, or nothing can be written
+            pass
 
 
 @contextmanager

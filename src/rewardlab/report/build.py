@@ -15,7 +15,7 @@ from rewardlab.analysis.reliability import NUM_DRAWS
 from rewardlab.analysis.slices import TURNS
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import UTF8, write_text
-from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.folders import remove_left_over, require_writable_folder
 from rewardlab.core.run_folder import EVALUATED, MISTAKES, holds_run, judged_together, manifest_keys
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.terminal import quoted
@@ -245,6 +245,8 @@ def write_report(
         told = [replace(one, record=_moved(one.record, output_dir, later)) for one in told]
     document = report_of(told, [own for folder in folders if (own := read_ensemble(folder)) is not None])
     html, text = output_dir / REPORT_HTML, output_dir / REPORT_MD
+    for path in (html, text):
+        remove_left_over(path)
     with together():
         write_text(html, html_page(document))
         write_text(text, f"{markdown_page(document)}\n{MARKS[REPORT_MD]}\n")

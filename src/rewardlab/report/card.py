@@ -17,6 +17,7 @@ from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.analysis.judgement import Judgement
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_file, write_text
+from rewardlab.core.folders import remove_left_over
 from rewardlab.core.run_folder import CARD, SPEC_SUM, is_own_card, sealed_card
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.terminal import visible
@@ -80,6 +81,7 @@ def write_card(
             f"--card: {path} is there and is not a card that rewardlab wrote, or was changed since. Move it away, or "
             f"replace it with --overwrite."
         )
+    remove_left_over(path)
     write_text(path, card_text(record, judgement, ceiling=ceiling, against=against, problems=problems))
     return path
 

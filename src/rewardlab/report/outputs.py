@@ -8,7 +8,7 @@ from typing import Any
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, write_json, write_text
-from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.folders import remove_left_over, require_writable_folder
 from rewardlab.core.together import together
 from rewardlab.report.document import Document
 from rewardlab.report.markdown import markdown_page
@@ -29,9 +29,7 @@ def claim(folder: Path, name: str, made_by: str, *, overwrite: bool, also: Seque
     require_writable_folder(folder, "--output-dir")
     files = files_of(name)
     for file in (*files, *also):
-        # Temporary files exist for milliseconds only, so this one is from a run that was killed while writing.
-        for left_over in folder.glob(f".{file}.tmp-*"):
-            left_over.unlink(missing_ok=True)
+        remove_left_over(folder / file)
     there = [file for file in (*files, *also) if (folder / file).exists()]
     if there and not overwrite and not _is_own(folder / files[0], made_by):
         raise ConfigError(

@@ -75,7 +75,7 @@ def split(config: SplitConfig) -> Divided:
         wanted = [as_mask(reading.chosen(), reading.tally.kept) for reading in readings]
         found = find_groups([taken(one, mask) for one, mask in zip(seen, wanted, strict=True)], config.near)
         splits_P = assign(found, config.shares, config.seed)
-        with only_writer(config.output_dir), replacing_folder(config.output_dir) as folder:
+        with only_writer(config.output_dir), replacing_folder(config.output_dir, is_result=True) as folder:
             _require_folder(config, inputs)  # another process may have written it meanwhile
             files = _write(folder, config, readings, wanted, splits_P, crew)
             told = _report(found, splits_P, config.shares)

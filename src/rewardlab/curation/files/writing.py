@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, replacing, sha256_file
-from rewardlab.core.folders import remove
+from rewardlab.core.folders import remove_left_over, removed_at_end
 from rewardlab.core.lock import only_process
 from rewardlab.core.optional import import_optional
 from rewardlab.core.terminal import visible
@@ -127,13 +126,12 @@ def only_writer(target: Path) -> Iterator[None]:
     # The folder itself is replaced as a whole, so the lock lies beside it.
     work = target.with_name(f".{target.name}.partial")
     work.mkdir(parents=True, exist_ok=True)
-    with only_process(work, "--output-dir"):
-        for left_over in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
-            remove(left_over)
+    with ExitStack() as ended, only_process(work, "--output-dir"):
+        remove_left_over(work)
         try:
             yield
         finally:
-            remove(work)
+            removed_at_end(work, ended)
 
 
 def require_place(path: Path, flag: str) -> None:
@@ -208,6 +206,7 @@ def writing(path: Path, columns: Columns) -> Iterator[RowFile]:
             yield RowFile(sink, None)
         return
     parquet = import_optional("pyarrow.parquet", "an --output in Parquet")
+    remove_left_over(path)
     with replacing(path) as raw, parquet.ParquetWriter(raw, columns(), compression="zstd") as rows:
         file = RowFile(None, rows)
         yield file

@@ -12,7 +12,7 @@ from rewardlab.analysis.json_form import encode
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_json, write_json, write_text
-from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.folders import remove_left_over, require_writable_folder
 from rewardlab.curation.inspecting.config import InspectConfig, InspectionConfig
 from rewardlab.curation.rewriting import require_apart
 from rewardlab.data.finding import Source
@@ -47,6 +47,7 @@ def claim_files(config: InspectionConfig, sources: Sequence[Source]) -> None:
         for path in paths:
             if path.parent != config.output_dir:
                 require_writable_folder(path.parent, f"--{kind}")
+            remove_left_over(path)
             if path.exists() and not config.overwrite and not is_own(path, kind):
                 raise ConfigError(
                     f"{path} is there, and `{KIND}` did not write it. Name another file, or replace it with "

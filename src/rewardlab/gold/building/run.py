@@ -62,7 +62,7 @@ def _build(config: BuildConfig, inputs: list[Path]) -> Built:
     read = [{"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in inputs]
     rows = config.inputs.rows(labelled=True)
     sides = divide(rows, test_fraction=config.test_fraction, near=config.near, seed=config.seed)
-    with replacing_folder(config.output_dir) as folder:
+    with replacing_folder(config.output_dir, is_result=True) as folder:
         built, outputs = _write(folder, config, sides)
         if _stamps(inputs) != stamps:
             raise DataError(

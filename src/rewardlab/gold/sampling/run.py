@@ -41,6 +41,7 @@ from rewardlab.gold.stage import (
     require_few_errors,
     require_own,
     require_same_source,
+    tell_complete,
     write_manifest,
     writing,
 )
@@ -101,7 +102,7 @@ def sample(config: SampleConfig) -> Sampled:
     asked = _asked(config, shard)
     state = _state(config, place, asked)
     if not config.restart and state == "complete":
-        logger.info("%s: is complete", place.rows)
+        tell_complete(place)
         return _before(place)
     prompts = _prompts(config, shard)
     with claimed(place, restart=config.restart) as kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal
 from rewardlab.analysis.ensembles import Combination
 from rewardlab.core.errors import ConfigError, DataError, naming
 from rewardlab.core.files import sha256_file
-from rewardlab.core.folders import remove
+from rewardlab.core.folders import remove_left_over, removed_at_end
 from rewardlab.core.lock import only_process
+from rewardlab.core.signals import held_back, results_are_whole
 from rewardlab.core.spec import CUT_MIDDLE, REFUSING, RendererSpec, read_spec
 from rewardlab.core.terminal import plural
 from rewardlab.data.readers import require_rows
@@ -82,6 +83,8 @@ class Work:
     """Where scores are kept until the output is written."""
     input_sha256: str
     settings: ScoreSettings
+    ended: ExitStack
+    """Closed once the lock in `folder` is released."""
 
     def journal(self, identity: Mapping[str, object]) -> Journal:
         """Return the journal of a model's scores. Raises ConfigError if the folder holds scores of something else."""
@@ -128,10 +131,12 @@ class Work:
                     f"command again: its scores are kept in {self.folder}."
                 )
             mark_finished(self.folder, path)
-            path.replace(self.target)
+            with held_back():
+                path.replace(self.target)
+                results_are_whole(self.target)
         finally:
             path.unlink(missing_ok=True)
-        remove(self.folder)
+        removed_at_end(self.folder, self.ended)
         return counts
 
 
@@ -243,9 +248,10 @@ def surveyed(
     )
     output.require(columns)
     folder = partial_of(target)
-    is_new = not folder.exists()
     folder.mkdir(exist_ok=True)
-    with only_process(folder, "--output"):
+    with ExitStack() as ended, only_process(folder, "--output"):
+        for path in (target, folder):
+            remove_left_over(path)
         # Cleared under the lock: of several processes that begin at once, each may have found no folder, and what
         # stands there is that of the one that has the lock.
         try:
@@ -260,10 +266,11 @@ def surveyed(
                 folder=folder,
                 input_sha256=digest,
                 settings=settings,
+                ended=ended,
             )
         except BaseException:
-            if is_new and folder.exists() and not holds_scores(folder):
-                remove(folder)
+            if folder.exists() and not holds_scores(folder):
+                removed_at_end(folder, ended)
             raise
 
 

@@ -140,10 +140,6 @@ class Journal:
                     raise DataError(f"{file.name}: part {part} was damaged after it was written. Run the same again.")
                 yield from entry["rows"]
 
-    def discard(self) -> None:
-        """Remove the folder, when the output is written or nothing was scored."""
-        remove(self.folder)
-
 
 def _whole(identity: Mapping[str, object]) -> dict[str, Any]:
     """Return an identity with the version, as JSON would give it back, so that the two can be compared."""

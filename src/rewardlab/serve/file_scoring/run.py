@@ -33,7 +33,7 @@ def score_missing(source: Path, survey: Survey, backend: Backend, journal: Journ
 
 @contextmanager
 def _told_what_is_kept(journal: Journal, survey: Survey) -> Iterator[None]:
-    """If the block ends early, log where the scores are kept; remove the folder if there are none."""
+    """If the block ends early, log where the scores are kept, if there are any."""
     try:
         yield
     except BaseException:
@@ -44,8 +44,6 @@ def _told_what_is_kept(journal: Journal, survey: Survey) -> Iterator[None]:
                 survey.num_rows,
                 journal.folder,
             )
-        else:
-            journal.discard()
         raise
 
 

@@ -96,7 +96,7 @@ def average(
         total += share
         _move(scorer.model, other, source, share / total)
         del other
-    with replacing_folder(target) as place:
+    with replacing_folder(target, is_result=True) as place:
         spec = save_reward_model(
             place,
             scorer.model,

@@ -53,7 +53,7 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
             source,
             target,
         )
-    with replacing_folder(target) as place:
+    with replacing_folder(target, is_result=True) as place:
         spec = save_reward_model(
             place,
             scorer.model,

@@ -71,7 +71,7 @@ def export_adapter(
     base_path = find_base(settings, "--base" if base is not None else str(adapter / ADAPTER_CONFIG))
     _require_head(source, settings)
     _tell_engines(settings)
-    with replacing_folder(target) as place:
+    with replacing_folder(target, is_result=True) as place:
         shutil.copy2(adapter / WEIGHTS, place / WEIGHTS)
         write_json(place / ADAPTER_CONFIG, settings)
         _copy_tokenizer(source, place)

@@ -1,0 +1,186 @@
+"""What killed processes left beside a file or folder goes when it is written again, and nothing else does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from killing import ended_process
+from rewardlab.core import folders
+from rewardlab.core.errors import RunInterrupted
+from rewardlab.core.folders import remove_left_over, removed_at_end, replacing_folder
+from rewardlab.core.lock import only_process
+from rewardlab.core.signals import BEGINS_ANEW, GOES_ON, ended_by_signals
+
+KILLED_IN_TWO = """
+import os, sys
+from pathlib import Path
+from rewardlab.core.folders import replacing_folder
+with replacing_folder(Path(sys.argv[1])) as outer, replacing_folder(outer) as inner:
+    (inner / "weights").write_text("new")
+    os._exit(9)
+"""
+"""As `rewardlab average` writes a model."""
+
+
+def write(folder: Path, text: str) -> None:
+    with replacing_folder(folder) as temporary:
+        (temporary / "weights").write_text(text)
+
+
+def write_as_result(folder: Path) -> None:
+    with replacing_folder(folder, is_result=True) as temporary:
+        (temporary / "weights").write_text("new")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_that_a_killed_process_was_writing_goes_when_it_is_written_again(tmp_path):
+    died = subprocess.run([sys.executable, "-c", KILLED_IN_TWO, str(tmp_path / "out")], check=False)
+    assert died.returncode == 9
+    assert len(names(tmp_path)) == 2
+    write(tmp_path / "out", "newer")
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_folder_that_was_moved_aside_is_put_back_before_it_is_written_again(tmp_path, monkeypatch):
+    """Where names cannot be swapped, a kill comes between two renames."""
+    monkeypatch.setattr(folders, "_exchange", lambda *_: False)
+    target = tmp_path / "best"
+    write(target, "old")
+    target.rename(tmp_path / f".best.old-{ended_process()}")
+    with pytest.raises(TypeError, match="must be str"):
+        write(target, b"no text")
+    assert names(tmp_path) == ["best"]
+    assert (target / "weights").read_text() == "old"
+
+
+def test_what_is_of_a_process_at_work_or_has_another_name_stays(tmp_path):
+    gone, at_work = ended_process(), os.getppid()
+    mine = [
+        f".a.json.tmp-{gone}",
+        f".a.json.old-{gone}",
+        f"..a.json.tmp-{gone}.tmp-{gone}",
+        f".a.json.tmp-{os.getpid()}",
+    ]
+    others = [
+        f".a.json.tmp-{at_work}",
+        f"..a.json.tmp-{gone}.tmp-{at_work}",
+        f".b.a.json.tmp-{gone}",
+        f".axjson.tmp-{gone}",
+        f".a.json.tmp-{gone}x",
+        f"a.json.tmp-{gone}",
+        ".a.json",
+        "a.json",
+    ]
+    for name in (*mine, *others):
+        (tmp_path / name).touch()
+    remove_left_over(tmp_path / "a.json")
+    assert names(tmp_path) == sorted(others)
+    remove_left_over(tmp_path / "nowhere/a.json")
+
+
+def test_what_cannot_be_removed_is_a_warning(tmp_path, monkeypatch, log):
+    left_over = tmp_path / f".a.json.tmp-{ended_process()}"
+    left_over.touch()
+
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    remove_left_over(tmp_path / "a.json")
+    assert "could not be removed" in log.text
+
+
+@pytest.fixture
+def keeps_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network disk does, which keeps a file that is open, and so the folder in which it is."""
+    remove_tree = shutil.rmtree
+
+    def removing(folder: Path, **how: object) -> None:
+        for handle in Path("/proc/self/fd").iterdir():
+            if os.path.lexists(handle) and Path(folder).resolve() in handle.readlink().parents:
+                raise OSError(errno.ENOTEMPTY, "Directory not empty", str(folder))
+        remove_tree(folder, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", removing)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux says which files are open")
+@pytest.mark.usefixtures("keeps_open_files")
+def test_a_locked_folder_goes_on_a_disk_that_keeps_open_files(tmp_path, caplog):
+    place = tmp_path / ".out.partial"
+    place.mkdir()
+    with ExitStack() as ended, only_process(place, "--output"):
+        removed_at_end(place, ended)
+        assert not place.exists(), "nobody else takes it for the folder of their own work"
+    assert names(tmp_path) == []
+    assert caplog.text == ""
+
+
+def test_work_whose_folder_cannot_be_removed_is_done_all_the_same(tmp_path, monkeypatch, caplog):
+    def refuse(path: Path, _: Path) -> Path:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with ExitStack() as ended:
+        monkeypatch.setattr(Path, "rename", refuse)
+        removed_at_end(tmp_path, ended)
+    assert "is of no more use and could not be removed" in caplog.text
+
+
+def test_a_folder_is_replaced_where_the_earlier_one_cannot_be_removed(tmp_path, monkeypatch, caplog):
+    write(tmp_path / "best", "old")
+
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(folder))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    write(tmp_path / "best", "new")
+    assert (tmp_path / "best/weights").read_text() == "new"
+    assert "could not be removed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"), [(signal.SIGTERM, 0, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_signal_after_a_folder_has_its_name_says_that_all_is_written(tmp_path, monkeypatch, number, status, said):
+    take_place = folders._take_place
+
+    def then_a_signal(*given: Path) -> None:
+        take_place(*given)
+        signal.raise_signal(number)
+
+    write(tmp_path / "best", "old")
+    monkeypatch.setattr(folders, "_take_place", then_a_signal)
+    whole = f"^{said}. What it had to write is whole: .*best$"
+    with pytest.raises(RunInterrupted, match=whole) as ended, ended_by_signals(BEGINS_ANEW):
+        write_as_result(tmp_path / "best")
+    assert ended.value.exit_status == status
+    assert names(tmp_path) == ["best"]
+    assert (tmp_path / "best/weights").read_text() == "new"
+
+
+def test_a_signal_in_a_command_of_another_one_is_told_by_the_other_one(tmp_path):
+    @ended_by_signals(BEGINS_ANEW)
+    def command() -> None:
+        write_as_result(tmp_path / "best")
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(RunInterrupted, match=GOES_ON) as ended, ended_by_signals(GOES_ON):
+        command()
+    assert ended.value.exit_status == 75
+
+
+def test_ctrl_c_before_anything_is_whole_stays_what_it_is():
+    with pytest.raises(KeyboardInterrupt), ended_by_signals(BEGINS_ANEW):
+        signal.raise_signal(signal.SIGINT)
