@@ -174,33 +174,60 @@ def test_a_report_names_the_folder_in_which_it_stands(here, command, monkeypatch
         assert "m1" in (here / "out/report.md").read_text()
 
 
-def test_what_a_kill_left_half_moved_is_put_back_before_a_folder_is_claimed(here, monkeypatch, capsys):
-    """A kill that comes while files are moved is met by whichever command writes there next."""
-    words = COMMANDS["compare"]
+class KilledError(BaseException):
+    pass
+
+
+def killed_at_move(at: int, words: tuple[str, ...]) -> None:
+    """Run a command that is killed at so manieth a move: the folder, and then files."""
     rename, moved = os.rename, 0
 
     def ending(*given: Any, **more: Any) -> None:
         nonlocal moved
         moved += 1
-        if moved == 3:  # the folder, one of the files, and now the other
-            os._exit(9)
+        if moved == at:
+            raise KilledError
         rename(*given, **more)
 
-    class KilledError(BaseException):
-        pass
-
-    def killed(_: int) -> None:
-        raise KilledError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "_exit", killed)
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "rename", ending)
         with pytest.raises(KilledError):
             main([*words])
+
+
+def test_what_a_kill_left_half_moved_is_put_back_before_a_folder_is_claimed(here):
+    """A kill that comes while files are moved is met by whichever command writes there next."""
+    words = COMMANDS["compare"]
+    killed_at_move(3, words)
     assert (here / "out" / MOVING).is_dir()
     main([*words])
     assert sorted(content(here / "out")) == ["compare.json", "disagreements.jsonl"]
     assert not (here / "out" / MOVING).exists()
+
+
+READERS = {
+    "report": ("report", "out", "--output-dir", "page"),
+    "compare": ("compare", "out"),
+    "report of one": ("report", "out/m1", "--output-dir", "page"),
+    "compare of both": ("compare", "out/m1", "out/m2/eval.scores.jsonl"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_a_kill_left_half_moved_is_put_back_before_it_is_read(here, reader, capsys, holder):
+    words = COMMANDS["models"]
+    main([*words])
+    kept = content(here / "out", bare=False)
+    killed_at_move(5, (*words, "--overwrite"))
+    assert (here / "out" / MOVING).is_dir()
+    holds = holder(here / "out")
+    said = refused(READERS[reader], capsys)
+    assert "out: the command that replaced the results there was killed while it did" in said
+    assert "is being written by process" in said
+    holds.kill()
+    holds.wait()
+    main([*READERS[reader]])
+    assert content(here / "out", bare=False) == kept
 
 
 @pytest.mark.soak

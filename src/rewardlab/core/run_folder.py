@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, get_args
 
-from rewardlab.core.errors import ArtifactError, ConfigError, DataError
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError, RewardlabError
 from rewardlab.core.files import UTF8, read_json, sha256_text
 from rewardlab.core.folders import remove, require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
@@ -192,11 +192,28 @@ def settle_if_free(folder: Path) -> None:
             pass
 
 
+def settle_to_read(path: Path) -> None:
+    """Do the same before a file or folder is read: a command that judges several models moves what is in their folders
+    from the one around them.
+
+    Raises ConfigError, with what happened, if it cannot be done.
+    """
+    for place in (path, path.parent, path.parent.parent):
+        try:
+            settle_if_free(place)
+        except RewardlabError as error:
+            raise ConfigError(
+                f"{place}: the command that replaced the results there was killed while it did, so that some are "
+                f"missing. The same command, or any that writes there, puts them back. Now that failed: {error}"
+            ) from error
+
+
 def judged_together(folder: Path) -> list[Path]:
     """Return the folders of the models that one `rewardlab eval` judged, in its order; empty for a single model.
 
-    Missing folders are left out, with a warning.
+    Missing folders are left out, with a warning. Raises as `settle_to_read` does.
     """
+    settle_to_read(folder)
     try:
         value = read_json(folder / MODELS_FILE) if (folder / MODELS_FILE).is_file() else None
     except (OSError, DataError):

@@ -11,7 +11,7 @@ from rewardlab.analysis import metrics
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError, RewardlabError
 from rewardlab.core.files import absent, read_json, sha256_file
-from rewardlab.core.run_folder import SCORES_SUM
+from rewardlab.core.run_folder import SCORES_SUM, settle_to_read
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow
 from rewardlab.evaluation.score_layouts import ScoreFile, read_file, score_rows, shown
@@ -35,6 +35,7 @@ def read_scores(
     """
     if path.is_fifo() or str(path) == "-":
         raise ConfigError(f"{path}: {absent(path)}.")
+    settle_to_read(path)
     file = path if path.is_file() else _in_folder(path, on)
     if file.name.endswith(SUFFIX) and file.with_name(file.name.removesuffix(SUFFIX) + ".metrics.json").is_file():
         return _own(file, name)
