@@ -14,7 +14,8 @@ from command_line import refusal, short_run, tiny_reward_model, write_rows
 from common import write_pairs
 from rewardlab.cli import main
 from rewardlab.core.folders import remove
-from rewardlab.core.run_folder import clear_folder
+from rewardlab.core.placing import placing
+from rewardlab.core.run_folder import clear_folder, written_by_run
 from rewardlab.evaluation import evaluate as evaluate_module
 
 pytestmark = pytest.mark.usefixtures("verified_here")
@@ -279,3 +280,13 @@ def test_folders_of_a_user_are_no_run_to_clear(tmp_path: Path) -> None:
     (tmp_path / "evals").mkdir()
     clear_folder(tmp_path)
     assert (tmp_path / "evals").is_dir()
+
+
+def test_empty_folders_of_an_earlier_run_go_with_it(tmp_path: Path) -> None:
+    """As of a run that was killed before it profiled anything."""
+    put(tmp_path, {"manifest.json": '{"config_hash": "x", "provenance": {}}', "evals/mine.csv": "a,b"})
+    for name in ("profile", "tensorboard", "mine"):
+        (tmp_path / name).mkdir()
+    with placing(tmp_path, lambda: written_by_run(tmp_path)) as new:
+        (new / "manifest.json").write_text("{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evals", "manifest.json", "mine"]

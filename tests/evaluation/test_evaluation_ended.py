@@ -126,8 +126,9 @@ def test_what_was_ended_while_it_wrote_is_begun_anew_by_the_same_command(inputs,
     assert content(here / "out") == wanted | {"notes.txt": b"mine"}
 
 
-def test_an_error_at_the_second_of_two_models_leaves_nothing_of_the_first(here, monkeypatch, capsys):
-    words, judged, judge = COMMANDS["models"], 0, evaluate.write_evaluation
+@pytest.mark.parametrize(("more", "said"), [((), "Their scores are kept"), (("--no-reuse",), "scored again")])
+def test_an_error_at_the_second_of_two_models_leaves_nothing_of_the_first(here, monkeypatch, log, more, said):
+    words, judged, judge = (*COMMANDS["models"], *more), 0, evaluate.write_evaluation
 
     def failing(*given: Any) -> None:
         nonlocal judged
@@ -141,7 +142,11 @@ def test_an_error_at_the_second_of_two_models_leaves_nothing_of_the_first(here, 
         with pytest.raises(EndedError):
             main([*words])
     assert content(here / "out") == {}
+    assert "nothing is written of m1: results of several models appear together" in log.text
+    assert said in log.text
+    log.clear()
     main([*words])
+    assert ("kept scores: m1 has scored" in log.text) == (not more)
     assert set(json.loads((here / "out/models.json").read_text())) == {"m1", "m2"}
 
 

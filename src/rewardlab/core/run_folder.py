@@ -348,7 +348,7 @@ def written_by_run(folder: Path) -> list[str]:
     names: list[str] = []
     for path in sorted(folder.iterdir()):
         if path.name in INSIDE and path.is_dir() and not path.is_symlink():
-            names += _written_inside(path)
+            names += _written_inside(path) if any(path.iterdir()) else [path.name]
         elif path.name in OWN or re.fullmatch(rf"step_\d+|{LEFT_OVER}", path.name):
             names.append(path.name)
     return [name for name in names if not name.startswith(WRITTEN)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import provenance, sha256_file, write_json
 from rewardlab.core.run_folder import EVALUATION_FILES, MANIFEST, MODELS_FILE, SPEC_SUM
 from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.core.terminal import listed
 from rewardlab.data.tally import SourceReport
 from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig, EvalRunConfig
@@ -98,8 +100,9 @@ def judge_folders(config: EvalConfig, *, finish: Finish | None = None) -> Judged
     if len(config.run.ensemble) == 1:
         require_heads(config.run.ensemble[0])
     out, inputs = config.run.output_dir, config.run.inputs(config.data)
-    with placing_evaluation(out, inputs, overwrite=config.run.overwrite, rooms=list(named)) as place:
-        judged: dict[str, JudgedModel] = {}
+    judged: dict[str, JudgedModel] = {}
+    placed = placing_evaluation(out, inputs, overwrite=config.run.overwrite, rooms=list(named))
+    with _telling_of(judged, config), placed as place:
         members = members_of(config)
         for number, (name, folder) in enumerate(named.items(), start=1):
             logger.info("model %d of %d: %s (%s)", number, len(named), name, folder)
@@ -108,7 +111,7 @@ def judge_folders(config: EvalConfig, *, finish: Finish | None = None) -> Judged
             judged[name] = _model(folder, out / name, evaluated)
         if members is not None:
             members.release()
-        judged = {name: _with_card(one) for name, one in judged.items()}
+        judged |= {name: _with_card(one) for name, one in judged.items()}
         _write(
             place,
             config,
@@ -152,8 +155,9 @@ def judge_suites(config: EvalConfig, *, finish: Finish | None = None) -> dict[st
     if config.run.ensemble:
         require_scales(config)
     rooms = [*named, *(NAMES.values() if config.run.ensemble else ())]
-    with placing_evaluation(out, (), overwrite=config.run.overwrite, rooms=rooms) as place:
-        judged: dict[str, JudgedSuites] = {}
+    judged: dict[str, JudgedSuites] = {}
+    placed = placing_evaluation(out, (), overwrite=config.run.overwrite, rooms=rooms)
+    with _telling_of(judged, config), placed as place:
         for name, folder in named.items():
             own = config.replace(model=folder, models=(), ensemble=(), output_dir=out / name)
             judged[name] = evaluate_suites_into(place / name, own)
@@ -167,6 +171,24 @@ def judge_suites(config: EvalConfig, *, finish: Finish | None = None) -> dict[st
         if finish is not None:
             finish(place)
     return judged
+
+
+@contextmanager
+def _telling_of(judged: Mapping[str, object], config: EvalConfig) -> Iterator[None]:
+    """If the block ends early, say what becomes of the models that were judged by then."""
+    try:
+        yield
+    except BaseException:
+        if judged:
+            kept = config.run.reuse and config.data.reading.cache_dir != "none"
+            logger.warning(
+                "nothing is written of %s: results of several models appear together. %s",
+                listed([*judged]),
+                "Their scores are kept, so that the next command does not compute them again"
+                if kept
+                else "They will be scored again, since no scores are kept",
+            )
+        raise
 
 
 def _require_penalised(config: EvalConfig) -> None:
