@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rewardlab.analysis.crossed import Observed, combined, pooled_over, with_pooled
+from rewardlab.analysis.crossed import Observed, combined
+from rewardlab.analysis.crossed_pooled import pooled_over, with_pooled
 from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.assumed import Assumed, assumed_noise
 from rewardlab.experiments.checking import check

@@ -112,7 +112,7 @@ def test_arms_that_differ_on_a_few_prompts_are_not_certain_to_differ(seeds: int,
     for _ in range(times):
         base_C = (generator.random(100) < 0.7).astype(float)
         arms = [of_prompts(np.abs(base_C - (generator.random((seeds, 100)) < share / 2))) for _ in range(2)]
-        one = contrast([arms[0]], [arms[1]], reach=2.0)
+        one = contrast("accuracy", [arms[0]], [arms[1]])
         p = min(1.0, 2 * min(one.p_above(), one.p_below()))
         found += p < 0.05
         estimate = one.interval(0.95)

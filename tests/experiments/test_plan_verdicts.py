@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from rewardlab.analysis.crossed import Observed, Varies
 from rewardlab.core.errors import ConfigError
@@ -80,6 +81,26 @@ def test_one_seed_is_judged_by_prompts_and_says_what_that_leaves_out() -> None:
     [blind] = judge({"h": parse("peak_memory(a) < 9")}, {memory: record(8.0)})
     assert blind.verdict == "undecided"
     assert math.isnan(blind.p_supported)
+
+
+def test_an_arm_of_one_seed_varies_as_arms_of_several_do() -> None:
+    a, b = (Term("gap", arm, on="validation") for arm in "ab")
+    values = np.array([0.10, 0.13, 0.14])
+    observed = {
+        a: Observed(by_seed_S=np.array([0.19]), seeds=(0,), row_error=0.0, num_rows=100),
+        b: Observed(by_seed_S=values, seeds=(0, 1, 2), row_error=0.0, num_rows=100),
+    }
+    [one] = judge({"h": parse("gap(a) > gap(b)")}, observed)
+    # Crawford & Howell's t test of a single value against a sample.
+    t = (0.19 - values.mean()) / (values.std(ddof=1) * math.sqrt(1 + 1 / 3))
+    assert one.p_supported == pytest.approx(student.sf(t, 2), rel=1e-6)
+    assert one.verdict == "undecided", "by its rows alone the difference would be certain"
+    assert "taken from the arms that have several" in one.sentence
+    assert one.decide.startswith("More seeds of the arms that have one")
+    [wide] = judge({"h": parse("gap(a) > 0.15")}, observed)
+    assert wide.p_supported == pytest.approx(student.sf(0.04 / values.std(ddof=1), 2), rel=1e-6)
+    [alone] = judge({"h": parse("gap(a) > 0.15")}, {a: observed[a]})
+    assert "how much another seed would differ is in no interval" in alone.sentence
 
 
 def test_settings_are_exact_and_equal_stops_are_not() -> None:

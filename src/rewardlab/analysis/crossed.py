@@ -142,6 +142,8 @@ class Crossed:
     """Whether some arm that varies has one seed and no prompts, so that nothing shows its noise."""
     is_pooled: bool = False
     """Whether the noise over seeds is that of more arms than the expression names."""
+    is_borrowed: bool = False
+    """Whether that of an arm with one seed is taken to be that of arms with several."""
     rows_unknown: bool = False
     """Whether some number comes from rows whose noise is not known, so that it is in no interval."""
     reach: float = math.inf
@@ -258,7 +260,8 @@ class Crossed:
             same = f"the same in {self.num_seeds} seed{'s' * (self.num_seeds > 1)}"
             return f"no prompt of {self.num_prompts} differs" if self.num_prompts else same
         seeds = f"{self.num_seeds} seed{'s' * (self.num_seeds > 1)}"
-        over = [f"{seeds}{', noise of all arms' * self.is_pooled}"] if self.seeds else []
+        of_others = ", noise of all arms" * self.is_pooled or ", noise as of other arms" * self.is_borrowed
+        over = [f"{seeds}{of_others}"] if self.seeds else []
         over += [f"{self.num_prompts} {self.unit}"] if self.num_prompts else []
         if self.is_blind:
             return "one seed: nothing to tell its noise by"
@@ -353,29 +356,6 @@ def _over_rows(parts: Sequence[tuple[Observed, float]]) -> float:
     errors = [(weight, one.row_error or 0.0) for one, weight in parts]
     rising, falling = (sum(max(sign * weight, 0.0) * error for weight, error in errors) for sign in (1, -1))
     return rising**2 + falling**2
-
-
-def pooled_over(arms: Sequence[Observed]) -> Part | None:
-    """Return the variance of a number from seed to seed, pooled over arms; None if no arm has two seeds."""
-    several = [one for one in arms if len(one.seeds) > 1]
-    freedom = sum(len(one.seeds) - 1 for one in several)
-    squares = sum(float(np.square(one.by_seed_S - one.mean).sum()) for one in several)
-    return Part(variance=squares / freedom, freedom=freedom) if freedom else None
-
-
-def with_pooled(found: Crossed, terms: Sequence[tuple[Observed, float, Part]]) -> Crossed:
-    """Return an expression with its noise over seeds taken from many arms, given with each number and its derivative.
-
-    A is then the larger of its own estimate and the pooled one, with the degrees of freedom of the pool. This assumes
-    that the arms vary alike over seeds. If a compared arm varies more than the others, there are too many findings,
-    though fewer than with the pooled estimate alone.
-    """
-    own = sum(part.variance for part in found.seeds)
-    pooled = sum(weight**2 * part.variance / len(one.seeds) for one, weight, part in terms)
-    freedom = min((part.freedom for _, _, part in terms), default=0.0)
-    if found.single_seeds or not found.seeds or freedom <= sum(part.freedom for part in found.seeds):
-        return found
-    return replace(found, seeds=(Part(variance=max(own, pooled), freedom=freedom),), is_pooled=True)
 
 
 def _linked(seeds: Sequence[tuple[int, ...]]) -> list[list[int]]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from rewardlab.analysis import json_form
-from rewardlab.analysis.crossed import Observed, combined
+from rewardlab.analysis.crossed import Observed
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Estimate
+from rewardlab.experiments.at_limits import weighed_sum
 from rewardlab.experiments.expressions import Term
-from rewardlab.experiments.quantities import clamped, range_of
+from rewardlab.experiments.quantities import clamped
 
 Verdict = Literal["failure", "acceptable", "success"]
 Place = Literal["below", "inside", "above"]
@@ -89,8 +90,7 @@ def band_verdict(bands: Bands, observed: Observed, *, level: float = 0.95, max_s
 
     `max_steps` are the steps that its runs should have; None where that is not known.
     """
-    low, high = range_of(bands.term.quantity)
-    found = combined([(observed, 1.0)], observed.mean, reach=high - low)
+    found = weighed_sum([(bands.term.quantity, observed, 1.0)], observed.mean)
     estimate = clamped(found.interval(level), bands.term.quantity, max_steps=max_steps)
     if math.isnan(estimate.low):
         why = f"no interval ({estimate.method}), so no band is excluded"

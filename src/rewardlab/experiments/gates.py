@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rewardlab.analysis.crossed import combined
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Estimate
+from rewardlab.experiments.at_limits import weighed_sum
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Claim, Term
 from rewardlab.experiments.outcomes import Outcomes
@@ -126,7 +126,9 @@ def candidates(study: Study, phase: Phase) -> list[Candidate]:
     listed = [
         Candidate(
             arm=name,
-            estimate=clamped(combined([(found[term], 1.0)], found[term].mean).interval(0.95), quantity.name),
+            estimate=clamped(
+                weighed_sum([(term.quantity, found[term], 1.0)], found[term].mean).interval(0.95), quantity.name
+            ),
         )
         for name, term in terms.items()
         if term in found

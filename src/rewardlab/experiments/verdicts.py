@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from rewardlab.analysis import json_form
-from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, pooled_over, with_pooled
-from rewardlab.analysis.crossed_shares import shares_over
-from rewardlab.analysis.crossed_slopes import slopes_over
+from rewardlab.analysis.crossed import Crossed, Observed, Part
+from rewardlab.analysis.crossed_pooled import pooled_over, with_noise_of_others, with_pooled
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.stats import MIN_CLUSTERS
+from rewardlab.experiments.at_limits import weighed_sum
 from rewardlab.experiments.expressions import Claim, Comparison, Term
 from rewardlab.experiments.part_verdict import PartVerdict, in_full
 from rewardlab.experiments.power import ALPHA, MOST_TIMES, POWER, Needed, needed, noise_of
-from rewardlab.experiments.quantities import cut, quantity_named, range_of
+from rewardlab.experiments.quantities import cut, range_of
 
 Finding = Literal["supported", "refuted", "undecided", "not tested"]
 ONE_SEED: Final = (
     "an arm has one seed, so this is about its model: how much another seed would differ is in no interval"
 )
+OF_OTHERS: Final = "an arm has one seed, and how much another one would differ is taken from the arms that have several"
 ONE_VALUE: Final = "an arm has one seed and no prompts, so nothing tells how much another run would differ"
 EQUAL: Final = "every seed has the same value; how likely another one is to differ is told by their number alone"
 CHOSEN: Final = "the interval is that of the extreme arm as if it had been named before; p accounts for the choice"
@@ -88,7 +89,7 @@ def judge(
 
     `observed` has the values of every term. A claim with a term that is not in it is not tested; `missing` may say why.
     With `pooled`, the noise over seeds of numbers from score rows is taken from all arms of `observed` together, which
-    assumes that they vary alike (see `crossed.with_pooled`). It belongs in the plan, before the runs.
+    assumes that they vary alike (see `crossed_pooled.with_pooled`). It belongs in the plan, before the runs.
     """
     pool = pool_of(observed) if pooled else {}
     tested: dict[str, list[_Tested]] = {}
@@ -117,11 +118,11 @@ Kind = tuple[str, str, int | None]
 """Quantity, split and step of a term."""
 
 
-def pool_of(observed: Mapping[Term, Observed]) -> dict[Kind, Part]:
-    """Return the variance over seeds of every quantity from score rows, pooled over arms."""
+def pool_of(observed: Mapping[Term, Observed], *, curves: bool = False) -> dict[Kind, Part]:
+    """Return the variance over seeds of every quantity from score rows, and from `curves`, pooled over arms."""
     arms: dict[Kind, list[Observed]] = {}
     for term, one in observed.items():
-        if one.influence_SC is not None:
+        if one.influence_SC is not None or (curves and one.row_error is not None):
             arms.setdefault(_kind(term), []).append(one)
     found = {kind: pooled_over(ones) for kind, ones in arms.items()}
     return {kind: part for kind, part in found.items() if part is not None}
@@ -137,24 +138,19 @@ def contrast_of(
     """Return the value of a comparison, above 0 where it holds, with its noise over seeds and prompts."""
     means = {term: observed[term].mean for term in part.terms}
     gradient = part.gradient(means)
-    ranges = {term: range_of(term.quantity) for term in gradient}
-    reach = sum(abs(slope) * (ranges[term][1] - ranges[term][0]) for term, slope in gradient.items() if slope)
-    weighed = [(observed[term], gradient[term]) for term in gradient]
-    found = combined(weighed, part.value(means), reach=reach)
-    of_rows = [term for term in gradient if gradient[term] and observed[term].influence_SC is not None]
-    if found.is_testable and all(_has_ends(term, observed[term]) for term in of_rows):
-        found = replace(found, bounded=shares_over(weighed, found.value))
-    elif found.is_testable:
-        found = replace(found, bounded=slopes_over(weighed, found.value))
+    weighed = [(term.quantity, observed[term], slope) for term, slope in gradient.items()]
+    found = weighed_sum(weighed, part.value(means))
     pooled = [
         (observed[term], slope, pool[_kind(term)]) for term, slope in gradient.items() if pool and _kind(term) in pool
     ]
-    return with_pooled(found, pooled) if len(pooled) == len(gradient) else found
-
-
-def _has_ends(term: Term, one: Observed) -> bool:
-    """Return whether it is known how far a comparison moves a quantity at most, or if it comes out the other way."""
-    return quantity_named(term.quantity).is_share or one.turned_S is not None
+    found = with_pooled(found, pooled) if len(pooled) == len(gradient) else found
+    if not found.single_seeds:
+        return found
+    # Only a seed that is missing takes noise from other arms unasked: in no interval it would be worse.
+    others = pool_of(observed, curves=True)
+    return with_noise_of_others(
+        found, [(observed[term], slope, others.get(_kind(term))) for term, slope in gradient.items()]
+    )
 
 
 def _test(part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kind, Part]) -> _Tested:
@@ -274,7 +270,7 @@ def _verdict(
 
 def _shown(one: _Tested, alpha: float) -> PartVerdict:
     found, p = one.found, one.p
-    of_seeds_alone = ONE_VALUE if found.is_blind else ONE_SEED if found.single_seeds else ""
+    of_seeds_alone = ONE_VALUE if found.is_blind else ONE_SEED if found.single_seeds else OF_OTHERS * found.is_borrowed
     same = EQUAL if found.is_constant and not found.num_prompts else ""
     choice = "" if not one.part.takes_extremes else CHOSEN if one.part.choices else NOT_APART
     left_out = [why for why in (of_seeds_alone or same, ROWS * found.rows_unknown, choice, one.apart) if why]
@@ -341,6 +337,8 @@ def _what_decides(
     factor = adjusted[side] / raw[side] if 0 < raw[side] < 1 and adjusted[side] < 1 else float(count)
     level = alpha / factor / (1 if supporting else len(parts))
     chosen = [one for one in parts if one.p[side] > level] if supporting else [min(parts, key=lambda one: one.p[1])]
+    if any(one.found.is_borrowed for one in chosen):
+        return None, "More seeds of the arms that have one would tell how much theirs differ, and what would decide."
     if any(one.found.is_constant for one in chosen):
         seeds = math.ceil(math.log(level) / math.log(0.5))
         return None, f"{seeds} seeds whose values are all on the same side would decide it."

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rewardlab.analysis.crossed import Crossed, Observed, combined
+from rewardlab.analysis.crossed import Crossed, Observed, Part
+from rewardlab.analysis.crossed_pooled import pooled_over, with_noise_of_others
 from rewardlab.analysis.multiple import holm
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.types import Estimate
+from rewardlab.experiments.at_limits import Weighed, weighed_sum
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.outcomes import Outcome, Outcomes
 from rewardlab.experiments.plan import Run
@@ -138,42 +140,50 @@ class Reader:
 
 def mean_of(quantity: str, found: Sequence[Observed], *, max_steps: int | None = None) -> Estimate:
     """Return the mean of a quantity over arms and seeds, with its interval; `max_steps` is that of `clamped`."""
-    low, high = range_of(quantity)
-    mean = _weighted([(one, 1 / len(found)) for one in found], reach=high - low)
+    mean = _weighted([(quantity, one, 1 / len(found)) for one in found])
     return clamped(mean.interval(LEVEL), quantity, max_steps=max_steps)
 
 
 def differences(reader: Reader, column: Column, pairs: Sequence[tuple[str, str]]) -> tuple[Difference, ...]:
     """Return arm minus other for each pair, with two-sided p-values adjusted over all of them (Holm)."""
-    found = [_difference(reader, column, arm, other) for arm, other in pairs]
+    arms = (reader.get(column.term(arm)) for arm in dict.fromkeys(arm for pair in pairs for arm in pair))
+    of_others = pooled_over([one for one in arms if one is not None])
+    found = [_difference(reader, column, arm, other, of_others) for arm, other in pairs]
     adjusted = holm([one.p for one in found])
     return tuple(replace(one, adjusted=p) for one, p in zip(found, adjusted, strict=True))
 
 
-def contrast(first: Sequence[Observed], second: Sequence[Observed], *, reach: float = math.inf) -> Crossed:
-    """Return the mean of some arms minus that of others; `reach` is that of `Crossed`."""
-    parts = [(one, 1 / len(first)) for one in first] + [(one, -1 / len(second)) for one in second]
-    return _weighted(parts, reach=reach)
+def contrast(
+    quantity: str, first: Sequence[Observed], second: Sequence[Observed], *, of_others: Part | None = None
+) -> Crossed:
+    """Return the mean of a quantity over some arms minus that over others.
+
+    Arms of one seed vary from seed to seed by `of_others`, or as those among them that have several.
+    """
+    plus, minus = ([(quantity, one, sign / len(arms)) for one in arms] for sign, arms in ((1, first), (-1, second)))
+    found = _weighted([*plus, *minus])
+    part = of_others or pooled_over([*first, *second])
+    return with_noise_of_others(found, [(one, weight, part) for _, one, weight in (*plus, *minus)])
 
 
 def change_of(quantity: str, first: Sequence[Observed], second: Sequence[Observed]) -> Estimate:
     """Return the mean of a quantity over some arms minus that over others, with its interval."""
     low, high = range_of(quantity)
-    return cut(contrast(first, second, reach=2 * (high - low)).interval(LEVEL), (low - high, high - low))
+    return cut(contrast(quantity, first, second).interval(LEVEL), (low - high, high - low))
 
 
-def _weighted(parts: Sequence[tuple[Observed, float]], *, reach: float = math.inf) -> Crossed:
-    return combined(parts, math.fsum(weight * one.mean for one, weight in parts), reach=reach)
+def _weighted(parts: Weighed) -> Crossed:
+    return weighed_sum(parts, math.fsum(weight * one.mean for _, one, weight in parts))
 
 
-def _difference(reader: Reader, column: Column, arm: str, other: str) -> Difference:
+def _difference(reader: Reader, column: Column, arm: str, other: str, of_others: Part | None) -> Difference:
     terms = (column.term(arm), column.term(other))
     first, second = (reader.get(term) for term in terms)
     if first is None or second is None:
         why = next(text for term in terms if (text := reader.why(term)))
         return Difference(arm=arm, other=other, estimate=None, p=math.nan, adjusted=math.nan, shared_seeds=0, why=why)
     low, high = range_of(column.quantity)
-    found = contrast([first], [second], reach=2 * (high - low))
+    found = contrast(column.quantity, [first], [second], of_others=of_others)
     sides = (found.p_above(), found.p_below())
     return Difference(
         arm=arm,
