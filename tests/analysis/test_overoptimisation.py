@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.best_of_n import Candidates, Curves, curves_of, kl_upper_bound
@@ -53,6 +54,31 @@ def test_a_curve_of_the_form_has_its_alpha_and_beta_to_rounding_and_its_highest_
     assert noisy.highest is not None
     assert noisy.highest.value == pytest.approx(noisy.alpha.value / (2 * noisy.beta.value))
     assert noisy.highest.low < 1.5 / 1.6 < noisy.highest.high
+
+
+def test_the_highest_point_is_held_where_its_beta_is_hardly_told_from_0() -> None:
+    generator, held = np.random.default_rng(1), []
+    for _ in range(400):
+        of_alpha_C, of_beta_C = 0.8 * generator.normal(size=(2, 20))
+        own_C2 = np.stack([1.0 + 0.5 * of_beta_C + 0.87 * of_alpha_C, 0.4 + of_beta_C], axis=1)
+        fit = fit_gain(own_C2 @ np.stack([D_N, -(D_N**2)]), draws=1)
+        if fit.highest is not None:
+            held.append(fit.highest.low <= 1.0 / 0.8 <= fit.highest.high)
+    assert 150 < len(held) < 250, "β is told from 0 in half of the draws"
+    assert np.mean(held) >= 0.93, "by the spread of the quotient alone 88 % are held"
+
+
+def test_the_interval_of_the_highest_point_is_fiellers() -> None:
+    own_C2 = np.random.default_rng(2).normal(size=(400, 2)) * 0.3 + (1.0, 0.4)
+    fit = fit_gain(own_C2 @ np.stack([D_N, -(D_N**2)]), draws=1)
+    alpha, beta = own_C2.mean(0)
+    covariance = np.cov(own_C2.T) / 400 * student.ppf(0.975, 399) ** 2
+    squares = [
+        4 * (beta**2 - covariance[1, 1]), -4 * (alpha * beta - covariance[0, 1]), alpha**2 - covariance[0, 0]
+    ]  # fmt: skip
+    low, high = np.sort(np.roots(squares))
+    assert fit.highest is not None
+    assert (fit.highest.low, fit.highest.high) == pytest.approx((low, high), rel=5e-3)
 
 
 def test_a_fit_is_weighted_least_squares_of_the_mean_curve() -> None:

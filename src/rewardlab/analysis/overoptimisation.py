@@ -19,7 +19,7 @@ import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.best_of_n import Curves, Point, kl_upper_bound, points_of
-from rewardlab.analysis.influence import by_influence
+from rewardlab.analysis.bounded import crossing
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.paired import significance_of_means
@@ -29,6 +29,8 @@ from rewardlab.core.types import Estimate
 KL_LABEL: Final = "upper bound of the KL divergence, nats"
 MOST_SIZES: Final = 32
 """Sizes among which the highest is looked for; of more, the small ones and then about equal ratios."""
+_FURTHEST: Final = 1e6
+"""Times the highest point at which its interval is looked for no further."""
 LEAST_REACH: Final = 1.0
 """Least d = √(KL bound) at the largest n from which α and β are told apart: that of n = 7."""
 
@@ -249,12 +251,26 @@ def size_at(d: float) -> float:
 
 
 def _highest(own_C2: FloatArray, alpha: Estimate, beta: Estimate) -> Estimate | None:
-    """Return α/2β with an interval by the delta method; None where α or β is not above 0."""
+    """Return α/2β with Fieller's interval, from 0; None where α or β is not above 0.
+
+    It holds every d for which the mean of α − 2dβ may be 0. A symmetric one, which takes β as known, held d in 58 to
+    88 % where β is hardly told from 0. Source: Fieller (1954), Journal of the Royal Statistical Society B 16, 175-185.
+    """
     if alpha.value <= 0 or beta.low <= 0:
         return None
     value = alpha.value / (2 * beta.value)
-    influence_C = (own_C2[:, 0] - alpha.value - 2 * value * (own_C2[:, 1] - beta.value)) / (2 * beta.value)
-    return by_influence(value, influence_C, np.arange(len(own_C2)), scale="log")
+
+    def mean_at(d: float) -> Estimate:
+        return stats.mean(own_C2[:, 0] - 2 * d * own_C2[:, 1])
+
+    outside = 2 * value
+    while mean_at(outside).high > 0:
+        if outside > _FURTHEST * value:
+            return replace(alpha, value=value, low=math.nan, high=math.nan, method="β may be 0")
+        outside *= 2
+    high = crossing(lambda d: mean_at(d).high, outside, value)
+    low = crossing(lambda d: -mean_at(d).low, 0.0, value) if alpha.low > 0 else 0.0
+    return replace(alpha, value=value, low=low, high=high, method="Fieller's interval")
 
 
 def _scaled(estimate: Estimate, scale: float) -> Estimate:
