@@ -18,7 +18,7 @@ from rewardlab.core.types import Comparison, Estimate, Message
 from rewardlab.curation.mislabels.cleaning import turned_round
 from rewardlab.curation.mislabels.crossfit import Witness, comparisons_of, folds_of, hear
 from rewardlab.curation.mislabels.lengths import Lengths, lengths_of
-from rewardlab.curation.mislabels.noise import confident_count, estimate_noise
+from rewardlab.curation.mislabels.noise import confident_count, estimate_noise, share_of_confident
 from rewardlab.curation.mislabels.pairs import held_together, pairs_of
 from rewardlab.curation.mislabels.planting import TOGETHER, plant
 from rewardlab.curation.mislabels.ranking import flagged_rows, rank
@@ -205,6 +205,21 @@ def test_weak_witnesses_make_the_confident_count_too_high_as_the_page_says():
     pairs, heads, _ = simulated(1000, noise=8.0)
     noise = estimate_noise(rank(heads, pairs, RULE).together, pairs)
     assert noise.confident.low > 0.1, "no label is wrong, and people disagree"
+
+
+def test_the_interval_of_the_confident_count_counts_the_noise_of_its_threshold():
+    generator = np.random.default_rng(0)
+
+    def probability_of(size):
+        log_odds_N = 2 * np.abs(generator.normal(size=size)) + generator.normal(size=size)
+        return expit(np.where(generator.random(size) < 0.2, -log_odds_N, log_odds_N))
+
+    truth, held = share_of_confident(probability_of(400_000), np.arange(400_000).astype(str)).value, []
+    names_N = np.arange(400).astype(str)
+    for _ in range(400):
+        found = share_of_confident(probability_of(400), names_N)
+        held.append(found.low <= truth <= found.high)
+    assert np.mean(held) >= 0.93, "90 % with the threshold taken as known"
 
 
 @pytest.mark.slow
