@@ -73,6 +73,8 @@ def test_terms_say_quantity_arm_step_and_split() -> None:
         ('accuracy(a, step=5, on="test") > 0.5', "leave it out"),
         ("stopped_at(a, step=5) > 0.5", "not recorded by steps"),
         ("min() < accuracy(a)", "choose"),
+        ("abs(accuracy(a), accuracy(b)) < 0.1", "abs of something other than one value"),
+        ("abs() > accuracy(a)", "abs of something other than one value"),
         ("accuracy(a) > 1e999", "too large"),
         ("accuracy(a) > True", "number is wanted"),
         ('__import__("os").getcwd() > accuracy(a)', "something other than"),
@@ -115,6 +117,36 @@ def test_a_chain_is_two_comparisons() -> None:
     assert [str(part) for part in parts] == ["0.4 < accuracy(a)", "accuracy(a) <= 0.6"]
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        (
+            "abs(accuracy(a) - accuracy(b)) <= 0.02",
+            ["accuracy(a) - accuracy(b) <= 0.02", "accuracy(a) - accuracy(b) >= -0.02"],
+        ),
+        ("0.1 + ece(b) > abs(margin(a))", ["0.1 + ece(b) > margin(a)", "-(0.1 + ece(b)) < margin(a)"]),
+        ("abs(margin(a)) > 0.1", ["abs(margin(a)) > 0.1"]),
+    ],
+)
+def test_a_value_within_a_margin_is_one_on_both_sides_of_0(text: str, asked: list[str]) -> None:
+    assert [str(part) for part in parse(text).parts] == asked
+    assert str(parse(text)) == text
+
+
+@given(a=st.floats(0.01, 0.99), b=st.floats(0.01, 0.99), operator=st.sampled_from(["<", "<=", ">", ">="]))
+def test_absolute_values_hold_where_they_should(a: float, b: float, operator: str) -> None:
+    off = abs(a - b)
+    if abs(off - 0.3) < 1e-9:
+        return
+    wanted = off < 0.3 if operator in ("<", "<=") else off > 0.3
+    for text in (
+        f"abs(accuracy(a) - accuracy(b)) {operator} 0.3",
+        f"2 * abs(accuracy(a) - accuracy(b)) {operator} 0.6",
+    ):
+        values = [part.value({A: a, B: b}) for part in parse(text).parts]
+        assert all(value > 0 for value in values) is wanted
+
+
 EXPRESSIONS = (
     "accuracy(a) - 2 * accuracy(b) + 1",
     "accuracy(a) / (1 + accuracy(b))",
@@ -122,6 +154,7 @@ EXPRESSIONS = (
     "min(accuracy(a), accuracy(b)) - max(0.3, accuracy(b))",
     "mean(accuracy(a), accuracy(b), 0.5) / 2",
     "(accuracy(a) - 0.5) / (accuracy(a) + accuracy(b) + 0.1)",
+    "2 * abs(accuracy(a) - accuracy(b))",
 )
 SHARE = st.floats(0.01, 0.99)
 

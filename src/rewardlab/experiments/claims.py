@@ -1,8 +1,8 @@
 """Hypotheses as text: ``accuracy(lora_r8) >= accuracy(full) - 0.03``, read into a tree and never executed.
 
 A claim is one comparison, or several joined by ``and``. A term asks one quantity of one arm: ``gap(base, step=500)``,
-``accuracy("lora-r8", on="validation")``. Terms and numbers are joined by + - * /, parentheses, ``min``, ``max`` and
-``mean``. The signs ≥ ≤ − × are read as >= <= - *.
+``accuracy("lora-r8", on="validation")``. Terms and numbers are joined by + - * /, parentheses, ``min``, ``max``,
+``mean`` and ``abs``. The signs ≥ ≤ − × are read as >= <= - *.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ LONGEST: Final = 2_000
 _COMMENT: Final = re.compile(r"""^(?:[^#"']|"[^"]*"|'[^']*')*#""")
 _SIGNS: Final = str.maketrans({"≥": ">=", "≤": "<=", "−": "-", "×": "*", "–": "-", "“": '"', "”": '"'})
 _OPERATORS: Final[Mapping[type[ast.AST], str]] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_COMPARED: Final[Mapping[type[ast.AST], Literal[">", ">=", "<", "<="]]] = {
+Sign = Literal[">", ">=", "<", "<="]
+_COMPARED: Final[Mapping[type[ast.AST], Sign]] = {
     ast.Gt: ">",
     ast.GtE: ">=",
     ast.Lt: "<",
     ast.LtE: "<=",
 }
-COMPARE: Final = "write > >= < <=; equality within a margin is two comparisons with `and`"
+COMPARE: Final = "write > >= < <=; equality within a margin is abs(accuracy(a) - accuracy(b)) <= 0.02"
 """What to write in place of other comparisons."""
 
 
@@ -127,8 +128,33 @@ def _parts(tree: ast.expr, text: str) -> Iterator[Comparison]:
             why = f"compares by something else; {COMPARE}"
             raise _at(text, right, why)
         sign = _COMPARED[type(operator)]
-        written = f"{ast.unparse(left)} {sign} {ast.unparse(right)}".replace("'", '"')
-        yield Comparison(left=_node(left, text), right=_node(right, text), operator=sign, text=written)
+        for one, other, own in _within(left, right, sign):
+            written = f"{ast.unparse(one)} {own} {ast.unparse(other)}".replace("'", '"')
+            yield Comparison(left=_node(one, text), right=_node(other, text), operator=own, text=written)
+
+
+def _within(left: ast.expr, right: ast.expr, sign: Sign) -> Iterator[tuple[ast.expr, ast.expr, Sign]]:
+    """Yield what a comparison asks: one, or for ``abs(x) <= m`` that x lies above −m and below m."""
+    turned: Mapping[Sign, Sign] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+    if sign in ("<", "<=") and (inner := _absolute(left)) is not None:
+        yield inner, right, sign
+        yield inner, _negative(right), turned[sign]
+    elif sign in (">", ">=") and (inner := _absolute(right)) is not None:
+        yield left, inner, sign
+        yield _negative(left), inner, turned[sign]
+    else:
+        yield left, right, sign
+
+
+def _absolute(tree: ast.expr) -> ast.expr | None:
+    """Return what stands in ``abs(…)``; None for anything else, and for a call of it that `_call` refuses."""
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "abs":
+        return tree.args[0] if len(tree.args) == 1 and not tree.keywords else None
+    return None
+
+
+def _negative(tree: ast.expr) -> ast.expr:
+    return ast.copy_location(ast.UnaryOp(ast.USub(), tree), tree)
 
 
 def _node(tree: ast.expr, text: str) -> Node:
@@ -147,7 +173,7 @@ def _node(tree: ast.expr, text: str) -> Node:
         return _call(tree, tree.func.id, text)
     if isinstance(tree, ast.Name):
         raise _at(text, tree, f"holds {tree.id!r} alone; wanted a quantity of an arm, such as accuracy({tree.id})")
-    raise _at(text, tree, "holds something other than quantities of arms, numbers, + - * / and min, max, mean")
+    raise _at(text, tree, "holds something other than quantities of arms, numbers, + - * / and min, max, mean, abs")
 
 
 def _call(tree: ast.Call, name: str, text: str) -> Node:
@@ -155,6 +181,10 @@ def _call(tree: ast.Call, name: str, text: str) -> Node:
         if not tree.args or tree.keywords or any(isinstance(one, ast.Starred) for one in tree.args):
             raise _at(text, tree, f"calls {name} without anything to choose from, or with names")
         return Operation(name, tuple(_node(one, text) for one in tree.args))
+    if name == "abs":
+        if (inner := _absolute(tree)) is None:
+            raise _at(text, tree, "calls abs of something other than one value")
+        return Operation("max", (_node(inner, text), _node(_negative(inner), text)))
     try:
         quantity = quantity_named(name)
     except ConfigError as error:
