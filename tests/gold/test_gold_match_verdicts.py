@@ -60,6 +60,16 @@ def test_compressed_scores_fail_with_a_poor_match_and_are_told_with_a_good_one()
 
 
 @pytest.mark.parametrize(
+    ("times", "status"), [(1.0, "pass"), (0.5, "pass"), (0.1, "warn"), (10.0, "fail"), (0.0, "fail")]
+)
+def test_scores_that_are_gold_times_a_number_are_judged_by_the_number(times: float, status: str) -> None:
+    rows = drawn(rows=40)
+    found = judged(rows, gold_of(rows) * times)["compressed scores"]
+    assert found.status == status, found.evidence
+    assert "label more prompts" not in found.advice.lower()
+
+
+@pytest.mark.parametrize(
     ("rate", "epochs", "said"),
     [
         (2e-5, 1.0, "Train it again with --lr 5e-5 and --epochs 2, and"),

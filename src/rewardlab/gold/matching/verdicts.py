@@ -155,10 +155,10 @@ def _test_match(judged: Judged, limits: Limits) -> Finding:
 
 
 def _spread(judged: Judged, limits: Limits) -> Finding:
-    spread, match = judged.test.spread, judged.test.agreement.match
+    spread, match = _exact_if_all_alike(judged.test.spread), judged.test.agreement.match
     least = limits.least_spread
     told = (
-        f"Its margins are {number(spread)} times as large as gold's (root mean square), its scores spread "
+        f"Its margins are {number(judged.test.spread)} times as large as gold's (root mean square), its scores spread "
         f"{number(judged.test.score_spread)} times as far; one point of gold margin is {number(judged.test.slope)} of "
         f"its own. Below {least:g} counts as compressed (4 to 6.5 beside 3 to 29 is 0.1)."
     )
@@ -192,6 +192,15 @@ def _spread(judged: Judged, limits: Limits) -> Finding:
         evidence=told,
         advice="" if status == "pass" else more_prompts(spread),
     )
+
+
+def _exact_if_all_alike(spread: Estimate) -> Estimate:
+    """Return a spread that is the same in all of enough prompts with itself as both limits; any other as it is.
+
+    Such are the scores of gold itself, on whatever scale, and a proxy that gives all replies one score.
+    """
+    exact = spread.method == stats.NO_VARIATION and spread.n >= stats.MIN_CLUSTERS
+    return replace(spread, low=spread.value, high=spread.value) if exact else spread
 
 
 def _rescored(texts: Sequence[Alternative] | None) -> str:
