@@ -78,7 +78,18 @@ def test_one_setting_at_a_time_and_settings_that_go_together(tmp_path: Path) -> 
         "lora_rank": ["8", "16"],
     }
     assert all(effect.sets == 1 for effect in found.effects)
-    assert found.unmatched == ("lora",), "no arm with adapters has the rank of the one without"
+    assert found.unmatched == ("lora",), "adapters of which rank would be held against none?"
+    assert all(effect.unmatched == () for effect in found.effects), "an arm without adapters has no rank"
+
+
+@pytest.mark.slow
+def test_arms_without_adapters_are_shown_without_a_rank_and_what_is_off_is_no_default(tmp_path: Path) -> None:
+    arms = "{a: {}, b: {early_stopping_patience: 2}, c: {lora: true, lora_rank: 8, lora_alpha: 16}}"
+    (found,) = rising(HEAD + f"arms: {arms}\n", tmp_path).sensitivities
+    assert {effect.setting: [one.value for one in effect.values] for effect in found.effects} == {
+        "early_stopping_patience": ["not set", "2"],
+        "lora, lora_alpha, lora_rank": ["False, –, –", "True, 16, 8"],
+    }
 
 
 @pytest.mark.slow

@@ -23,6 +23,10 @@ from rewardlab.experiments.study import Study
 PRIORITY: Final = ("lr", "label_smoothing", "warmup_steps", "regularization_lambda")
 """Settings in the order in which they are looked at; others follow by name."""
 FEWEST_ARMS: Final = 3
+OF_ADAPTERS: Final = ("rslora", "dora")
+"""Settings of LoRA beside those whose names begin with `lora_`."""
+NOTHING: Final = "–"
+"""What a setting of adapters is shown as in an arm that has none."""
 Values = tuple[Any, ...]
 
 
@@ -90,7 +94,7 @@ def _sensitivity(reader: Reader, runs: Sequence[Run], column: Column, where: str
         for run in reversed(runs)
         if reader.get(column.term(run.arm)) is not None
     }
-    arms = {run.arm: arms[run.arm] for run in runs if run.arm in arms}
+    arms = _differing({run.arm: arms[run.arm] for run in runs if run.arm in arms})
     factors = _factors(arms)
     if len(arms) < FEWEST_ARMS or not factors:
         return None
@@ -104,12 +108,25 @@ def _sensitivity(reader: Reader, runs: Sequence[Run], column: Column, where: str
     return Sensitivity(column=column, where=where, effects=shown, unmatched=unmatched)
 
 
+def _differing(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings in which arms differ, with `NOTHING` for those of adapters where there are none."""
+    names = sorted({name for own in arms.values() for name in own}, key=_priority)
+    apart = [name for name in names if len({repr(own.get(name)) for own in arms.values()}) > 1]
+    return {
+        arm: {name: own.get(name) if own.get("lora") or not _is_of_adapters(name) else NOTHING for name in apart}
+        for arm, own in arms.items()
+    }
+
+
+def _is_of_adapters(name: str) -> bool:
+    return name.startswith("lora_") or name in OF_ADAPTERS
+
+
 def _factors(arms: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return the settings in which arms differ, those together that always change together, by priority."""
-    names = sorted({name for own in arms.values() for name in own}, key=_priority)
     by_pattern: dict[tuple[int, ...], list[str]] = {}
-    for name in names:
-        said = [repr(own.get(name)) for own in arms.values()]
+    for name in next(iter(arms.values()), {}):
+        said = [repr(own[name]) for own in arms.values()]
         seen: dict[str, int] = {}
         pattern = tuple(seen.setdefault(text, len(seen)) for text in said)
         if len(seen) > 1:
@@ -122,7 +139,7 @@ def _priority(name: str) -> tuple[int, str]:
 
 
 def _level(own: Mapping[str, Any], factor: tuple[str, ...]) -> Values:
-    return tuple(own.get(name) for name in factor)
+    return tuple(own[name] for name in factor)
 
 
 def _effect(
@@ -159,7 +176,7 @@ def _effect(
     return Effect(
         setting=", ".join(factor),
         values=shown,
-        unmatched=tuple(_text(value) for key, value in values.items() if key not in kept),
+        unmatched=tuple(_text(own) for key, own in values.items() if key not in kept and set(own) != {NOTHING}),
         sets=len(whole),
         is_ordered=is_ordered,
         best=best,
@@ -191,5 +208,5 @@ def _is_number(value: Any) -> bool:
 
 def _text(values: Values) -> str:
     return ", ".join(
-        "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in values
+        "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in values
     )

@@ -79,4 +79,4 @@ def _apart(flags: Sequence[str], own: Mapping[str, Any], others: Sequence[Mappin
 
 
 def _text(value: object) -> str:
-    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
