@@ -180,6 +180,13 @@ def _compare(row: GoldRow, kept: Sequence[int], config: BuildConfig, counts: Cou
     return comparisons, ties
 
 
+def compared(row: GoldRow, config: BuildConfig) -> frozenset[tuple[int, int]]:
+    """Return the pairs of replies that `judge` makes comparisons of, as numbers in the row, the lower one first."""
+    counts = Counts()
+    found, _ = _compare(row, _usable(row, config, counts), config, counts)
+    return frozenset((min(one.first, one.second), max(one.first, one.second)) for one in found)
+
+
 def soft_label(difference: float, tau: float) -> float:
     """Return σ(difference / τ), for a difference of at least 0."""
     return 1.0 / (1.0 + math.exp(-difference / tau))

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.matching import IntArray, Replies
+from rewardlab.analysis.matching import BoolArray, IntArray, Replies
 from rewardlab.core.errors import DataError
 from rewardlab.core.terminal import number_of
 from rewardlab.gold.files.rows import GoldRow
@@ -46,6 +46,8 @@ class Part:
     """Replies with a text and without a gold score."""
     without_score: Mapping[str, int]
     """Proxy -> replies with a gold score but without its score; they are left out for all proxies."""
+    built_N: BoolArray | None = None
+    """[N] whether `gold build` made a comparison of the pair; None where it did of all, or is not known to have."""
 
 
 def part_of(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> Part:

@@ -36,6 +36,11 @@ class Judged:
     """Whether the system turn of the rows differs from the one that its folder adds."""
     texts: tuple[Alternative, ...] | None = None
     """The match on some rows with another system turn; None where nothing could be scored again."""
+    test_built: Estimate | None = None
+    """Match on those pairs of the test rows that `gold build` made comparisons of, as its run was judged by; None where
+    these are all pairs, or not known."""
+    train_built: Estimate | None = None
+    """The same of the training rows."""
     is_of_training: bool = False
     """Whether `test` and `order` are of the training rows, because there are no others."""
 

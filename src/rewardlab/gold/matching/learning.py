@@ -12,6 +12,7 @@ from rewardlab.gold.findings import Finding, Status, is_above, is_below, number,
 from rewardlab.gold.matching.judged import CHANCE, POOR_TEST, Judged, Limits, more_prompts, more_training
 from rewardlab.gold.matching.runs import RunFacts
 
+ALIKE: Final = " (pairs that were built alike)"
 LEARNED: Final = 0.9
 """Match on its own training rows above which a proxy has learned them."""
 END_LOSS: Final = 0.3
@@ -22,6 +23,12 @@ EPOCH_LOSS: Final = 0.5
 
 def _trained(judged: Judged) -> tuple[Estimate | None, str]:
     """Return how well the proxy fits its training rows, or None, and words for where that is known from."""
+    if judged.train is not None and judged.train_built is not None:
+        every = percent(judged.train.agreement.match)
+        built = (
+            f"of the pairs that `gold build` made of the training rows are ordered as gold orders them (of all {every})"
+        )
+        return judged.train_built, built
     if judged.train is not None:
         return judged.train.agreement.match, "of the pairs of the training rows are ordered as gold orders them"
     if judged.run is not None and judged.run.train_accuracy is not None:
@@ -60,7 +67,10 @@ def training_accuracy(judged: Judged, limits: Limits) -> Finding:
 def generalisation(judged: Judged) -> Finding:
     """Judge whether it learned its rows by heart."""
     found, _ = _trained(judged)
-    test = judged.test.agreement.match
+    # What it was trained on is held against pairs that were chosen alike: the best and the worst reply are told apart
+    # more easily than two at random.
+    alike = judged.test_built if judged.train is None or judged.train_built is not None else None
+    test = judged.test.agreement.match if alike is None else alike
     name = "generalisation"
     if found is None:
         return Finding(
@@ -72,8 +82,8 @@ def generalisation(judged: Judged) -> Finding:
         )
     gap = stats.difference(found, test)
     told = (
-        f"{percent(found)} on what it was trained on, {percent(test)} on test: {points(gap)} lost on new prompts. "
-        f"Above {LEARNED:.0%} with a test match under {POOR_TEST:.0%} is learning by heart."
+        f"{percent(found)} on what it was trained on, {percent(test)} on test{ALIKE if alike else ''}: {points(gap)} "
+        f"lost on new prompts. Above {LEARNED:.0%} with a test match under {POOR_TEST:.0%} is learning by heart."
     )
     status: Status = "undecided"
     advice = ""

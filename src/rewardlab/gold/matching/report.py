@@ -187,8 +187,9 @@ def _estimates(part: PartMatch) -> Iterator[dict[str, list[Estimate]]]:
 def _match_cells(part: PartMatch) -> dict[str, list[tuple[Estimate, bool]]]:
     """Return what is measured of the match: name -> (estimate, whether it is a share) of each proxy."""
     found: dict[str, list[tuple[Estimate, bool]]] = {}
-    for match in part.matches.values():
+    for name, match in part.matches.items():
         rows = {"match rate": (match.agreement.match, True)}
+        rows |= {"match rate, pairs of `gold build`": (part.built[name], True)} if part.built else {}
         rows |= {f"{measure} over all replies": (one, False) for measure, one in match.agreement.correlations.items()}
         rows |= {f"{measure} within rows, mean": (one, False) for measure, one in match.within.items()}
         rows |= {f"margins: {measure}": (one, False) for measure, one in match.margins.items()}

@@ -14,7 +14,7 @@ from rewardlab.analysis.multiple import Standing, holm, standings
 from rewardlab.analysis.paired import Difference, Verdicts, compare_metric, mcnemar, verdicts_of
 from rewardlab.analysis.power import smallest_difference
 from rewardlab.analysis.signflip import Significance
-from rewardlab.analysis.stats import numbered
+from rewardlab.analysis.stats import mean_share, numbered
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import at_home
 from rewardlab.core.spec import RewardSpec
@@ -24,6 +24,7 @@ from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding
 from rewardlab.gold.foreign import is_hub_name
+from rewardlab.gold.matching.built import marked
 from rewardlab.gold.matching.columns import Part, part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.examples import Examples, examples_of
@@ -67,6 +68,8 @@ class PartMatch:
     """Proxy -> percentile of its scores."""
     matches: Mapping[str, Match]
     slices: Mapping[str, tuple[SliceMatch, ...]]
+    built: Mapping[str, Estimate] = field(default_factory=dict)
+    """Proxy -> match on the pairs that `gold build` made comparisons of; empty where that is all, or not known."""
     drawn: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
     """Proxy -> (gold's difference, its own) of the pairs that are in its chart, see `drawn_of`."""
 
@@ -131,9 +134,12 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     if len(proxies) != len(named):
         raise ConfigError(f"--proxies: {len(named)} were named and {len(proxies)} have scores.")
     sources = dict(zip([proxy.name for proxy in proxies], named, strict=True))
-    test = part_of("test" if first is config.rows else "train", test_rows[: own.num_samples], proxies)
+    test = marked(
+        part_of("test" if first is config.rows else "train", test_rows[: own.num_samples], proxies), first.input
+    )
     train_rows, train_proxies = _train(config, sources, folder, scores)
     train = part_of("train", train_rows[: own.num_samples], train_proxies) if train_proxies else None
+    train = None if train is None else marked(train, config.train.input)
     notes = [
         f"Only the first {own.num_samples:,} of the {len(rows):,} {name} rows are judged (--num-samples)."
         for name, rows in (("test" if test.name == "test" else "training", test_rows), ("training", train_rows))
@@ -233,6 +239,12 @@ def match_parts(
             template=template,
             template_differs=differs,
             texts=None if model is None else model.texts,
+            test_built=done.built.get(name),
+            train_built=done.built.get(name)
+            if done.name == "train"
+            else None
+            if trained is None
+            else trained.built.get(name),
             is_of_training=done.name == "train",
         )
         findings += judge(judged, limits or Limits())
@@ -315,8 +327,18 @@ def _part(part: Part) -> PartMatch:
         percentiles={name: _percentiles(scores_R, prompt_R) for name, scores_R in part.scores.items()},
         matches={name: match_of(own, scores_R) for name, scores_R in part.scores.items()},
         slices={name: slice_matches(own, scores_R, columns) for name, scores_R in part.scores.items()},
+        built=_match_on_built(part),
         drawn={name: drawn_of(own, scores_R) for name, scores_R in part.scores.items()},
     )
+
+
+def _match_on_built(part: Part) -> dict[str, Estimate]:
+    own = part.replies
+    if part.built_N is None:
+        return {}
+    built_D = part.built_N[own.decided_N]
+    keys = [key for key, keep in zip(own.decided_keys, built_D.tolist(), strict=True) if keep]
+    return {name: mean_share(own.outcomes(scores_R)[built_D], keys) for name, scores_R in part.scores.items()}
 
 
 def _percentiles(scores_R: FloatArray, prompt_R: IntArray) -> dict[str, Estimate]:

@@ -24,6 +24,7 @@ COLLAPSE: Final = 0.1
 UNKNOWN: Final = "training"
 """Name of the one finding on all proxies without known training rows and without a known run."""
 ORDERS: Final = ("order of scores", "order of scores, train rows")
+OF_BUILT: Final = ", on the pairs that `gold build` made"
 FIRST: Final = "First put the scores in order (see the order of scores), and match again: this may follow from it."
 
 
@@ -218,10 +219,24 @@ def _rescored(texts: Sequence[Alternative] | None) -> str:
     return " ".join(told) or "No other system turn could be tried."
 
 
+def _own_and_here(judged: Judged) -> Iterator[tuple[Estimate, Estimate, str]]:
+    """Yield the accuracies that its run measured, each with its match here on pairs of the same kind, and on what."""
+    run = judged.run
+    if run is None:
+        return
+    for own, match, built, where in (
+        (run.train_accuracy, judged.train, judged.train_built, "on training rows"),
+        (run.own_accuracy, judged.test, judged.test_built, f"on held-out rows ({run.own_accuracy_on})"),
+    ):
+        if own is None or match is None or (match is judged.test and judged.is_of_training):
+            continue
+        yield own, match.agreement.match if built is None else built, where if built is None else where + OF_BUILT
+
+
 def _template(judged: Judged) -> Finding:
     """Judge whether the scored texts are those that the proxy was trained to score."""
     name = "template and texts"
-    run, facts = judged.run, [judged.template] if judged.template else []
+    facts = [judged.template] if judged.template else []
     facts.append(_rescored(judged.texts))
     better = max((one for one in judged.texts or () if one.is_shown), key=lambda one: one.change.value, default=None)
     if better is not None and judged.order.named is None:
@@ -233,12 +248,7 @@ def _template(judged: Judged) -> Finding:
             advice=f"It agrees better with gold {better.name}, so it was probably trained so: give every stage the "
             f"--system of its training, and match again.",
         )
-    pairs: list[tuple[Estimate, Estimate, str]] = []
-    if run is not None:
-        if run.train_accuracy is not None and judged.train is not None:
-            pairs.append((run.train_accuracy, judged.train.agreement.match, "on training rows"))
-        if run.own_accuracy is not None and not judged.is_of_training:
-            pairs.append((run.own_accuracy, judged.test.agreement.match, f"on held-out rows ({run.own_accuracy_on})"))
+    pairs = list(_own_and_here(judged))
     for own, here, where in pairs:
         gap = stats.difference(own, here)
         facts.append(

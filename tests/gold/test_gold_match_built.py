@@ -1,0 +1,92 @@
+"""Pairs that `gold build` kept of labelled rows: what a run measured on them is held against the match on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gold_matched import drawn, facts, findings, part, scored, sure
+from rewardlab.core.files import read_jsonl
+from rewardlab.gold.building.config import BuildConfig
+from rewardlab.gold.building.run import build
+from rewardlab.gold.files.inputs import InputConfig
+from rewardlab.gold.files.layouts import write_rows
+from rewardlab.gold.files.rows import GoldRow, read_gold_rows
+from rewardlab.gold.matching.built import marked
+from rewardlab.gold.matching.columns import Part
+from rewardlab.gold.matching.run import match_parts
+
+
+def built(folder: Path, rows: list[GoldRow], **settings: object) -> tuple[list[GoldRow], Path]:
+    """The rows as `gold build` keeps them beside its preferences, and their file."""
+    write_rows(folder / "labels.jsonl", [row.as_json() for row in rows])
+    inputs = InputConfig(input=(folder / "labels.jsonl",))
+    build(BuildConfig(output_dir=folder / "pairs", inputs=inputs, test_fraction=0.0, near="none", **settings))
+    kept = folder / "pairs" / "labels.train.jsonl"
+    return list(read_gold_rows(kept, labelled=True)), kept
+
+
+def named(found: Part) -> set[str]:
+    """The marked pairs, as `gold build` names them."""
+    own = found.replies
+    assert found.built_N is not None
+    places = zip(own.row_N, found.reply_R[own.first_N], found.reply_R[own.second_N], found.built_N, strict=True)
+    return {f"{found.rows[row].id}#{first}-{second}" for row, first, second, is_built in places if is_built}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pairs": "best-worst"}, {"pairs": "random", "seed": 3}, {"pairs": "adjacent"}, {"min_margin": 4.0}],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_the_marked_pairs_are_those_that_were_built(tmp_path: Path, settings: dict[str, object]) -> None:
+    rows, file = built(tmp_path, drawn(rows=30, replies=5), **settings)
+    found = marked(part(rows, scored(rows)), [file])
+    assert named(found) == {row["id"] for _, row in read_jsonl(file.parent / "train.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("replies", "settings"), [(5, {"pairs": "all"}), (2, {"pairs": "best-worst"})], ids=["all", "two replies"]
+)
+def test_nothing_is_marked_where_all_pairs_were_built(
+    tmp_path: Path, replies: int, settings: dict[str, object]
+) -> None:
+    rows, file = built(tmp_path, drawn(rows=30, replies=replies), **settings)
+    assert marked(part(rows, scored(rows)), [file]).built_N is None
+
+
+def test_nothing_is_marked_without_a_manifest_that_tells(tmp_path: Path) -> None:
+    rows, file = built(tmp_path, drawn(rows=30, replies=5), pairs="best-worst")
+    own = part(rows, scored(rows))
+    assert marked(own, []).built_N is None
+    assert marked(own, [tmp_path / "labels.jsonl"]).built_N is None, "there is no manifest beside it"
+    manifest = file.parent / "manifest.json"
+    told = json.loads(manifest.read_text(encoding="utf-8"))
+    for other in ({**told, "tool": "another"}, {**told, "settings": {"pairs": "best-worst"}}, ["x"]):
+        manifest.write_text(json.dumps(other), encoding="utf-8")
+        assert marked(own, [file]).built_N is None
+    manifest.write_text("{", encoding="utf-8")
+    assert marked(own, [file]).built_N is None
+
+
+def test_a_proxy_of_the_best_and_the_worst_is_not_said_to_be_scored_with_other_texts(tmp_path: Path) -> None:
+    rows, file = built(tmp_path, drawn(rows=300, replies=6), pairs="best-worst")
+    gold = np.array([row.gold for row in rows], dtype=float)
+    scores = gold + np.random.default_rng(0).normal(0, 1.2 * gold.std(), gold.shape)
+    own = part(rows, scores)
+    run = facts(train_accuracy=sure(0.97), own_accuracy=sure(0.97))
+    whole = match_parts(own, own, runs={"p0": run})
+    assert findings(whole)["template and texts"].status == "fail", "what the run measured is far above all pairs"
+
+    kept = marked(own, [file])
+    matched = match_parts(kept, kept, runs={"p0": run})
+    found = findings(matched)
+    match = matched.test.built["p0"]
+    assert match.value > matched.test.matches["p0"].agreement.match.value + 0.1
+    assert found["template and texts"].status == "pass"
+    assert "on the pairs that `gold build` made" in found["template and texts"].evidence
+    assert found["training accuracy"].evidence.startswith(f"{match.value:.1%}")
+    assert "pairs that were built alike" in found["generalisation"].evidence
