@@ -344,6 +344,9 @@ def test_length_matched_selects_rows_and_drops_none(tmp_path, log):
     (count,) = made.reports["control"]["counts"]["train"]
     assert (count["rows"], count["kept"]) == (len(plain.train), len(wanted))
     assert "THIS IS A CONTROL, NOT A MODEL TO USE" in log.text
+    assert "took nothing out" not in log.text
+    load(path, diagnostic_mode="length_matched", diagnostic_length_threshold=10_000)
+    assert "took nothing out, since all replies differ by fewer than 10000 tokens" in log.text
     with pytest.raises(DataError, match="Raise --diagnostic-length-threshold"):
         load(path, diagnostic_mode="length_matched", diagnostic_length_threshold=1)
 

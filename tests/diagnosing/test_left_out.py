@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,16 @@ def test_pairs_of_equal_length_that_are_all_ties_leave_the_other_controls():
     of = replace(of, groups=groups)
     assert why_no_lengths(of, SETTINGS).startswith("in only 0 comparisons that are not ties")
     assert "length_matched" not in run_controls(of, SETTINGS)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threshold", [1, 10_000])
+def test_a_threshold_that_matches_nothing_or_everything_is_answered_by_one_that_keeps_half(threshold):
+    of = simulated()
+    said = why_no_lengths(of, replace(SETTINGS, threshold=threshold))
+    named, kept, every = map(int, re.search(r"--diagnostic-length-threshold (\d+) keeps (\d+) of (\d+)", said).groups())
+    assert every / 4 < kept <= every / 2
+    assert why_no_lengths(of, replace(SETTINGS, threshold=named)) is None
 
 
 def test_nothing_but_ties_is_an_error_in_words():

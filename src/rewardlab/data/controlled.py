@@ -64,6 +64,14 @@ def report_control(config: DataConfig, parts: Mapping[str, Part], seed: int) -> 
             f"--diagnostic-mode length_matched: no two replies differ by fewer than "
             f"{settings.diagnostic_length_threshold} tokens. Raise --diagnostic-length-threshold."
         )
+    if settings.diagnostic_mode == "length_matched" and all(
+        count["kept"] == count["rows"] and not count["changed"] for count in everything
+    ):
+        logger.warning(
+            "--diagnostic-mode length_matched took nothing out, since all replies differ by fewer than %d tokens: this "
+            "run is as one without it, and says nothing about length. Lower --diagnostic-length-threshold",
+            settings.diagnostic_length_threshold,
+        )
     return {
         "mode": settings.diagnostic_mode,
         "splits": list(settings.splits),

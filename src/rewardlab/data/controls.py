@@ -265,14 +265,21 @@ def open_pool(folder: Path) -> Pool:
 # --- lengths -------------------------------------------------------------------------------------------------
 
 
+def lengths_apart(group: TokenGroup) -> list[int]:
+    """Return by how many tokens the replies of each comparison differ.
+
+    A reply counts with the tokens that close its turn, as its content begins after `prompt_tokens`.
+    """
+    lengths = [length - before for length, before in zip(group.lengths, group.prompt_tokens, strict=True)]
+    return [abs(lengths[one.first] - lengths[one.second]) for one in group.comparisons]
+
+
 def length_matched(group: TokenGroup, *, threshold: int, whole: bool = False) -> TokenGroup | None:
     """Return the group with the comparisons whose replies differ by fewer than `threshold` tokens; None without any.
 
-    A reply counts with the tokens that close its turn, as its content begins after `prompt_tokens`. With `whole`, a
-    group is kept only with all of its comparisons, since a ranking cannot lose one.
+    With `whole`, a group is kept only with all of its comparisons, since a ranking cannot lose one.
     """
-    lengths = [length - before for length, before in zip(group.lengths, group.prompt_tokens, strict=True)]
-    kept = tuple(one for one in group.comparisons if abs(lengths[one.first] - lengths[one.second]) < threshold)
+    kept = tuple(one for one, apart in zip(group.comparisons, lengths_apart(group), strict=True) if apart < threshold)
     if not kept or (whole and len(kept) < len(group.comparisons)):
         return None
     return group if len(kept) == len(group.comparisons) else replace(group, comparisons=kept)

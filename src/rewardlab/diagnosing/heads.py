@@ -16,7 +16,7 @@ from rewardlab.analysis.linear import PENALTIES, compare, cross_validate
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Preference, TokenGroup
-from rewardlab.data.controls import length_matched, shuffled
+from rewardlab.data.controls import length_matched, lengths_apart, shuffled
 from rewardlab.data.judgements import seeded_generator
 from rewardlab.diagnosing.arms import Arm, FloatArray
 from rewardlab.evaluation.baselines import baseline_features
@@ -154,14 +154,23 @@ def why_no_lengths(of: Variants, settings: Settings) -> str | None:
     count = int((matched_N & judged_N).sum())
     within = f"replies differ by fewer than {settings.threshold} tokens"
     if matched_N.all():
-        return f"in all comparisons the {within}, so there is nothing to match"
+        return f"in all comparisons the {within}, so there is nothing to match{_other_threshold(of, judged_N)}"
     if count < FEWEST:
-        return f"in only {count} comparisons that are not ties the {within}; it needs {FEWEST}"
+        other = _other_threshold(of, judged_N)
+        return f"in only {count} comparisons that are not ties the {within}; it needs {FEWEST}{other}"
     root_N = np.repeat(of.roots_G, [len(group.comparisons) for group in of.groups])
     for kept_N in (matched_N, *(_drawn(matched_N, seed) for seed in settings.seeds)):
         if len(np.unique(root_N[kept_N & judged_N])) < 2:
             return f"all comparisons whose {within}, or as many drawn at random, are of one conversation"
     return None
+
+
+def _other_threshold(of: Variants, judged_N: Mask) -> str:
+    """Return the threshold that keeps about half of the judged comparisons, in words; empty if it keeps too few."""
+    apart_N = np.array([apart for group in of.groups for apart in lengths_apart(group)])[judged_N]
+    half = int(np.median(apart_N)) if len(apart_N) else 0
+    kept = int((apart_N < half).sum())
+    return f" (--diagnostic-length-threshold {half} keeps {kept:,} of {len(apart_N):,})" if kept >= FEWEST else ""
 
 
 def _matched(of: Variants, threshold: int) -> Mask:

@@ -124,7 +124,10 @@ def _run_or_why(settings: RewardTrainerConfig, name: str) -> tuple[Mapping[str, 
     if name == "full":
         _require_enough(done, settings)
     if name == "length_matched" and done["kept"] >= 1:
-        return {}, "in all comparisons the replies are about equally long"
+        return {}, (
+            f"in all comparisons the replies are about equally long, since they differ by fewer than "
+            f"{settings.data.diagnostic.diagnostic_length_threshold} tokens (--diagnostic-length-threshold)"
+        )
     return done, None
 
 
