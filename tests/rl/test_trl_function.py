@@ -195,6 +195,26 @@ def test_a_second_trainer_with_the_same_function_does_not_mix_its_rollouts_into_
         call(0)
 
 
+def test_two_functions_of_a_trainer_do_not_share_a_record_and_a_resumed_run_loses_no_rollout(tmp_path: Path) -> None:
+    class Trainer:
+        def __init__(self, *folders: Path) -> None:
+            self.reward_funcs = [reward_function(KnownScorer(len), log_dir=str(folder)) for folder in folders]
+            self.reward_func_names = [f"reward {number}" for number in range(len(folders))]
+
+        def log_metric(self, name: str, value: float) -> None: ...
+
+        def train(self, step: int) -> None:
+            for reward in self.reward_funcs:
+                replies, state = [[{"role": "assistant", "content": "x"}]], SimpleNamespace(global_step=step)
+                asyncio.run(reward([PROMPTS[0]], replies, trainer_state=state, log_metric=self.log_metric))
+
+    with pytest.raises(ConfigError, match=r"several reward functions of the trainer .* Give each a folder of its own"):
+        Trainer(tmp_path / "one", tmp_path / "other" / ".." / "one").train(10)
+    assert not list(tmp_path.iterdir())
+    Trainer(tmp_path / "one", tmp_path / "other").train(10)
+    assert [[row.step for row in read_rollouts(tmp_path / name)] for name in ("one", "other")] == [[10], [10]]
+
+
 @pytest.mark.parametrize(("before", "now"), [((0, 1), (0, 2)), ((0, 2), (0, 1)), ((1, 2), (0, 1)), ((3, 4), (0, 2))])
 def test_a_new_run_with_another_number_of_processes_leaves_the_record_of_another_run_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], now: tuple[int, int]

@@ -118,6 +118,7 @@ class RewardFunction:
         as_many(prompts, completions, what="completions")
         if not prompts:
             return []
+        self._require_own_record(kwargs.get("log_metric"))
         step = self._step(kwargs.get("trainer_state"))
         environment_R = self._column(self.config.environment, kwargs)
         groups_R = None
@@ -207,13 +208,29 @@ class RewardFunction:
 
     def _require_own_name(self, log_metric: Any) -> None:
         """Warn once if the trainer has another reward function of this name, whose figures its log adds to these."""
-        names = getattr(getattr(log_metric, "__self__", None), "reward_func_names", ())
+        names = getattr(_trainer_of(log_metric), "reward_func_names", ())
         if not self._has_warned and list(names).count(self.__name__) > 1:
             self._has_warned = True
             logger.warning(
                 "several reward functions of the trainer are called %r, and its log mixes their figures; rewards are "
                 "right. Give each a name of its own: reward_function(…, name=…).",
                 self.__name__,
+            )
+
+    def _require_own_record(self, log_metric: Any) -> None:
+        """Raise ConfigError if the trainer has another reward function with this record, which would hold the rollouts
+        of both, or where a resumed run begins, take off those of the first."""
+        own = self.config.log_dir
+        if own is None:
+            return
+        functions = getattr(_trainer_of(log_metric), "reward_funcs", ())
+        folders = [
+            Path(one.config.log_dir) for one in functions if isinstance(one, RewardFunction) and one.config.log_dir
+        ]
+        if [folder.resolve() for folder in folders].count(Path(own).resolve()) > 1:
+            raise ConfigError(
+                f"log_dir: several reward functions of the trainer would keep their rollouts in {own}, one record for "
+                f"the rewards of all. Give each a folder of its own."
             )
 
     def _record(self, folder: Path, step: int) -> RolloutLog:
@@ -233,6 +250,11 @@ class RewardFunction:
             self._log = log
         self._last_step = step
         return self._log
+
+
+def _trainer_of(log_metric: Any) -> Any:
+    """Return the trainer whose method TRL hands over to log figures; None where it hands over none."""
+    return getattr(log_metric, "__self__", None)
 
 
 def _remade(make: Callable[[], RewardScorer], config: RewardConfig, name: str) -> RewardFunction:
