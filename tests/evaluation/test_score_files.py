@@ -251,6 +251,12 @@ def test_verdicts_may_be_words(word, number, tmp_path):
     assert accuracy(found.rows) == pytest.approx(number, nan_ok=True)
 
 
+OWN = rows_of([(1.0, 0.0)])[0].as_dict()
+BROKEN = {
+    "preference_id: expected a text, found a list": {"preference_id": [1]},
+    "score: expected a number, found a text, 'much'": {"score": "much"},
+    r"comparisons\[0\]\.second: is missing; expected a whole number": {"comparisons": [{"first": 0}]},
+}
 WRONG = {
     "unknown columns": (
         [{"a": 1, "b": 2}],
@@ -316,11 +322,10 @@ WRONG = {
         DataError,
         r"f\.jsonl:1: 'labels' holds \[1, 0\], the labels of several annotators",
     ),
-    "an id that is no text": (
-        [row.as_dict() | {"preference_id": [1]} for row in rows_of([(1.0, 0.0)])],
-        DataError,
-        r"f\.jsonl:1: not a score row of rewardlab",
-    ),
+    **{
+        said: ([OWN | changed], DataError, rf"f\.jsonl:1: not a score row of rewardlab: {said}\. Evaluate the model")
+        for said, changed in BROKEN.items()
+    },
     "metrics of lm-eval that are no list": (
         [{"doc_id": 1, "resps": [], "metrics": 5}],
         DataError,

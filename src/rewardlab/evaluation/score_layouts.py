@@ -21,6 +21,7 @@ from rewardlab.core.files import absent, to_float
 from rewardlab.core.terminal import brief, short
 from rewardlab.core.types import Comparison, Message, ScoreRow, prompt_key
 from rewardlab.data.rows import is_absent
+from rewardlab.evaluation.score_lines import score_row
 from rewardlab.evaluation.table_rows import Row, first_of, read_rows, texts_of
 
 BOTH_SCORES: Final = (
@@ -62,16 +63,7 @@ class ScoreFile:
 
 def score_rows(file: Path, rows: Iterable[Row]) -> list[ScoreRow]:
     """Return rows in the layout of our own evaluations. Raises DataError, naming file and line, for any other."""
-    found = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            own = ScoreRow.from_dict(row)
-            _require_sound(own)
-        except (TypeError, ValueError, KeyError, OverflowError) as error:
-            raise DataError(
-                f"{file}:{number}: not a score row of rewardlab ({short(str(error))}). Evaluate the model again."
-            ) from error
-        found.append(own)
+    found = [score_row(row, f"{file}:{number}") for number, row in enumerate(rows, start=1)]
     known = {(row.source, row.preference_id, row.reply) for row in found}
     for scored in found:
         for comparison in scored.comparisons:
@@ -81,20 +73,6 @@ def score_rows(file: Path, rows: Iterable[Row]) -> list[ScoreRow]:
                     f"no row. Rows are missing; evaluate the model again."
                 )
     return found
-
-
-def _require_sound(row: ScoreRow) -> None:
-    """Raise TypeError or ValueError for a score row with values of a wrong type or range."""
-    if not all(isinstance(value, str) for value in (row.preference_id, row.source, row.prompt_key)):
-        raise TypeError("preference_id, source and prompt_key are texts")
-    numbers = (row.reply, row.num_tokens, row.prompt_tokens, row.truncated_tokens, row.truncated_reply_tokens)
-    if not all(isinstance(value, int) for value in numbers):
-        raise TypeError("reply and counts of tokens are whole numbers")
-    for judged in row.comparisons:
-        if not (isinstance(judged.second, int) and judged.first == row.reply != judged.second):
-            raise ValueError("a comparison is between this reply and another one")
-        if not 0 <= judged.label <= 1:
-            raise ValueError("a label lies between 0 and 1")
 
 
 def read_file(file: Path, *, name: str, outcome: str | None = None, columns: Collection[str] = ()) -> ScoreFile:
