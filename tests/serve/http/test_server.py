@@ -190,6 +190,23 @@ def test_what_is_not_http_gets_400(serve, told):
     assert answer == b"" or status_and_error(answer)[0] == 400
 
 
+def test_a_request_for_a_whole_address_is_answered_by_its_path_and_its_host_counts(serve):
+    """As clients send it that take the server for a proxy."""
+    asked = b"GET %s HTTP/1.1\r\nhost: %s\r\nconnection: close\r\n\r\n"
+    host, port, _, _ = serve(HttpConfig(hosts=("127.0.0.1",)))
+    for target, named, status in (
+        (b"http://127.0.0.1:8000/v1/models?x=1", b"127.0.0.1", 200),
+        (b"HTTP://127.0.0.1/v1/%6dodels", b"evil.example", 200),
+        (b"http://evil.example/v1/models", b"127.0.0.1", 421),
+        (b"http://127.0.0.1", b"127.0.0.1", 404),
+        (b"ftp://127.0.0.1/v1/models", b"127.0.0.1", 404),
+    ):
+        with socket.create_connection((host, port)) as client:
+            client.sendall(asked % (target, named))
+            assert int(read_all(client).split()[1]) == status, target
+    assert 'rewardlab_requests_total{code="200",route="/v1/models"} 2.0' in get(host, port, "/metrics")
+
+
 def test_a_refused_body_that_never_ends_does_not_keep_the_connection(serve):
     host, port, _, _ = serve(limits=LimitsConfig(header_timeout=0.1))
     with socket.create_connection((host, port)) as client:

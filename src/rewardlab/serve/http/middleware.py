@@ -10,6 +10,7 @@ import traceback
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,6 +34,8 @@ OPEN: Final = ("/health", "/ready")
 ADMIN: Final = "/admin/"
 REQUEST_ID: Final = "x-request-id"
 GIVEN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+ABSOLUTE: Final = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
+"""The target of a request that names a whole address, its host and its path (RFC 9112, section 3.2.2)."""
 
 
 class Door:
@@ -50,6 +53,7 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        to_origin_form(scope)
         headers, started, status = Headers(scope=scope), time.perf_counter(), [0]
         given = headers.get(REQUEST_ID, "")
         request_id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
@@ -106,6 +110,19 @@ class Door:
         if self._config.log_requests:
             told = " ".join(f"{name}={value}" for name, value in noted.items())
             logger.info("%s %s %d %.1f ms %s", scope["method"], route, status, 1000 * seconds, told)
+
+
+def to_origin_form(scope: Scope) -> None:
+    """Give a request for a whole address, `http://host/path`, the path and the host of that address.
+
+    Clients and proxies that take the server for a proxy send such requests, and servers have to take them. The host
+    counts in place of the header (RFC 9112, section 3.2.2).
+    """
+    if (found := ABSOLUTE.fullmatch(scope.get("raw_path") or b"")) is None:
+        return
+    host, raw_path = found[1], found[2] or b"/"
+    scope["raw_path"], scope["path"] = raw_path, unquote(raw_path.decode("latin-1"))
+    scope["headers"] = [(b"host", host), *(one for one in scope["headers"] if one[0] != b"host")]
 
 
 def host_of(header: str) -> str:
