@@ -166,6 +166,16 @@ def test_a_call_without_rollouts_has_no_rewards_and_one_with_too_few_replies_is_
         asyncio.run(reward(PROMPTS[:2], [[{"role": "assistant", "content": "x"}]]))
 
 
+@pytest.mark.parametrize("beside", ["tool_calls", "reasoning_content"])
+def test_a_refused_completion_names_the_function_that_makes_messages_of_it(beside: str) -> None:
+    completion, scorer = {"role": "assistant", "content": "So.", beside: ["hm"]}, KnownScorer(len)
+    with pytest.raises(RolloutError, match=rf"reply 0: a message has {beside}, .* A render_fn of reward_function can"):
+        asyncio.run(reward_function(scorer)([PROMPTS[0]], [[completion]]))
+    scorer.config = replace(scorer.config, render_fn=lambda pair: [*pair[0], completion])
+    with pytest.raises(RolloutError, match=rf"take {beside} out\.$"):
+        asyncio.run(reward_function(scorer)([PROMPTS[0]], [[completion]]))
+
+
 def test_a_resumed_run_goes_on_in_its_record_and_a_new_one_does_not_write_into_another(tmp_path: Path) -> None:
     def call(step: int) -> None:
         reward = reward_function(KnownScorer(len), log_dir=str(tmp_path))

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,7 +23,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from rewardlab.core.config import settings_of
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.spec import read_spec
 from rewardlab.rl.checking import FloatArray, as_many, finite
 from rewardlab.rl.config import ScorerConfig, is_address, require_known
@@ -175,7 +176,8 @@ class RewardFunction:
             if number == 0 or prompt != prompts[number - 1]:
                 prompt_number, reply_number = prompt_number + 1, 0
             name = f"step {step}, prompt {prompt_number}, reply {reply_number}"
-            rollouts.append(reading.rollout((prompt, completion), name=name, number=number))
+            with _naming_render_fn(reading):
+                rollouts.append(reading.rollout((prompt, completion), name=name, number=number))
             reply_number += 1
         return rollouts
 
@@ -250,6 +252,18 @@ class RewardFunction:
             self._log = log
         self._last_step = step
         return self._log
+
+
+@contextmanager
+def _naming_render_fn(reading: Reading) -> Iterator[None]:
+    """Add to an error about messages how to make others of them: those of a trainer cannot be changed otherwise."""
+    try:
+        yield
+    except RolloutError as error:
+        if reading.render_fn is not None or not isinstance(error.__cause__, RenderError):
+            raise
+        remedy = "A render_fn of reward_function can do that: it gets (prompt, completion) and returns the messages."
+        raise RolloutError(f"{error} {remedy}", rollouts=error.rollouts) from error.__cause__
 
 
 def _trainer_of(log_metric: Any) -> Any:
