@@ -131,12 +131,13 @@ def test_a_change_of_the_reward_model_divides_the_run_and_scores_of_two_models_n
     ("columns", "said"),
     [
         (record(size=toy_logs.Size(steps=7, prompts=16)), "the run has 7 steps with this reward model; 8 are needed"),
-        (record(size=toy_logs.Size(steps=40, prompts=8)), "too few prompts (8)"),
+        (record(size=toy_logs.Size(steps=1, prompts=16)), "the run has 1 step with this reward model; 8 are needed"),
+        (record(size=toy_logs.Size(steps=40, prompts=8)), "too few prompts (8); 10 are the fewest that will do. More"),
         (with_gold(record(), lambda own: np.ones(len(own.step_N))), "it has the same value for every reply"),
         (with_gold(record(), lambda own: np.full(len(own.step_N), np.nan)), "no reply of this reward model has it"),
         (
             with_gold(record(), lambda own: np.where(own.step_N % 5 == 0, own.evidence["gold"], np.nan)),
-            "too few steps with evidence in a window (2)",
+            "too few steps with evidence in a window (2); 4 are the fewest that will do. More",
         ),
     ],
 )

@@ -151,4 +151,4 @@ def test_evidence_in_too_few_steps_of_a_window_is_told() -> None:
     own = Sample.of(
         step_N[kept], prompt_N[kept], values_N2[kept], divide(step_N, 2), [str(number) for number in range(12)]
     )
-    assert own.compare(0, 1).gold.method == "too few steps with evidence in a window (3)"
+    assert own.compare(0, 1).gold.method == "too few steps with evidence in a window (3); 4 are the fewest that will do"

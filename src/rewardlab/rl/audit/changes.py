@@ -201,7 +201,10 @@ class Sample:
         num_steps = self.steps[earlier] + self.steps[later]
         few = min(self.steps[earlier], self.steps[later])
         if few < self.min_steps or num_prompts < MIN_CLUSTERS:
-            why = too_few(few, "steps with evidence in a window") if few < self.min_steps else too_few(num_prompts)
+            number, things, least_number = num_prompts, "prompts", MIN_CLUSTERS
+            if few < self.min_steps:
+                number, things, least_number = few, "steps with evidence in a window", self.min_steps
+            why = too_few(number, things) + (f"; {least_number} are the fewest that will do" if number else "")
             none = missing(num_prompts, num_steps, why)
             return Pair(earlier=earlier, later=later, reward=none, gold=none)
         change = _Change.of(self, rows, earlier, later)

@@ -16,6 +16,7 @@ import numpy as np
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.rl.audit.changes import Pair, Sample, missing
 from rewardlab.rl.audit.columns import REPETITION, Columns, IntArray, read_columns
@@ -161,8 +162,8 @@ def _judged(
     """Yield what is to be judged of a part: each kind of evidence."""
     names = [*own.evidence, *(suite.name for suite in suites)]
     if not windows:
-        steps = len(np.unique(own.step_N))
-        why = f"the run has {steps} steps with this reward model; {2 * MIN_STEPS} are needed for two windows."
+        steps = number_of(len(np.unique(own.step_N)), "step")
+        why = f"the run has {steps} with this reward model; {2 * MIN_STEPS} are needed for two windows."
         yield from (_impossible(part, name, why) for name in names)
         return
     for name, values_N in own.evidence.items():
