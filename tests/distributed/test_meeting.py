@@ -161,6 +161,23 @@ def test_all_that_meet_hear_of_one_that_fails_and_the_next_attempt_hears_nothing
     assert len(names) == 2
 
 
+def test_a_process_that_comes_to_the_store_of_another_run_is_told_at_once(place, monkeypatch):
+    timeout = timedelta(seconds=60)
+    served = TCPStore("127.0.0.1", place, is_master=True, wait_for_workers=False)
+    stores = [served, TCPStore("127.0.0.1", place, is_master=False, timeout=timeout)]
+    for _ in range(2):  # a process may train twice
+        with ThreadPoolExecutor(2) as threads:
+            outcomes = threads.map(lambda rank: _agreed_name(stores[rank], rank, 2, timeout, "gloo")[1], range(2))
+            assert set(outcomes) == {""}
+    monkeypatch.setattr(meeting, "TOOK_PART", set())
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(
+        ConfigError, match=r"another run has met there already, and goes on\. Start all .* --master-port"
+    ):
+        meet("gloo", timeout=timeout)
+    meeting.tell_of_failure("no such file")
+
+
 @pytest.mark.parametrize("other", [0, 1, 2])
 @pytest.mark.parametrize(("all_but", "one"), [("gloo", "cpu:gloo,cuda:nccl"), ("cpu:gloo,cuda:nccl", "gloo")])
 def test_processes_with_and_without_a_gpu_do_not_wait_for_each_other(all_but, one, other):

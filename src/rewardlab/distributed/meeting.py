@@ -43,6 +43,13 @@ HEARD: Final = "heard"
 """Keys with this, after the name of the meeting, and the number of a rank hold why it fails; empty if it does not."""
 OUTCOME: Final = "outcome"
 """Key, after the name of the meeting, that holds why it does not take place; empty if it does."""
+MET: Final = "rewardlab/met"
+"""Key that holds the name of the newest meeting, where the store is that of one run alone."""
+TOOK_PART: Final[set[str]] = set()
+"""Names of the meetings of this process, which may train several times, each time by the same store.
+
+Of the process, as its place among the others is.
+"""
 READ: Final = "read"
 """Keys with this, after the name of the meeting, and the number of a rank: it knows that it does not take place."""
 TELLS_FOR_S: Final = 600.0
@@ -154,12 +161,20 @@ def _agreed_name(
     """Return a name that the first rank has drawn, and why the ranks do not meet, on all of them; empty if they do.
 
     Every rank asks under a name of its own, so that it cannot take the answer to a process of an earlier attempt for
-    its own, and says that it has heard. Raises DistStoreError if that takes longer than the timeout.
+    its own, and says that it has heard. Raises DistStoreError if that takes longer than the timeout, and at once if
+    another run has met by this store: nobody would answer, and the first rank of this one cannot have the port.
     """
     own = secrets.token_hex(8)
     if not rank:
         name = f"rewardlab/{own}"
-        return name, _answer_all(store, name, size, timeout.total_seconds(), backend, failure)
+        outcome = _answer_all(store, name, size, timeout.total_seconds(), backend, failure)
+        # By torchrun's store, processes of later attempts meet too.
+        if not outcome and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            TOOK_PART.add(name)
+            store.set(MET, name)
+        return name, outcome
+    if store.check([MET]) and store.get(MET).decode() not in TOOK_PART:
+        raise dist.DistStoreError("another run has met there already, and goes on.")
     store.set(f"{ASKS}/{rank}", own)
     name = store.get(f"{ANSWER}/{own}").decode()
     store.set(f"{name}/{BACKEND}/{rank}", backend)
@@ -167,6 +182,8 @@ def _agreed_name(
     outcome: str = store.get(f"{name}/{OUTCOME}").decode()
     if outcome:
         store.set(f"{name}/{READ}/{rank}", "")
+    else:
+        TOOK_PART.add(name)
     return name, outcome
 
 
