@@ -22,6 +22,8 @@ from rewardlab.data.rows import Row
 HI = [{"role": "user", "content": "hi"}]
 TURNS = [*HI, {"role": "assistant", "content": "it's {\n} a 'reply'"}, {"role": "user", "content": None}]
 SHARED = {"from": "gpt", "value": "good"}
+SAID = {"role": "assistant", "content": "} {'a' 'b'"}
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
 
 class TestCells:
@@ -37,6 +39,9 @@ class TestCells:
             (str(TURNS), TURNS),
             (str(SHARED), SHARED),
             (str(np.array(TURNS, dtype=object)), TURNS),
+            # Of short messages numpy writes several on a line, and parts of a content as a call.
+            (str(np.array([*HI, SAID], dtype=object)), [*HI, SAID]),
+            (str(np.array([{**SAID, "content": np.array(PARTS, dtype=object)}])), [{**SAID, "content": PARTS}]),
         ],
     )
     def test_messages_are_found_in_any_column(self, text: str, value: object) -> None:
@@ -64,6 +69,22 @@ class TestCells:
         assert read_cell(column, '[{"name": "apple"}]') == [{"name": "apple"}]
         assert read_cell(column, "[1]") == "[1]"
 
+    @pytest.mark.parametrize(
+        ("column", "text", "value"),
+        [
+            ("responses", "['a', \"it's\"]", ["a", "it's"]),
+            ("responses", str(np.array(["a", "it's", "c"], dtype=object)), ["a", "it's", "c"]),
+            ("scores", str(np.array([1.5, -2.0, 3.0])), [1.5, -2.0, 3.0]),
+            ("scores", "[1.0, nan]", [1.0, None]),
+            ("ranking", str(np.array([10, 2])), [10, 2]),
+            ("individual_preference", "[{'score': -1}\n {'score': nan}]", [{"score": -1}, {"score": None}]),
+            # numpy leaves out what is in the middle of a long array
+            ("scores", str(np.arange(2000)), str(np.arange(2000))),
+        ],
+    )
+    def test_lists_are_read_as_pandas_and_numpy_write_them(self, column: str, text: str, value: object) -> None:
+        assert read_cell(column, text) == value
+
     @pytest.mark.parametrize("column", ["responses", "scores", "ranking"])
     def test_a_column_of_lists_is_a_list_with_white_space_around_it(self, column: str) -> None:
         assert read_cell(column, " [1, 2]\n") == [1, 2]
@@ -83,6 +104,10 @@ class TestCells:
             warnings.simplefilter("error")
             found = read_cell("prompt", text)
         assert found == ([{"role": "user", "content": "\\d" * 20_000}] if "d'" in middle else text)
+
+    def test_quotes_that_nothing_closes_take_no_time_beyond_their_number(self) -> None:
+        text = "[{'role': 'user', 'content': " + "\\'" * 400_000 + "}]"
+        assert read_cell("prompt", text) == text
 
     def test_a_literal_that_is_too_long_is_text(self) -> None:
         text = str([{"role": "user", "content": "x" * MAX_PYTHON_CHARACTERS}])

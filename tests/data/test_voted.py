@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pandas as pd
 import pytest
 
 from loading import ALLOW_DROPS, load, write
@@ -88,3 +90,24 @@ def test_a_pairwise_choice_of_label_studio_is_a_label_by_its_annotator(labels: o
     (one,) = read.comparisons
     assert (replies(read)[one.first], one.label, one.annotator) == ("b", 1.0, "3")
     assert cause(row, **named, map_label=("left=1",)) == "unmapped_label"
+
+
+HELPSTEER3: dict[str, Any] = {"context": [{"role": "user", "content": "Why?"}], "response1": "a", "response2": "b"}
+
+
+@pytest.mark.parametrize("by", ["pandas", "datasets"])
+def test_annotators_in_a_cell_as_pandas_and_datasets_write_it_are_read(tmp_path: Path, by: str) -> None:
+    row = HELPSTEER3 | {"overall_preference": 2, "individual_preference": [{"score": 3}, {"score": -1}]}
+    if by == "datasets":
+        datasets.Dataset.from_list([row]).to_csv(tmp_path / "rows.csv")
+    else:
+        pd.DataFrame([row]).to_csv(tmp_path / "rows.csv", index=False)
+    (found,) = load(tmp_path / "rows.csv").preferences
+    assert [(turn.role, turn.content) for turn in found.prompt] == [("user", "Why?")]
+    assert [(one.annotator, one.strength, one.first) for one in found.comparisons] == [("1", 3.0, 1), ("2", 1.0, 0)]
+
+
+def test_annotators_in_a_text_that_is_no_list_are_never_left_out_alone() -> None:
+    row = HELPSTEER3 | {"overall_preference": 2}
+    assert cause({**row, "individual_preference": "[{'score': 3} …"}) == "bad_label"
+    assert preference({**row, "individual_preference": "nan"}).comparisons[0].annotator is None

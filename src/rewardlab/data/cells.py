@@ -27,8 +27,15 @@ HISTORY: Final = "history"
 """Column whose cells are JSON lists of `[question, answer]`, or a text: in SHP it is the prompt."""
 MAX_PYTHON_CHARACTERS: Final = 1_000_000
 """Longest cell that is read as a literal of Python, which takes some hundred bytes of memory a character."""
-_BETWEEN_OBJECTS: Final = re.compile(r"\}\s*\n\s*\{")
-"""What stands between the objects of an array that numpy wrote as text. Within a text it never writes a line end."""
+_OF_NUMPY: Final = re.compile(
+    r"""(?P<text>'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z))(?P<more>\s++(?=['"]))?"""
+    r"""|(?P<between>(?<=[}\d.])\s++(?=\{|-?\d))|\barray\((?=\[)|,\s*+dtype=object\)|(?P<nan>\bnan\b)""",
+    re.DOTALL,
+)
+"""A text of a literal, and what numpy writes differently than Python: nothing but white space between the entries of
+an array, and an array within an object as a call."""
+_LOOKS_LIKE_MESSAGES: Final = re.compile(r"""\s*(\[\s*)?\{\s*(['"])(role|content|from|value)\2:""")
+"""The beginning of messages that were written as text, by JSON or by Python."""
 
 
 # --- CSV -----------------------------------------------------------------------------------------------------
@@ -38,8 +45,8 @@ def read_cell(column: str, text: str | None) -> object:
     """Return a cell as a list or a mapping if it holds messages, as a list if the column holds lists, otherwise as
     text.
 
-    Messages are JSON, or what pandas writes for a list of mappings. Other cells stay text even if they are JSON, since
-    a reply may be `[1]` or `[{"name": "apple"}]`.
+    Both are JSON, or what pandas and numpy write for them. Other cells stay text even if they are JSON, since a reply
+    may be `[1]` or `[{"name": "apple"}]`.
     """
     bare = text.strip() if text else ""
     if not (bare.startswith("[") and bare.endswith("]")) and not (bare.startswith("{") and bare.endswith("}")):
@@ -47,17 +54,19 @@ def read_cell(column: str, text: str | None) -> object:
     try:
         value = json.loads(bare)
     except (ValueError, RecursionError):
-        value = _python_literal(bare, nested=column == HISTORY)
-        return value if holds_messages(value) or (column == HISTORY and _are_exchanges(value)) else text
+        is_likely = column in (*CSV_LISTS, *OBJECT_LISTS, HISTORY) or "'role'" in bare or "'from'" in bare
+        value = python_literal(bare) if is_likely else None
     if isinstance(value, list) and (column in CSV_LISTS or (column in OBJECT_LISTS and _are_objects(value))):
         return value
     return value if holds_messages(value) or (column == HISTORY and _are_exchanges(value)) else text
 
 
 def has_json_text(preference: Preference) -> bool:
-    """Return whether a turn is a text that would be read as messages in a CSV file."""
+    """Return whether a turn is a text that would be read as messages in a CSV file, or looks as if it should be."""
     turns = chain(preference.prompt, *preference.replies)
-    return any(not isinstance(read_cell("", turn.content), str) for turn in turns)
+    return any(
+        _LOOKS_LIKE_MESSAGES.match(turn.content) or not isinstance(read_cell("", turn.content), str) for turn in turns
+    )
 
 
 def holds_messages(value: object) -> bool:
@@ -91,20 +100,27 @@ def _is_message(value: object) -> bool:
     return ("role" in value and ("content" in value or "tool_calls" in value)) or ("from" in value and "value" in value)
 
 
-def _python_literal(text: str, *, nested: bool = False) -> object:
-    """Return the value that Python wrote as this text; None if it is too long, or is not one with messages (or, if
-    `nested`, a list of lists)."""
-    is_likely = "'role'" in text or "'from'" in text or (nested and text.startswith("[["))
-    if len(text) > MAX_PYTHON_CHARACTERS or not is_likely:
+def python_literal(text: str) -> object:
+    """Return the list or mapping that Python, pandas or numpy wrote as this text; None if it is none, or too long."""
+    if len(text) > MAX_PYTHON_CHARACTERS:
         return None
     try:
         with warnings.catch_warnings():
             # The parser warns of a backslash that stands for itself.
             warnings.simplefilter("ignore")
-            return ast.literal_eval(_BETWEEN_OBJECTS.sub("}, {", text))
+            value = ast.literal_eval(_OF_NUMPY.sub(_as_python, text))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         # Text that only resembles a literal, or is nested too deep.
         return None
+    # Of more than 1,000 entries numpy writes the first and the last alone.
+    return None if isinstance(value, list) and ... in value else value
+
+
+def _as_python(found: re.Match[str]) -> str:
+    """Return what Python writes in place of something that numpy wrote."""
+    if found["text"] is not None:
+        return found["text"] + (", " if found["more"] else "")
+    return ", " if found["between"] else "None" if found["nan"] else ""
 
 
 # --- Parquet -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_float
 from rewardlab.core.terminal import short
+from rewardlab.data.cells import python_literal
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, columns_shown, is_absent, label_word, show
 
@@ -102,10 +103,12 @@ def choice_of(value: object) -> object:
 
 
 def unpacked(value: object) -> object:
-    """Return the list or object that a text holds as JSON, as cells of CSV files do; any other value as it is."""
+    """Return the list or object that a text holds as JSON, or as pandas writes it, as cells of CSV files do; any other
+    value as it is."""
     if isinstance(value, str) and value.startswith(("[", "{")):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            return value
+            held = python_literal(value)
+            return held if isinstance(held, list | dict) else value
     return value

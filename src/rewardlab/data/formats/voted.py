@@ -14,6 +14,7 @@ from rewardlab.data.formats.plain import read_sides
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, Vote, judge_pair
 from rewardlab.data.rows import (
+    NOTHING,
     Row,
     UnusableRowError,
     is_absent,
@@ -86,18 +87,24 @@ def _holds_labels(row: Row) -> bool:
 def _read_helpsteer2(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read HelpSteer2-preference: `preference_strength`, or what each of the three most similar annotators said."""
     prompt = row["prompt"] if rules.bare else helpsteer_prompt(row["prompt"])
-    said = _scores(row.get("three_most_similar_preferences"), "strength")
+    said = _scores(row, "three_most_similar_preferences", "strength")
     return _read_scored(prompt, ("response_1", "response_2"), said, "preference_strength", row, place, rules)
 
 
 def _read_helpsteer3(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read HelpSteer3: `overall_preference`, or what each annotator said."""
-    said = _scores(row.get("individual_preference"), "score")
+    said = _scores(row, "individual_preference", "score")
     return _read_scored(row["context"], ("response1", "response2"), said, "overall_preference", row, place, rules)
 
 
-def _scores(value: object, name: str) -> list[object]:
-    """Return the annotators' scores; an empty list if the row does not hold them."""
+def _scores(row: Row, column: str, name: str) -> list[object]:
+    """Return the annotators' scores; an empty list if the row does not hold them.
+
+    Raises UnusableRowError for a text: the votes in it would be left out.
+    """
+    value = row.get(column)
+    if isinstance(value, str) and value.strip().lower() not in NOTHING:
+        raise UnusableRowError("bad_label", f"{column} is {show(value)}, wanted a list of objects with {name!r}")
     if not isinstance(value, (list, tuple)):
         return []
     return [entry[name] for entry in value if isinstance(entry, Mapping) and entry.get(name) is not None]
