@@ -108,6 +108,8 @@ IN_ORDER: dict[str, Any] = {
     "judged replies": lambda row: [first_words(one) for one in row["replies"]],
     "HelpSteer2-preference": ("response_1", "response_2"),
     "HelpSteer3": ("response1", "response2"),
+    "MultiPref": ("completion_a", "completion_b"),
+    "Unified-Feedback": lambda row: [row[f"conv_{side}"][-1]["content"] for side in "AB"],
     "PKU-SafeRLHF": ("response_0", "response_1"),
     "Nectar, answers with ranks": lambda row: [one["answer"] for one in row["answers"]],
     "NeMo-RL, completions with ranks": lambda row: [one["completion"][0]["content"] for one in row["completions"]],

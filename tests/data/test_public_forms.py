@@ -133,7 +133,8 @@ def test_objects_in_cells_of_tables_are_read_and_never_taken_for_a_question() ->
     asked = {"full_text": "Why?", "id": "1"}
     answers = {"answer_0": "No.", "score_0": -0.5, "answer_1": "Because.", "score_1": 0.5}
     assert preference({"question": json.dumps(asked), **answers}) == preference({"question": asked, **answers})
-    assert cause({"question": str(asked), **answers}) == "bad_roles"
+    assert preference({"question": str(asked), **answers}) == preference({"question": asked, **answers})
+    assert cause({"question": str(asked)[:-1], **answers}) == "bad_roles"
     for text in ("{Why?}", "[1, 2]", '{"a": 1}', "{full_text} of what?"):
         assert preference({"question": text, **answers}).prompt == (user(text),)
     info, texts = {"post": "I bought basil."}, [{"text": "a"}, {"text": "b"}]
@@ -172,15 +173,15 @@ def test_an_empty_cell_for_the_rejected_reply_leaves_the_conversation() -> None:
     assert cause({**row, "rejected_messages": ""}) == "empty_reply"
 
 
-@pytest.mark.parametrize("models", ["nm", "gg", "no", "n"])
+@pytest.mark.parametrize("models", ["nm", "no", "on", "mg", "gg", "n"])
 def test_rated_responses_are_those_of_the_models_that_the_annotations_name(models: str) -> None:
     # Those of one judge, who is named in each, were taken for ratings of a model, and all rows were dropped.
     row = {
         "instruction": "Hi",
-        "responses": [{"model": "m", "response": "Hello!"}, {"model": "n", "response": "What?"}],
+        "responses": [{"model": model, "response": f"Hello, {model}!"} for model in "mno"],
         "annotations": [{"model": model, "rating": 4 + n} for n, model in enumerate(models)],
     }
-    if models == "nm":
+    if models in ("nm", "no", "on"):  # a first row of which one response has no rating says as much as one of all
         assert recognise(row, "x:1").name.startswith("CodeUltraFeedback")
         return
     with pytest.raises(DataError, match=r"match no known schema.*The nearest formats: (?!CodeUltra)"):

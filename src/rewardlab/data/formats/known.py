@@ -36,11 +36,12 @@ from rewardlab.data.formats.published import (
     SAFE_RLHF,
     SUMMARIES,
     ULTRAFEEDBACK_BINARISED,
+    UNIFIED,
     WEBGPT,
 )
 from rewardlab.data.formats.schema import Schema, resembling
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST
-from rewardlab.data.formats.voted import HELPSTEER2_PREFERENCE, HELPSTEER3, LABELLED
+from rewardlab.data.formats.voted import HELPSTEER2_PREFERENCE, HELPSTEER3, LABELLED, MULTIPREF
 from rewardlab.data.rows import Row, UnusableRowError, columns_shown
 
 MOST_NEAR: Final = 3
@@ -76,6 +77,8 @@ SCHEMAS = (
     SUMMARIES,
     ARENA,
     ARENA_55K,
+    UNIFIED,
+    MULTIPREF,
     UNPAIRED,
     UNPAIRED_CONVERSATIONS,
 )

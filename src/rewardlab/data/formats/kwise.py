@@ -163,10 +163,10 @@ def _unless_not_given(rating: object) -> object:
 
 
 def _rates_models(row: Row) -> bool:
-    """Return whether the responses of a row are of models, and its annotations rate these: those by one judge may name
-    the judge as their model."""
-    responses, annotations = (_models(row.get(name)) for name in ("responses", "annotations"))
-    return bool(responses) and responses == annotations
+    """Return whether the responses of a row are of models, and its annotations rate at least two of these: those by one
+    judge may name the judge as their model."""
+    responses, annotations = (_models(row.get(name)) or set() for name in ("responses", "annotations"))
+    return annotations <= responses and len(annotations) > 1
 
 
 def _models(value: object) -> set[str] | None:

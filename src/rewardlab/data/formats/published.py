@@ -1,7 +1,8 @@
 """Datasets of pairs as they are published: columns of their own, and labels that say which reply is better.
 
 Sources: the cards of HuggingFaceH4/ultrafeedback_binarized, PKU-Alignment/PKU-SafeRLHF, openai/webgpt_comparisons,
-openai/summarize_from_feedback, lmsys/chatbot_arena_conversations and lmsys/lmsys-arena-human-preference-55k on the hub.
+openai/summarize_from_feedback, lmsys/chatbot_arena_conversations, lmsys/lmsys-arena-human-preference-55k and
+llm-blender/Unified-Feedback on the hub.
 """
 
 from __future__ import annotations
@@ -185,6 +186,19 @@ def _read_arena_55k(row: Row, place: str, rules: Rules) -> ParsedRow:
     return judge_pair(with_system(prompt, row), after, [vote], row, place, rules)
 
 
+def _read_unified(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read Unified-Feedback: two conversations and the rating of each. The difference of the ratings is the strength,
+    and equal ones are a tie."""
+    ratings = [read_number(row, f"conv_{side}_rating", "bad_scores", low=-math.inf) for side in "AB"]
+    first, second = ratings
+    if first is None or second is None:
+        raise UnusableRowError("missing_field", "no rating of a conversation")
+    prompt, replies = part(*(read_conversation(unpacked(row[f"conv_{side}"])) for side in "AB"))
+    label = 0.5 if first == second else float(first > second)
+    vote = Vote(label=label, strength=round(abs(first - second), 9))
+    return judge_pair(with_system(prompt, row), replies, [vote], row, place, rules)
+
+
 def _list_of_texts(row: Row, column: str, cause: str) -> list[str]:
     """Return a list of texts, which may be written as JSON. Raises UnusableRowError with `cause` for another value."""
     value = row[column]
@@ -246,4 +260,10 @@ SUMMARIES = Schema(name="summarize-from-feedback", needed=("info", "summaries", 
 ARENA = Schema(name="Chatbot Arena", needed=("conversation_a", "conversation_b", "winner"), read=_read_arena)
 ARENA_55K = Schema(
     name="Chatbot Arena, 55k", needed=("prompt", "response_a", "response_b", *OUTCOMES), read=_read_arena_55k
+)
+UNIFIED = Schema(
+    name="Unified-Feedback",
+    needed=("conv_A", "conv_B", "conv_A_rating", "conv_B_rating"),
+    read=_read_unified,
+    own_strength=True,
 )

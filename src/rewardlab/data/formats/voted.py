@@ -1,10 +1,11 @@
-"""Two replies judged by several annotators, with one comparison for each annotator: HelpSteer2, HelpSteer3, own
-rows."""
+"""Two replies judged by several annotators, with one comparison for each annotator: HelpSteer2, HelpSteer3,
+MultiPref, own rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rewardlab.core.files import to_float
 from rewardlab.data.formats.context import read_asked
@@ -81,6 +82,49 @@ def _holds_labels(row: Row) -> bool:
     return all(is_absent(said) or isinstance(said, bool) or math.isfinite(to_float(said)) for said in labels)
 
 
+# --- MultiPref -----------------------------------------------------------------------------------------------
+
+WORKERS: Final = ("normal_worker_annotations", "expert_worker_annotations")
+"""MultiPref's columns of annotators: crowd workers, and experts."""
+SAID: Final[Mapping[str, tuple[float, float]]] = {
+    "a-is-clearly-better": (1.0, 2.0),
+    "a-is-slightly-better": (1.0, 1.0),
+    "tie": (0.5, 0.0),
+    "b-is-slightly-better": (0.0, 1.0),
+    "b-is-clearly-better": (0.0, 2.0),
+}
+"""What one of them says overall, in lower case -> (the probability that A is preferred, the strength)."""
+
+
+def _read_multipref(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read MultiPref: two completions, and what each annotator said of them overall."""
+    asked = read_asked({**row, "prompt": row["text"]}, rules)
+    replies = (asked.reply(row["completion_a"]), asked.reply(row["completion_b"]))
+    entries = [entry for column in WORKERS for entry in _annotations(row, column)]
+    votes = []
+    for number, entry in enumerate(entries, start=1):
+        said, who = entry.get("overall_pref"), entry.get("evaluator")
+        if is_absent(said):
+            continue
+        if not isinstance(said, str) or said.casefold() not in SAID:
+            raise UnusableRowError("bad_label", f"overall_pref is {show(said)}, wanted one of {', '.join(SAID)}")
+        label, strength = SAID[said.casefold()]
+        votes.append(Vote(label=label, strength=strength, annotator=str(number) if is_absent(who) else read_name(who)))
+    if not votes:
+        raise UnusableRowError("missing_field", "nobody's 'overall_pref'")
+    return judge_pair(asked.prompt, replies, votes, row, place, rules)
+
+
+def _annotations(row: Row, column: str) -> list[Mapping[str, object]]:
+    """Return the annotations in a column. Raises UnusableRowError unless they are a list of objects, or absent."""
+    value = unpacked(row.get(column))
+    if is_absent(value):
+        return []
+    if not isinstance(value, (list, tuple)) or not all(isinstance(entry, Mapping) for entry in value):
+        raise UnusableRowError("bad_label", f"{column} is {show(value)}, wanted a list of objects with 'overall_pref'")
+    return list(value)
+
+
 # --- HelpSteer -----------------------------------------------------------------------------------------------
 
 
@@ -147,5 +191,12 @@ HELPSTEER3 = Schema(
     name="HelpSteer3",
     needed=("context", "response1", "response2", "overall_preference"),
     read=_read_helpsteer3,
+    own_strength=True,
+)
+MULTIPREF = Schema(
+    name="MultiPref",
+    needed=("text", "completion_a", "completion_b"),
+    one_of=WORKERS,
+    read=_read_multipref,
     own_strength=True,
 )
