@@ -114,6 +114,50 @@ def test_words_that_look_like_turns_are_not_told(told: Any) -> None:
         assert not told([{"prompt": prompt}] * 3)
 
 
+BEFORE = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello! How are you?"}]
+
+
+@pytest.mark.parametrize(
+    ("column", "held", "shown"),
+    [
+        ("context", "Basil dies in the dark.", '"Basil dies in the dark."'),
+        ("input", "Basil dies in the dark.", '"Basil dies in the dark."'),
+        ("messages", [*BEFORE, {"role": "user", "content": "Why?"}], '"Hi"'),
+        ("conversations", [{"from": "human", "value": "Hi"}], '"Hi"'),
+    ],
+)
+def test_what_stands_before_the_prompt_in_a_column_that_nothing_reads_is_told(
+    told: Any, column: str, held: object, shown: str
+) -> None:
+    (line,) = told([{}, {column: held}, {column: None}], CHATML)
+    assert line.startswith(
+        f"the column {column} is not read, and in 1 of the first 3 rows it has a text that the row has nowhere else, "
+        f"such as {shown}. If it belongs to the prompt"
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"context": "gardening"},
+        {"context": {"topic": "how to grow basil"}},
+        {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "a"}]},
+        {"conversation": [{"input": "What was it?", "output": "No idea."}]},
+    ],
+)
+def test_names_and_repeated_turns_are_no_part_of_a_prompt(told: Any, row: dict[str, Any]) -> None:
+    assert not told([row] * 2, CHATML)
+
+
+def test_an_input_that_belongs_to_an_instruction_is_read(tmp_path: Path) -> None:
+    renderer = build_renderer(make_tokenizer(CHATML), RenderingConfig(max_seq_len=256))
+    row = {"instruction": "Translate.", "input": "Good morning to you.", "chosen": "a", "rejected": "b"}
+    assert not unread([row], ReadingConfig(), renderer)
+    assert not unread([row], ReadingConfig(prompt_column="instruction"), renderer)
+    (line,) = unread([row | {"prompt": "Translate."}], ReadingConfig(), renderer)
+    assert line.startswith("the column input is not read")
+
+
 def test_prompts_that_speak_of_marks_and_columns_that_are_not_the_prompt_are_not_told(told: Any) -> None:
     written = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     for prompt in (

@@ -28,6 +28,13 @@ COLUMNS: Final[Mapping[str, str]] = {
 """Column that others weigh or shift the loss by -> how to have that here."""
 SYSTEM: Final = ("system_prompt", "system_message")
 """Columns that others put before the prompt."""
+BEFORE: Final = (
+    *("chat_history", "context", "conversation", "conversations", "dialogue", "document", "input", "messages"),
+    "passage",
+)
+"""Columns in which others keep what was said, or given to read, before the prompt."""
+FEWEST_WORDS: Final = 3
+"""Of a text in such a column; one with fewer is a name, such as that of a topic."""
 ARGUMENTS: Final = "chat_template_kwargs"
 """The column of arguments that others give to the chat template, each row its own."""
 PROMPTS: Final = ("instruction", "question", "input")
@@ -67,6 +74,7 @@ def unread(rows: Sequence[Row], reading: ReadingConfig, renderer: Renderer) -> l
         for name in _fields(rows, renderer)
     )
     told = [*_numbers(rows[:1], reading), *_arguments(rows, reading, renderer), *_system(rows, reading)]
+    told += _before(rows, reading)
     return [*told, *fields, *([] if renderer.spec.joins_texts else _marks(rows, reading))]
 
 
@@ -87,11 +95,53 @@ def _prompts(rows: Sequence[Row], reading: ReadingConfig) -> str:
     """Return the column that is read as the prompt."""
     if (asked := reading.own_columns.get("prompt")) is not None:
         return asked
-    try:
-        needed = recognise_rows(rows[0], "", reading).needed if rows else ()
-    except DataError:  # whoever reads the rows says so
-        needed = ()
+    needed = _needed(rows, reading)
     return next((name for name in PROMPTS if name in needed), "prompt")
+
+
+def _needed(rows: Sequence[Row], reading: ReadingConfig) -> tuple[str, ...]:
+    """Return the columns by which the format of some rows is known; none if there is none."""
+    try:
+        schema = recognise_rows(rows[0], "", reading) if rows else None
+    except DataError:  # whoever reads the rows says so
+        schema = None
+    return () if schema is None else (*schema.needed, *schema.one_of)
+
+
+def _before(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line for each column that may hold a part of the prompt which stands nowhere else in the rows."""
+    needed = _needed(rows, reading)
+    read = {*needed, *reading.own_columns.values()}
+    if reading.joins_input or "instruction" in needed:
+        read |= {"input"}
+    for name in BEFORE:
+        lost = [part for row in rows if name in row and name not in read if (part := _only_in(name, row))]
+        if lost:
+            yield (
+                f"the column {name} is not read, and in {len(lost)} of the first {number_of(len(rows), 'row')} it has "
+                f"a text that the row has nowhere else, such as {show(lost[0])}. If it belongs to the prompt, write it "
+                f"there; earlier turns go into the prompt as messages, or into a column history."
+            )
+
+
+def _only_in(name: str, row: Row) -> str | None:
+    """Return the first text or turn in a column that is in no other column of the row; None if there is none. What a
+    chat template has written is the prompt once more."""
+    held = row[name]
+    said = [turn.content for turn in _conversation(held)]
+    if isinstance(held, str) and len(held.split()) >= FEWEST_WORDS and not _mark(held):
+        said = [held]
+    others = [] if not said else [text for other, value in row.items() if other != name for text in _texts(value)]
+    return next((text for text in said if text.strip() and not any(text.strip() in one for one in others)), None)
+
+
+def _texts(value: object, depth: int = 4) -> Iterator[str]:
+    """Yield the texts in a value, those of lists and mappings too as far as messages are deep."""
+    if isinstance(value, str):
+        yield value
+    elif depth and isinstance(value, Mapping | list | tuple):
+        for held in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(held, depth - 1)
 
 
 def _mark(text: str) -> str | None:
