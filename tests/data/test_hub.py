@@ -97,6 +97,12 @@ class TestNames:
         with pytest.raises(DataError, match="not the name of a dataset on the hub"):
             parse_hub_name(name)
 
+    @pytest.mark.parametrize("name", ["prefs", "prefs:small", "prefs@v1"])
+    def test_a_name_without_an_organisation_is_never_asked_for(self, hub: Hub, name: str) -> None:
+        with pytest.raises(DataError, match=r"no such file\..*On the hub, a dataset is named organisation/name\."):
+            load(name)
+        assert not hub.asked
+
     def test_a_revision_is_asked_for_and_only_if_there_is_one(self, hub: Hub) -> None:
         assert contents(load("org/name:small@v2")) == THREE_CONTENTS
         assert hub.asked == [{"name": "org/name", "configuration": "small", "split": "train", "revision": "v2"}]

@@ -228,6 +228,8 @@ def _missing(name: str, path: Path, split: str, near: Sequence[str]) -> DataErro
     if extension_of(path) and not path.is_dir():
         looked_for = str(path)
     found = f"There is: {listed(near)}." if near else f"No data file in {path.parent} has a name like it."
+    if not near and "/" not in name and not extension_of(path):
+        found += " On the hub, a dataset is named organisation/name."
     if path.is_dir() and not near:
         found = f"{path} is a folder without data files."
     return DataError(f"{what} Looked for {looked_for}. {found}")
@@ -253,10 +255,10 @@ def _is_local(name: str, split: str) -> bool:
 
 
 def _is_path_like(name: str, path: Path) -> bool:
-    """Return whether a name must be local: names on the hub have at most one slash before a revision, and none of our
+    """Return whether a name must be local: names on the hub have one slash before a revision, and none of our
     extensions."""
     bare = name.partition("@")[0]
-    in_form = name.startswith((".", "/", "~")) or bare.count("/") > 1 or extension_of(Path(bare)) is not None
+    in_form = name.startswith((".", "/", "~")) or bare.count("/") != 1 or extension_of(Path(bare)) is not None
     return in_form or path.exists()
 
 
