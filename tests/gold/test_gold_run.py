@@ -232,6 +232,8 @@ def test_a_stage_that_is_killed_is_done_again(tmp_path, models, tools) -> None:
         ("folder: x\n", "has no stage"),
         ("folder: x\nlable: {}\n", "unknown stage 'lable'. Did you mean 'label'"),
         ("folder: x\nlabel: [1]\n", "label: wanted settings by name"),
+        ("folder: x\nlabel: {2nd: y}\n", "label: unknown setting '2nd'. `rewardlab gold label --help` lists"),
+        ("folder: x\nlabel: {--input: y}\n", "label: unknown setting '--input'."),
         ("folder: x\nlabel: {output: y}\n", "label: output is set by the plan"),
         ("folder: x\nlabel: {target-path: y}\n", "label: target_path is set by the plan"),
     ],

@@ -16,6 +16,7 @@ from rewardlab.core.config import did_you_mean
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import at_home
+from rewardlab.core.terminal import brief
 
 STAGES: Final = ("sample", "label", "build", "train", "match", "curve", "check")
 """Stages in the order of work."""
@@ -112,6 +113,11 @@ def read_plan(path: Path) -> Plan:
         if not isinstance(section, Mapping):
             raise ConfigError(f"{path}: {stage}: wanted settings by name, got {section!r:.60}.")
         named = {str(name).replace("-", "_"): value for name, value in section.items()}
+        if odd := [name for name in section if not str(name)[:1].isalpha()]:
+            raise ConfigError(
+                f"{path}: {stage}: unknown setting {brief(odd[0])}. `rewardlab gold {stage} --help` lists its flags, "
+                f"and a plan names them without the dashes before them."
+            )
         if taken := [name for name in named if name in SET_HERE]:
             raise ConfigError(f"{path}: {stage}: {taken[0]} is set by the plan, in `folder`. Leave it out.")
         settings[stage] = named
