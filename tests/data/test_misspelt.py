@@ -132,6 +132,17 @@ RESULT = {"type": "pairwise", "from_name": "pw", "to_name": "t1,t2", "value": {"
             "makes a row of each turn.",
         ),
         (
+            {"prompt": "q", "completions": ["step 1", "step 2"], "labels": [True, False]},
+            "These are steps of a solution with a label each, for a reward model of steps (PRM). Here whole replies "
+            "are compared: write pairs, or a row for each whole solution with a label.",
+        ),
+        (
+            {"orig_instruction": "q", "orig_response_A": "a", "orig_response_B": "b", "orig_preference": "A"}
+            | {"instruction": "Which is better?", "output": "A"},
+            "Give --prompt-column orig_instruction --chosen-column orig_response_A --rejected-column orig_response_B "
+            "--label-column orig_preference --map-label A=1 B=0.",
+        ),
+        (
             {**TASK, "annotations": [{"id": 7, "result": [{"type": "choices"}, RESULT]}]},
             "This is Label Studio's full export, with the texts in 'data' and the choices in 'annotations': export "
             "JSON_MIN instead, and give --chosen-column answer1 --rejected-column answer2 --label-column pw "

@@ -94,6 +94,9 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "Vezora/Code-Preference-Pairs": [{"input": "Why?", "accepted": "GOOD", "rejected": "BAD", "ID": 1}],
+    "torchtune's": [
+        {f"{side}_conversations": [*turns(user("Why?")), {**A, "content": text}] for side, text in PAIR.items()}
+    ],
     "Axolotl's": [{"system": "", "input": "Why?", **PAIR}],
 }
 """Beginning of a row of the table -> rows of that dataset."""

@@ -74,6 +74,29 @@ OF_DATASETS: Final[Mapping[frozenset[str], str]] = {
             "row of each message with ranked replies.",
         ),
         (
+            "prompt completions labels",
+            "These are steps of a solution with a label each, for a reward model of steps (PRM). Here whole replies "
+            "are compared: write pairs, or a row for each whole solution with a label.",
+        ),
+        (
+            "input label task",
+            "These are Math-Shepherd's solutions, with a label for each step, for a reward model of steps (PRM). Here "
+            "whole replies are compared: write pairs, or a row for each whole solution with a label.",
+        ),
+        (
+            "orig_instruction orig_response_A orig_response_B orig_preference",
+            "Give --prompt-column orig_instruction --chosen-column orig_response_A --rejected-column orig_response_B "
+            "--label-column orig_preference --map-label A=1 B=0.",
+        ),
+        (
+            "info summary worker",
+            "These are the ratings of summarize-from-feedback, and {page} says which columns to make of them.",
+        ),
+        (
+            "chosen_conversations rejected_conversations",
+            "Give --chosen-column chosen_conversations --rejected-column rejected_conversations.",
+        ),
+        (
             "context good_edited_response bad_edited_response",
             "Give --prompt-column context --chosen-column good_edited_response --rejected-column bad_edited_response.",
         ),
