@@ -149,6 +149,16 @@ def test_names_and_repeated_turns_are_no_part_of_a_prompt(told: Any, row: dict[s
     assert not told([row] * 2, CHATML)
 
 
+def test_prompts_that_end_with_a_turn_of_the_assistant_are_told(told: Any) -> None:
+    asked = [{"role": "user", "content": "Why?"}]
+    (line,) = told([{"prompt": asked}, {"prompt": [*asked, {"role": "assistant", "content": "Because"}]}], CHATML)
+    assert line.startswith(
+        'the column prompt ends with a turn of the assistant in 1 of the first 2 rows, such as "Because", and the '
+        "reply follows as a second one."
+    )
+    assert not told([{"prompt": [*BEFORE, *asked]}, {"prompt": "Assistant: Because"}], CHATML)
+
+
 def test_an_input_that_belongs_to_an_instruction_is_read(tmp_path: Path) -> None:
     renderer = build_renderer(make_tokenizer(CHATML), RenderingConfig(max_seq_len=256))
     row = {"instruction": "Translate.", "input": "Good morning to you.", "chosen": "a", "rejected": "b"}

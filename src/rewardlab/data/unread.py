@@ -74,7 +74,7 @@ def unread(rows: Sequence[Row], reading: ReadingConfig, renderer: Renderer) -> l
         for name in _fields(rows, renderer)
     )
     told = [*_numbers(rows[:1], reading), *_arguments(rows, reading, renderer), *_system(rows, reading)]
-    told += _before(rows, reading)
+    told += [*_before(rows, reading), *_answered(rows, reading)]
     return [*told, *fields, *([] if renderer.spec.joins_texts else _marks(rows, reading))]
 
 
@@ -122,6 +122,20 @@ def _before(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
                 f"a text that the row has nowhere else, such as {show(lost[0])}. If it belongs to the prompt, write it "
                 f"there; earlier turns go into the prompt as messages, or into a column history."
             )
+
+
+def _answered(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line if prompts end with a turn of the assistant, which the reply then follows as another one."""
+    needed = _needed(rows, reading)
+    name = next((name for name in ("conversations", "context") if name in needed), _prompts(rows, reading))
+    turns = [said[-1] for row in rows if (said := _conversation(row.get(name)))]
+    if found := [turn for turn in turns if turn.role == "assistant"]:
+        yield (
+            f"the column {name} ends with a turn of the assistant in {len(found)} of the first "
+            f"{number_of(len(rows), 'row')}, such as {show(found[0].content)}, and the reply follows as a second one. "
+            f"If the reply continues that turn, join the two in each reply; if that turn is a reply itself, take it "
+            f"out."
+        )
 
 
 def _only_in(name: str, row: Row) -> str | None:
