@@ -132,6 +132,26 @@ def test_an_overlap_that_is_unknown_is_not_none(record, shared, wanted):
 
 
 @pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"test_dataset": None, "test_split": None}, "There are no test data; "),
+        ({"test_dataset": ["a.jsonl"]}, "The test data, which are judged last, have no numbers yet; "),
+        ({"test_split": "test"}, "The test data, which are judged last, have no numbers yet; "),
+    ],
+)
+def test_a_run_that_ended_early_has_test_data_though_they_were_not_judged(
+    record: Record, settings: dict[str, object], why: str
+) -> None:
+    selection = {"selection": replace(record.evaluations["test"], name="selection")}
+    changed = replace(record, evaluations=selection, config={**record.config, **settings})
+    (block,) = checklist_section(changed, None).blocks
+    assert isinstance(block, Checklist)
+    (found,) = [check for check in block.checks if "chose nothing" in check.question]
+    assert found.answer == "no"
+    assert found.numbers.startswith(why)
+
+
+@pytest.mark.parametrize(
     ("last", "low", "wanted"),
     [(0.70, 0.60, "look"), (0.70, None, "look"), (0.70, 0.68, "yes"), (0.69, 0.66, "look"), (0.5, 0.4, "look")],
 )

@@ -153,6 +153,13 @@ def _above_baselines(record: Record, against: AgainstBaselines | None) -> Check:
     )
 
 
+def _without_test(record: Record) -> str:
+    """Return why there are no numbers of test data."""
+    if any(record.config.get(name) for name in ("test_dataset", "test_split")):
+        return "The test data, which are judged last, have no numbers yet"
+    return "There are no test data"
+
+
 def _independent(record: Record) -> Check:
     question = "Were the numbers made on data that chose nothing?"
     if record.judged is None:
@@ -166,7 +173,7 @@ def _independent(record: Record) -> Check:
         return Check(
             question=question,
             answer="no",
-            numbers=f"There are no test data; the numbers are of {what(record, record.judged.name)}.",
+            numbers=f"{_without_test(record)}; the numbers are of {what(record, record.judged.name)}.",
         )
     if trained.prompts is None:
         return Check(
