@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from rewardlab.core.errors import DataError
 from rewardlab.curation import near
+from rewardlab.curation.files.grouping import Seen, joined
 from rewardlab.curation.near import PERMUTATIONS, SHINGLE_WORDS, near_groups, numbered, signatures
 from rewardlab.curation.shingles import shingle_hashes, words_of
+from rewardlab.data.splits import Texts
 
 VOCABULARY = [f"w{number}" for number in range(2_000)]
 
@@ -147,6 +149,34 @@ def test_groups_of_some_texts_hold_no_copy_of_the_signatures() -> None:
     finally:
         tracemalloc.stop()
     assert most < whole.nbytes
+
+
+def test_chunks_are_joined_with_one_copy_of_their_signatures() -> None:
+    draw = np.random.default_rng(0)
+    keys = np.unique(draw.integers(0, 2**60, 4000, dtype=np.uint64))
+    whole = draw.integers(0, 2**16 - 1, (len(keys), PERMUTATIONS), dtype=np.uint16)
+    chunks = []
+    for _ in range(10):
+        own = np.sort(draw.choice(len(keys), 900, replace=False))  # prompts are in several chunks
+        texts = Texts(
+            prompts_P=keys[own],
+            first_turns_P=keys[own],
+            replies_R=keys[own],
+            long_R=np.ones(len(own), bool),
+            owners_R=np.arange(len(own)),
+        )
+        chunks.append(Seen(texts=texts, prompts_U=keys[own], signatures_UH=whole[own]))
+    joined(chunks[:2])  # what is imported at the first call
+    tracemalloc.start()
+    try:
+        found = joined([joined(chunks)])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.signatures_UH is not None
+    assert most < 1.8 * found.signatures_UH.nbytes
+    np.testing.assert_array_equal(found.signatures_UH, whole[np.isin(keys, found.prompts_U)])
+    assert found.texts.owners_R.tolist() == list(range(9000))
 
 
 def test_without_texts_there_are_no_groups() -> None:

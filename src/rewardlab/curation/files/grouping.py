@@ -69,19 +69,18 @@ def _prompt_text(preference: Preference) -> str:
 
 
 def joined(seen: Sequence[Seen]) -> Seen:
-    """Return the contents of several chunks as one."""
-    sizes = np.cumsum([0, *(len(one.texts.prompts_P) for one in seen)])
-    owners = [one.texts.owners_R + start for one, start in zip(seen, sizes[:-1], strict=True)]
-    texts = Texts(
-        prompts_P=np.concatenate([one.texts.prompts_P for one in seen]),
-        first_turns_P=np.concatenate([one.texts.first_turns_P for one in seen]),
-        replies_R=np.concatenate([one.texts.replies_R for one in seen]),
-        long_R=np.concatenate([one.texts.long_R for one in seen]),
-        owners_R=np.concatenate(owners),
-    )
-    prompts_U, first_U = np.unique(np.concatenate([one.prompts_U for one in seen]), return_index=True)
-    sketches = [one.signatures_UH for one in seen if one.signatures_UH is not None]
-    together = np.concatenate(sketches)[first_U] if sketches else None
+    """Return the contents of several chunks as one, with one copy of their signatures."""
+    if len(seen) == 1:
+        return seen[0]
+    texts = Texts.join([one.texts for one in seen])
+    prompts_U = np.unique(np.concatenate([one.prompts_U for one in seen]))
+    together: Signatures | None = None
+    for one in seen:
+        if one.signatures_UH is not None:
+            if together is None:
+                together = np.empty((len(prompts_U), one.signatures_UH.shape[1]), one.signatures_UH.dtype)
+            # A prompt of several chunks has the same signature in each.
+            together[np.searchsorted(prompts_U, one.prompts_U)] = one.signatures_UH
     return Seen(texts=texts, prompts_U=prompts_U, signatures_UH=together)
 
 
