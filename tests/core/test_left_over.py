@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,8 +17,9 @@ import pytest
 from killing import ended_process
 from rewardlab.core import folders
 from rewardlab.core.errors import RunInterrupted
-from rewardlab.core.folders import remove_left_over, removed_at_end, replacing_folder
+from rewardlab.core.folders import move, remove, remove_left_over, removed_at_end, replacing_folder
 from rewardlab.core.lock import only_process
+from rewardlab.core.placing import placing
 from rewardlab.core.signals import BEGINS_ANEW, GOES_ON, ended_by_signals
 
 KILLED_IN_TWO = """
@@ -184,3 +186,43 @@ def test_a_signal_in_a_command_of_another_one_is_told_by_the_other_one(tmp_path)
 def test_ctrl_c_before_anything_is_whole_stays_what_it_is():
     with pytest.raises(KeyboardInterrupt), ended_by_signals(BEGINS_ANEW):
         signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as it came with the image of a container: it cannot be renamed, and a new one can."""
+    rename, folder = Path.rename, tmp_path / "best"
+    write(folder, "old")
+    (folder / "of the image").touch()
+
+    def renaming(path: Path, target: Path) -> Path:
+        if (path / "of the image").exists() and not re.search(r"\.tmp-\d+$", path.name):
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(folders, "_exchange", lambda *_: False)
+    monkeypatch.setattr(Path, "rename", renaming)
+    return folder
+
+
+def test_a_folder_of_the_image_of_a_container_is_replaced(image, tmp_path):
+    write(image, "new")
+    assert names(image) == ["weights"]
+    assert (image / "weights").read_text() == "new"
+    assert names(tmp_path) == ["best"]
+
+
+def test_a_folder_of_the_image_of_a_container_is_removed_and_moved(image, tmp_path):
+    move(image, tmp_path / "runs/other")
+    assert names(tmp_path) == ["runs"]
+    assert (tmp_path / "runs/other/weights").read_text() == "old"
+    remove(tmp_path / "runs/other")
+    assert names(tmp_path / "runs") == []
+
+
+def test_results_take_the_place_of_a_folder_of_the_image_of_a_container(image, tmp_path):
+    with placing(tmp_path, lambda: ("best",), whole=("best",)) as new:
+        (new / "best").mkdir()
+        (new / "best/weights").write_text("new")
+    assert names(tmp_path) == ["best"]
+    assert names(image) == ["weights"]

@@ -146,7 +146,7 @@ def test_an_error_while_results_are_written_leaves_all_as_it_was(tmp_path: Path,
 
 def test_an_error_while_they_are_moved_puts_back_what_was_there(tmp_path: Path, monkeypatch) -> None:
     put(tmp_path, MINE | OLD)
-    move, done = placing_module._move, 0
+    move, done = placing_module.move, 0
 
     def failing(source: Path, target: Path) -> None:
         nonlocal done
@@ -155,7 +155,7 @@ def test_an_error_while_they_are_moved_puts_back_what_was_there(tmp_path: Path, 
             raise OSError(errno.EIO, "Input/output error", str(target))
         move(source, target)
 
-    monkeypatch.setattr(placing_module, "_move", failing)
+    monkeypatch.setattr(placing_module, "move", failing)
     with pytest.raises(OSError, match="Input/output"):
         place(tmp_path)
     assert tree(tmp_path) == MINE | OLD
@@ -164,7 +164,7 @@ def test_an_error_while_they_are_moved_puts_back_what_was_there(tmp_path: Path, 
 
 def test_where_what_was_there_cannot_be_put_back_both_errors_and_its_place_are_named(tmp_path, monkeypatch) -> None:
     put(tmp_path, OLD)
-    move, done = placing_module._move, 0
+    move, done = placing_module.move, 0
 
     def failing(source: Path, target: Path) -> None:
         nonlocal done
@@ -174,7 +174,7 @@ def test_where_what_was_there_cannot_be_put_back_both_errors_and_its_place_are_n
         move(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(placing_module, "_move", failing)
+        patched.setattr(placing_module, "move", failing)
         with pytest.raises(RewardlabError, match=r"error 4.*error 5.*They are in .*\.results\.moving/old"):
             place(tmp_path)
     settle(tmp_path)
@@ -334,7 +334,7 @@ def test_results_that_cannot_be_removed_make_no_failure_of_what_is_whole(tmp_pat
     def busy(path: Path) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
 
-    monkeypatch.setattr(placing_module.shutil, "rmtree", busy)
+    monkeypatch.setattr(shutil, "rmtree", busy)
     place(tmp_path)
     assert tree(tmp_path) == NEW
     settle(tmp_path)
@@ -348,7 +348,7 @@ def test_what_another_process_is_writing_is_not_swept(tmp_path: Path) -> None:
 
 
 def test_a_signal_that_comes_while_they_are_moved_waits_and_is_told_that_all_is_written(tmp_path, monkeypatch) -> None:
-    move, sent = placing_module._move, []
+    move, sent = placing_module.move, []
 
     def moving(source: Path, target: Path) -> None:
         if not sent:
@@ -356,7 +356,7 @@ def test_a_signal_that_comes_while_they_are_moved_waits_and_is_told_that_all_is_
             signal.raise_signal(signal.SIGTERM)
         move(source, target)
 
-    monkeypatch.setattr(placing_module, "_move", moving)
+    monkeypatch.setattr(placing_module, "move", moving)
     with pytest.raises(RunInterrupted, match="What it had to write is whole") as ended, ended_by_signals(BEGINS_ANEW):
         place(tmp_path)
     assert ended.value.exit_status == 0

@@ -75,12 +75,12 @@ def _take_place(temporary: Path, target: Path, previous: Path) -> None:
     # A plain rename cannot replace a folder that is not empty, so the previous one is moved aside first.
     remove(previous)
     if target.exists():
-        target.rename(previous)
+        move(target, previous)
     try:
         temporary.rename(target)
     except OSError:
         if previous.exists():
-            previous.rename(target)
+            move(previous, target)
         raise
 
 
@@ -97,13 +97,38 @@ def _exchange(first: Path, second: Path) -> bool:
 def remove(path: Path) -> None:
     """Delete a file, a link or a folder, if it exists.
 
-    A folder is renamed to a temporary name first: a process that is killed while it deletes then leaves no folder of
-    the original name with half of its files.
+    A folder is renamed to a temporary name first, where it can be: a process that is killed while it deletes then
+    leaves no folder of the original name with half of its files.
     """
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
-    shutil.rmtree(path if re.search(r"\.(tmp|old)-\d+$", path.name) else _aside(path))
+    if not re.search(r"\.(tmp|old)-\d+$", path.name):
+        try:
+            path = _aside(path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+    shutil.rmtree(path)
+
+
+def move(source: Path, target: Path) -> None:
+    """Give a file or a folder another name, also on another disk, where a link may lead, and where a folder cannot be
+    renamed although it is on this one: in a container, one that came with its image."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+        remove(copy)
+        if source.is_dir() and not source.is_symlink():
+            shutil.copytree(source, copy, symlinks=True)
+        else:
+            shutil.copy2(source, copy, follow_symlinks=False)
+        copy.rename(target)
+        remove(source)
 
 
 def _aside(folder: Path) -> Path:
@@ -127,7 +152,7 @@ def remove_left_over(path: Path) -> None:
         if not (match := name.fullmatch(left_over.name)) or is_at_work(match[1].rpartition("-")[2]):
             continue
         if left_over.name.startswith(f".{path.name}.old-") and not os.path.lexists(path):
-            left_over.rename(path)
+            move(left_over, path)
         else:
             sweep_away(left_over)
 

@@ -8,10 +8,8 @@ back what stood there, so that no result is half of one run and half of another.
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,7 +18,7 @@ from typing import Final
 
 from rewardlab.core.errors import ConfigError, DataError, RewardlabError, naming, words_of
 from rewardlab.core.files import read_json, write_json
-from rewardlab.core.folders import fsync_folder, is_at_work, remove, sweep_away
+from rewardlab.core.folders import fsync_folder, is_at_work, move, remove, sweep_away
 from rewardlab.core.signals import held_back, results_are_whole
 from rewardlab.core.together import Waiting, one_by_one
 
@@ -137,7 +135,7 @@ def _move_back(folder: Path, plan: Plan) -> None:
         # Only what was moved there, unchanged since: anything else is somebody else's.
         if _stamp(folder / name) == stamp:
             remove(moving / NEW / name)  # what a move to another disk had left
-            _move(folder / name, moving / NEW / name)
+            move(folder / name, moving / NEW / name)
     for number, name in enumerate(plan.old):
         aside, place = moving / OLD / str(number), folder / name
         if not os.path.lexists(aside):
@@ -153,38 +151,20 @@ def _move_back(folder: Path, plan: Plan) -> None:
                 f"{place} was put there after a process was killed that replaced the results in {folder}. The "
                 f"earlier file of that name is {aside}. Move one of the two away."
             )
-        _move(aside, place)
+        move(aside, place)
 
 
 def _move_in(folder: Path, plan: Plan) -> None:
     """Move earlier results aside, and then the new ones into their place: never do some of both stand there."""
     moving = folder / MOVING
     for number, name in enumerate(plan.old):
-        _move(folder / name, moving / OLD / str(number))
+        move(folder / name, moving / OLD / str(number))
     # A folder of which only earlier results were the content goes with them.
     for around in sorted({(folder / name).parent for name in plan.old} - {folder}, reverse=True):
         if not any(around.iterdir()) and not around.is_symlink():
             around.rmdir()
     for name in plan.ordered():
-        _move(moving / NEW / name, folder / name)
-
-
-def _move(source: Path, target: Path) -> None:
-    """Give a file or a folder another name, also on another disk, where a link may lead."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        copy = target.with_name(f".{target.name}.tmp-{os.getpid()}")
-        remove(copy)
-        if source.is_dir() and not source.is_symlink():
-            shutil.copytree(source, copy, symlinks=True)
-        else:
-            shutil.copy2(source, copy, follow_symlinks=False)
-        copy.rename(target)
-        remove(source)
+        move(moving / NEW / name, folder / name)
 
 
 def _plan(folder: Path, new: Path, earlier: Iterable[str], whole: Collection[str], *, alone: bool) -> Plan:

@@ -17,7 +17,7 @@ from typing import Final, get_args
 
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError, RewardlabError
 from rewardlab.core.files import UTF8, read_json, sha256_text
-from rewardlab.core.folders import remove, require_writable_folder
+from rewardlab.core.folders import move, remove, require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.other_names import SAME_THING
 from rewardlab.core.placing import MOVING, WRITTEN, settle
@@ -418,7 +418,7 @@ def sweep(folder: Path) -> None:
         # The process was killed after it had moved the previous folder aside and before the new one took its name, so
         # the previous one is put back.
         if match and match[2] == "old" and not (target := path.with_name(match[1])).exists():
-            path.rename(target)
+            move(path, target)
         elif match:
             remove(path)
 

@@ -21,7 +21,7 @@ from rewardlab.artifact.seal import seal
 from rewardlab.core.config import require
 from rewardlab.core.errors import ArtifactError, ConfigError, RewardlabError
 from rewardlab.core.files import provenance, write_json
-from rewardlab.core.folders import remove, replacing_folder
+from rewardlab.core.folders import move, remove, replacing_folder
 from rewardlab.core.signals import raised_at_once
 from rewardlab.core.spec import SPEC_FILE, RewardSpec
 from rewardlab.data.chat import Renderer
@@ -132,11 +132,11 @@ def import_in_place(source: Path, settings: ImportConfig | None = None) -> Impor
     with raised_at_once():
         try:
             result = import_model(source, new, settings)
-            source.rename(original)
-            new.rename(source)
+            move(source, original)
+            move(new, source)
         except BaseException as error:
             if original.exists() and not source.exists():
-                original.rename(source)
+                move(original, source)
             remove(new)
             if not isinstance(error, RewardlabError):
                 place = original if original.exists() else source
