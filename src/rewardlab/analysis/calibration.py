@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
-from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.intervals import PRIOR_PROMPTS, FloatArray
 from rewardlab.analysis.stats import (
     MIN_CLUSTERS,
     Numbers,
     central_range,
     cluster_totals,
     has_repeats,
+    numbered,
     too_few,
 )
 from rewardlab.core.types import Estimate
@@ -151,7 +152,8 @@ def ece_estimate(
         return Estimate(value=value, low=np.nan, high=np.nan, n=n, method=few, level=level)
     gap_H = table[:, :-1].mean(axis=0)
     noise_H = _noise_by_prompt(folded, table, gap_H, clusters)
-    low, high = _ece_limits(_Candidates.of(folded, gap_H, noise_H), tail=(1 - level) / 2, seed=seed)
+    root_HH = _root_of_correlation(totals, gap_H) if repeated else None
+    low, high = _ece_limits(_Candidates.of(folded, gap_H, noise_H, root_HH), tail=(1 - level) / 2, seed=seed)
     unit = ", by prompt" if repeated else ""
     return Estimate(
         value=value, low=min(low, value), high=max(high, value), n=n, method=f"test inversion{unit}", level=level
@@ -186,10 +188,38 @@ def _noise_by_prompt(
         return noise_H
     totals = cluster_totals(table, clusters)
     n = len(totals)
-    # Rows of one prompt may be right or wrong together. As for shares, the larger of the two variances is used.
+    # Rows of one prompt may be right or wrong together. As for shares, the larger of the two variances is used, with a
+    # part of a prompt added that is wholly wrong: of few wrong prompts, or none, the variance seen is too small.
     residuals_CH = totals[:, :-1] - gap_H * totals[:, -1:]
-    found: FloatArray = np.maximum(noise_H, np.square(residuals_CH).sum(axis=0) * n / max(n - 1, 1) / len(table) ** 2)
+    squares_H = np.square(residuals_CH).sum(axis=0) + PRIOR_PROMPTS * np.square(_of_a_prompt(folded, clusters))
+    found: FloatArray = np.maximum(noise_H, squares_H * n / max(n - 1, 1) / len(table) ** 2)
     return found
+
+
+def _of_a_prompt(folded: _Folded, clusters: Sequence[str]) -> FloatArray:
+    """Return [H] by how much one prompt more would move a bin's sum of gaps if all of its labels came out 0."""
+    index_N, count = numbered(clusters)
+    cells = np.bincount(index_N * folded.num_bins + folded.bin, minlength=count * folded.num_bins)
+    size_CH = cells.reshape(count, folded.num_bins).astype(np.float64)
+    count_H = np.maximum(size_CH.sum(axis=0), 1)
+    right_H = np.bincount(folded.bin, folded.label, folded.num_bins) / count_H
+    return np.asarray(np.square(size_CH).sum(axis=0) / count_H * right_H)
+
+
+def _root_of_correlation(totals: FloatArray, gap_H: FloatArray) -> FloatArray:
+    """Return [H, H] a root of the correlation over prompts of the bins' mean gaps, from prompts' totals [C, H + 1].
+
+    Rows of one prompt that are right or wrong together lie in several bins, whose gaps then add up.
+    """
+    residuals_CH = totals[:, :-1] - gap_H * totals[:, -1:]
+    covariance_HH = residuals_CH.T @ residuals_CH
+    deviation_H = np.sqrt(np.diag(covariance_HH))
+    varies_H = deviation_H > 0
+    scale_H = np.where(varies_H, deviation_H, 1.0)
+    correlation_HH = covariance_HH / np.outer(scale_H, scale_H) + np.diag(~varies_H)
+    values_H, vectors_HH = np.linalg.eigh(correlation_HH)
+    # The symmetric root is the one that does not jump where eigenvectors do.
+    return np.asarray((vectors_HH * np.sqrt(np.maximum(values_H, 0.0))) @ vectors_HH.T)
 
 
 def _noise(folded: _Folded, table: FloatArray, gap_H: FloatArray) -> FloatArray:
@@ -233,6 +263,8 @@ class _Candidates:
     """Half of what one comparison moves an ECE by."""
     discreteness: float
     """From 0 to 1: how much the probabilities are so alike that an ECE has few values, a step apart."""
+    root: FloatArray | None = None
+    """[H, H] independent normal numbers -> numbers as correlated as the gaps are; None where they are independent."""
 
     @property
     def weight(self) -> FloatArray:
@@ -242,8 +274,11 @@ class _Candidates:
         return found
 
     @classmethod
-    def of(cls, folded: _Folded, gap_H: FloatArray, noise_H: FloatArray) -> _Candidates:
-        """Return the candidates for gaps [H], p − y in the mean over all comparisons, with these variances as seen."""
+    def of(
+        cls, folded: _Folded, gap_H: FloatArray, noise_H: FloatArray, root_HH: FloatArray | None = None
+    ) -> _Candidates:
+        """Return the candidates for gaps [H], p − y in the mean over all comparisons, with these variances as seen and
+        the root of their correlation over prompts."""
         total = folded.probability.size
         count_H = np.bincount(folded.bin, minlength=folded.num_bins).astype(np.float64)
         filled = count_H > 0
@@ -270,6 +305,7 @@ class _Candidates:
             noise=lambda gaps_H: np.maximum(scatter_H * plain(side_H * gaps_H * total / count_H), noise_H),
             most=np.where(side_H > 0, mean_H, 1 - mean_H) * count_H / total,
             half_step=1 / (2 * total),
+            root=None if root_HH is None else root_HH[:, filled],
             discreteness=max(0.0, 1 - spread / DISCRETE_SPREAD),
         )
 
@@ -284,7 +320,9 @@ def _ece_limits(own: _Candidates, *, tail: float, seed: int) -> tuple[float, flo
     if not own.seen.size:
         return 0.0, 0.0
     calibrated_H = own.noise(np.zeros_like(own.seen))
-    half = np.random.default_rng(seed).normal(size=(NUM_NOISE_DRAWS // 2, own.seen.size))
+    size = own.seen.size if own.root is None else len(own.root)
+    half = np.random.default_rng(seed).normal(size=(NUM_NOISE_DRAWS // 2, size))
+    half = half if own.root is None else half @ own.root
     normal_RH = np.concatenate([half, -half])
     seen, step = float(own.seen.sum()), own.half_step * own.discreteness
     low = _last_candidate(own, normal_RH, share=1 - tail, seen=seen - step)
