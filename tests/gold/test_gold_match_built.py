@@ -1,4 +1,4 @@
-"""Pairs that `gold build` kept of labelled rows: what a run measured on them is held against the match on them."""
+"""Pairs that `gold build` kept of labelled rows, and their labels: what a run measured is judged by them."""
 
 from __future__ import annotations
 
@@ -90,3 +90,31 @@ def test_a_proxy_of_the_best_and_the_worst_is_not_said_to_be_scored_with_other_t
     assert "on the pairs that `gold build` made" in found["template and texts"].evidence
     assert found["training accuracy"].evidence.startswith(f"{match.value:.1%}")
     assert "pairs that were built alike" in found["generalisation"].evidence
+
+
+@pytest.mark.parametrize("pairs", ["all", "best-worst"])
+def test_losses_are_judged_by_what_soft_labels_allow(tmp_path: Path, pairs: str) -> None:
+    rows, file = built(tmp_path, drawn(rows=300, replies=4), pairs=pairs, soft_tau=8.0)
+    labels = [one["label"] for _, row in read_jsonl(file.parent / "train.jsonl") for one in row["comparisons"]]
+    least = float(np.mean([-label * np.log(label) - (1 - label) * np.log(1 - label) for label in labels]))
+    own = part(rows, scored(rows))
+    kept = marked(own, [file])
+    assert kept.least_loss == pytest.approx(least, abs=1e-9)
+    assert 0.5 < least < 0.69, "below which the limits of certain labels lie"
+
+    reached = sure(least + 0.005, 0.002)
+    run = facts(end_loss=reached, epoch_loss=reached)
+    names = ("loss at the end", "loss after an epoch")
+    found = findings(match_parts(own, runs={"p0": run}))
+    assert [found[name].status for name in names] == ["warn", "fail"]
+    found = findings(match_parts(kept, runs={"p0": run}))
+    assert [found[name].status for name in names] == ["pass", "pass"]
+    assert f"no proxy gets below {least:.3g}" in found[names[0]].evidence
+    nothing = facts(end_loss=sure(0.693, 0.001), epoch_loss=sure(0.693, 0.001))
+    found = findings(match_parts(kept, runs={"p0": nothing}))
+    assert [found[name].status for name in names] == ["warn", "fail"]
+
+
+def test_labels_of_a_tiny_temperature_are_certain(tmp_path: Path) -> None:
+    rows, file = built(tmp_path, drawn(rows=30), soft_tau=1e-9)
+    assert marked(part(rows, scored(rows)), [file]).least_loss < 1e-40

@@ -1,4 +1,7 @@
-"""Which pairs of replies `gold build` made of rows, where it kept some of them: a proxy's run knows only these."""
+"""What `gold build` made of rows: which pairs of replies, where it kept some of them, and how soft their labels are.
+
+A proxy's run knows only these pairs, and no loss below the entropy of these labels.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +21,37 @@ from rewardlab.gold.building.pairing import compared
 from rewardlab.gold.building.run import TOOL
 from rewardlab.gold.matching.columns import Part
 
-DECIDING: Final = ("pairs", "min_margin", "drop_cut", "seed")
-"""Settings of `gold build` that decide which pairs of a row are kept."""
+DECIDING: Final = ("pairs", "min_margin", "drop_cut", "seed", "soft_tau")
+"""Settings of `gold build` that decide which pairs of a row are kept, and their labels."""
+CERTAIN: Final = 100.0
+"""Log-odds from which on a label leaves no loss that counts."""
 
 
 def marked(part: Part, files: Sequence[Path]) -> Part:
-    """Return a part with the pairs that `gold build` made comparisons of, if its rows are those of a folder of it."""
-    return replace(part, built_N=_built(part, files))
-
-
-def _built(part: Part, files: Sequence[Path]) -> BoolArray | None:
-    """Return [N] whether a comparison was made of each pair, by the manifest beside the rows.
-
-    None where no manifest tells, or where every decided pair was compared, or none.
-    """
+    """Return a part with what `gold build` made of it, if its rows are those that lie beside preferences."""
     folders = {path.parent for path in files}
     if len(folders) != 1 or not all(path.name.startswith("labels.") for path in files):
-        return None
+        return part
     config = _settings(folders.pop())
     if config is None:
-        return None
+        return part
+    built_N = _built(part, config)
+    return replace(part, built_N=built_N, least_loss=_least_loss(part, built_N, config.soft_tau))
+
+
+def _least_loss(part: Part, built_N: BoolArray | None, tau: float | None) -> float:
+    """Return the mean entropy of the labels: no model has a lower loss on them. 0 where all are certain."""
+    if tau is None:
+        return 0.0
+    own = part.replies
+    known_N = own.decided_N if built_N is None else own.decided_N & built_N
+    logit_N = np.minimum(np.abs(own.gold_N[known_N]) / tau, CERTAIN)
+    # The entropy of σ(x) is log(1 + exp(−x)) + x·σ(−x).
+    return float(np.mean(np.logaddexp(0.0, -logit_N) + logit_N * np.exp(-np.logaddexp(0.0, logit_N))))
+
+
+def _built(part: Part, config: BuildConfig) -> BoolArray | None:
+    """Return [N] whether a comparison was made of each pair; None where one was of every decided pair, or of none."""
     kept = [compared(row, config) for row in part.rows]
     own = part.replies
     places = zip(

@@ -48,6 +48,8 @@ class Part:
     """Proxy -> replies with a gold score but without its score; they are left out for all proxies."""
     built_N: BoolArray | None = None
     """[N] whether `gold build` made a comparison of the pair; None where it did of all, or is not known to have."""
+    least_loss: float = 0.0
+    """Mean entropy of the labels that `gold build --soft-tau` gave: no proxy has a lower loss on them."""
 
 
 def part_of(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> Part:

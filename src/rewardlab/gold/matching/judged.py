@@ -41,6 +41,8 @@ class Judged:
     these are all pairs, or not known."""
     train_built: Estimate | None = None
     """The same of the training rows."""
+    least_loss: float = 0.0
+    """The lowest loss that the labels allow, as they are soft; 0 where they are certain."""
     is_of_training: bool = False
     """Whether `test` and `order` are of the training rows, because there are no others."""
 

@@ -167,7 +167,12 @@ def losses_of(judged: Judged) -> Iterator[Finding]:
 
 def _loss(name: str, judged: Judged, loss: Estimate, limit: float, grave: Status, where: str) -> Finding:
     about = judged.name
-    told = f"{number(loss)} {where} It should be below {limit:g}; log 2 = 0.69 is that of knowing nothing."
+    least, soft = judged.least_loss, ""
+    if least:
+        # As far from knowing nothing to the least that there is as the limit is of certain labels.
+        limit = round(least + limit * (1 - least / math.log(2)), 3)
+        soft = f" Its labels are soft, and no proxy gets below {least:.3g} on them."
+    told = f"{number(loss)} {where}{soft} It should be below {limit:g}; log 2 = 0.69 is that of knowing nothing."
     if is_below(loss, limit):
         return Finding(name=name, about=about, status="pass", evidence=told)
     if is_above(loss, limit):

@@ -245,6 +245,7 @@ def match_parts(
             else None
             if trained is None
             else trained.built.get(name),
+            least_loss=(test if train is None else train).least_loss,
             is_of_training=done.name == "train",
         )
         findings += judge(judged, limits or Limits())
