@@ -268,6 +268,15 @@ def test_an_environment_that_is_not_whole_is_refused_in_words(name, value, said,
         pass
 
 
+@pytest.mark.parametrize("port", ["0", "65536"])
+def test_a_port_at_which_nobody_can_be_reached_is_refused_before_anybody_waits(port, place, monkeypatch):
+    """As torchrun hands on --master-port 0."""
+    monkeypatch.setenv("MASTER_PORT", port)
+    monkeypatch.setattr("torch.distributed.rendezvous", lambda *_, **__: pytest.fail("it waits"))
+    with pytest.raises(ConfigError, match=rf"MASTER_PORT is {port}: .*`torchrun --standalone` finds"), joined_ranks():
+        pass
+
+
 def test_one_of_several_processes_without_a_number_does_not_train_by_itself(place, monkeypatch):
     monkeypatch.delenv("RANK")
     said = r"one of 2 processes, and RANK, .* is not set: each would train by itself"

@@ -26,6 +26,7 @@ logger = logging.getLogger("rewardlab")
 _namespace: Final[Any] = dist
 """Typed as Any because torch.distributed does not declare all that it exports."""
 NUMBERS: Final = ("RANK", "WORLD_SIZE", "MASTER_PORT")
+MAX_PORT: Final = 65535
 TELL_AFTER_S: Final = 30.0
 """Seconds of waiting for the other processes after which that is told."""
 SEEN_WITHIN_S: Final = 60.0
@@ -244,6 +245,12 @@ def _require_environment() -> None:
                 f"{name} {found} in the environment, where RANK and WORLD_SIZE say that this is one of several "
                 f"processes. Start it by torchrun, or unset both."
             )
+    port = os.environ["MASTER_PORT"]
+    if not 1 <= int(port) <= MAX_PORT:
+        raise ConfigError(
+            f"MASTER_PORT is {visible(port)}: no process can be reached there. Name a free port from 1 to {MAX_PORT}, "
+            f"of torchrun by --master-port; on a single machine, `torchrun --standalone` finds one."
+        )
 
 
 def require_alone() -> None:
