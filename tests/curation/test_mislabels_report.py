@@ -70,3 +70,22 @@ def test_the_entries_of_all_pairs_compute_nothing_of_all_pairs_for_each(monkeypa
     for one in ranking.testimonies:
         said = entries[place]["witnesses"][one.name]["margin"]
         assert said == round(float(one.margin_N[number]) * float(sign_N[number]), 6)
+
+
+def test_a_search_that_flags_nothing_does_not_say_that_nothing_is_wrong():
+    pairs, heads, _ = simulated(100, wrong=0.1)
+
+    def told(below: float) -> str:
+        rule = replace(RULE, below=below)
+        ranking = rank(heads, pairs, rule)
+        noise = estimate_noise(ranking.together, pairs)
+        made = {"lengths": None, "noise": noise, "planted": None, "worth": None}
+        return " ".join(report(pairs=pairs, ranking=ranking, rule=rule, held="by prompts", **made).split())
+
+    none, some = told(1e-9), told(0.5)
+    assert "0 are flagged" in none
+    assert "That says nothing of how many labels are wrong: where a third is," in none
+    assert "Read the ranking, or raise --below." in none
+    assert "A flag is a reason to look, and no proof" not in none
+    assert "A flag is a reason to look, and no proof" in some
+    assert "raise --below" not in some

@@ -59,8 +59,14 @@ def _head(pairs: Pairs, ranking: Ranking, rule: Rule, held: str) -> str:
         )
         + f", held out {held}. {format_count(flagged)} {'is' if flagged == 1 else 'are'} flagged: at least "
         f"{rule.agree} of {len(ranking.testimonies)} witnesses put the probability of the label below {rule.below:g}, "
-        f"by heads and temperatures that saw nothing of the pair. A flag is a reason to look, and no proof: pairs on "
-        f"which people disagree look the same."
+        f"by heads and temperatures that saw nothing of the pair. "
+        + (
+            "A flag is a reason to look, and no proof: pairs on which people disagree look the same."
+            if flagged
+            else "That says nothing of how many labels are wrong: where a third is, even a witness who knows the truth "
+            "puts none below a third, and one that knows little none far below a half. Read the ranking, or raise "
+            "--below."
+        )
     )
 
 
