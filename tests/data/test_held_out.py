@@ -10,10 +10,11 @@ import pytest
 
 from common import make_tokenizer
 from resuming import interrupted
+from rewardlab.analysis.stats import MIN_CLUSTERS
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import SUM
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, read_spec
-from rewardlab.data.prepare import Prepared, load_data
+from rewardlab.data.prepare import FEWEST_PROMPTS, Prepared, load_data
 from rewardlab.data.splits import count_shared
 from rewardlab.data.templates import build_renderer
 from rewardlab.training.checkpoints import resume
@@ -71,6 +72,20 @@ def test_of_what_is_held_out_a_limit_takes_away_and_brings_nothing_back(tmp_path
     assert len(limited.eval) == limited.reports["held_out"]["evaluated"] == 4
     assert limited.reports["held_out"]["not_used"] == len(whole.eval) - 4
     assert limited.train.numbers_P.tolist() == whole.train.numbers_P.tolist()
+
+
+@pytest.mark.parametrize(("prompts", "rows", "is_told"), [(4, 60, True), (4, 40, False), (10, 60, False)])
+def test_many_rows_of_a_few_prompts_are_told(tmp_path, caplog, prompts, rows, is_told):
+    assert FEWEST_PROMPTS == MIN_CLUSTERS
+    judged = tmp_path / "judged.jsonl"
+    said = [{"prompt": f"P{n % prompts}?", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(rows)]
+    judged.write_text("".join(json.dumps(row) + "\n" for row in said))
+    config = config_for(write_dialogues(tmp_path / "a.jsonl", 8), eval_fraction=0.0, test_dataset=(str(judged),))
+    with caplog.at_level(logging.WARNING, logger="rewardlab"):
+        prepare(config)
+    line = f"the {rows} test rows have only {prompts} prompts: below 10 their numbers have no intervals"
+    assert (line in caplog.text) is is_told
+    assert ("have no intervals" in caplog.text) is is_told
 
 
 def test_where_one_first_turn_joins_everything_prompts_are_held_out_and_it_is_said(tmp_path, caplog):

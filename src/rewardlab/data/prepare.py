@@ -24,6 +24,8 @@ from rewardlab.data.token_report import TokenReport, report_of, require_enough, 
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50
 """Below this many evaluation rows an accuracy is uncertain by ±14 points or more."""
+FEWEST_PROMPTS: Final = 10
+"""With fewer, numbers have no intervals."""
 FEW_LEFT_OUT = 0.05
 """Share of preferences that may be left out for their tokens without a warning."""
 HELD_OUT: Final = "held_out"
@@ -116,10 +118,26 @@ def load_data(
             len(evaluation),
             plural(len(evaluation), "row"),
         )
+    _tell_few_prompts(evaluation, test)
     for source_reports in sources.values():
         for report in source_reports:
             log_source(report)
     return Prepared(train=train, eval=evaluation, test=test, reports=reports)
+
+
+def _tell_few_prompts(evaluation: Part, test: Part) -> None:
+    """Log a warning for rows that are many and have too few prompts between them for intervals."""
+    for name, part in (("evaluation", evaluation), ("test", test)):
+        prompts = len(np.unique(part.prompt_keys()))
+        if len(part) >= FEW_EVALUATIONS and prompts < FEWEST_PROMPTS:
+            logger.warning(
+                "the %d %s rows have only %s: below %d their numbers have no intervals, and say little about other "
+                "prompts; name more",
+                len(part),
+                name,
+                number_of(prompts, "prompt"),
+                FEWEST_PROMPTS,
+            )
 
 
 def _log_held_out(split: HeldOut) -> None:
