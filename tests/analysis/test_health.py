@@ -251,6 +251,10 @@ def test_scores_in_a_narrow_band_are_told_beside_what_the_accuracy_needs():
     assert names(judge(rows(0.005, 0.53), FACTS)) == ["narrow_scores"], "all the same"
     assert judge(rows(0.1, 0.7), RunFacts(num_steps=100, warmup_steps=5, beta=4.0)) == [], "β spreads them"
     assert names(judge(rows(0.1, 1.0), FACTS)) == ["narrow_scores"]
+    soft = RunFacts(num_steps=100, warmup_steps=5, label_certainty=0.6)
+    assert judge(rows(0.15, 0.97), soft) == [], "labels of 0.6 ask for no more"
+    (sign,) = judge(rows(0.1, 0.97), soft)
+    assert "needs 0.36 or more" in sign.text
 
 
 def test_margins_or_scores_that_grow_for_nothing_are_told():

@@ -94,6 +94,8 @@ class RunFacts:
     warmup_steps: int = 0
     beta: float = 1.0
     """σ(β · score difference) is the probability of the preferred reply."""
+    label_certainty: float = 1.0
+    """Mean label of the better replies of the evaluation data: with soft labels a calibrated model is no surer."""
     head_alone: bool = False
     """Whether nothing but the head is meant to train."""
     intended: frozenset[str] = frozenset()
@@ -316,8 +318,8 @@ def _narrow_scores(history: History) -> str | None:
     if not history.settled or "eval_score_std" not in now:
         return None
     spread = history.facts.beta * now["eval_score_std"]
-    # An accuracy of 1 would need an infinite spread.
-    low = min(now.get("eval_accuracy_low", 0.0), 1 - 1e-3)
+    # An accuracy of 1 would need an infinite spread, and soft labels need no more than they say themselves.
+    low = min(now.get("eval_accuracy_low", 0.0), history.facts.label_certainty, 1 - 1e-3)
     needed = NEEDED_SPREAD * math.log(low / (1 - low)) if low > 0.5 else 0.0
     if spread >= max(CONSTANT, NARROW * needed):
         return None

@@ -18,7 +18,7 @@ from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.config import require, require_kind
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
-from rewardlab.core.types import Preference
+from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.dataset_names import Given, given_rows
 from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import largest_cost, require_fit
@@ -295,7 +295,20 @@ def _watch(ready: Ready) -> Watch:
         name: {data.get(on, on): result.overall.estimates["eval_accuracy"] for on, result in judged.items()}
         for name, judged in ready.baselines.items()
     }
-    return watch_run(ready.config, ready.device, ready.tokens, baselines, resumed_at=ready.resumed_at)
+    return watch_run(
+        ready.config,
+        ready.device,
+        ready.tokens,
+        baselines,
+        label_certainty=_label_certainty(ready.data.eval),
+        resumed_at=ready.resumed_at,
+    )
+
+
+def _label_certainty(groups: Iterable[TokenGroup]) -> float:
+    """Return the mean label of the better replies; 1 where nothing is decided."""
+    sure = [max(one.label, 1 - one.label) for group in groups for one in group.comparisons if one.label != 0.5]
+    return sum(sure) / len(sure) if sure else 1.0
 
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:

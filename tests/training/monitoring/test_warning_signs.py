@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import rewardlab.training.run as run_module
 import runs
 from common import write_pairs
 from rewardlab.analysis.health import ADVICE, judge
-from rewardlab.analysis.signs import RunFacts
+from rewardlab.analysis.signs import NARROW, NEEDED_SPREAD, RunFacts
 from rewardlab.batch import PackedBatch
 from rewardlab.cli import main
 from rewardlab.core.files import read_jsonl
@@ -186,6 +187,23 @@ def test_scores_kept_together_are_named_as_narrow(base_model, many, tmp_path):
     result = train(config_for(base_model, many, tmp_path / "run", score_regularization_lambda=10.0, steps=28))
     assert names_of(result) == ["narrow_scores"]
     assert re.search(r"an accuracy of 0\.\d+ \[.*\] needs", result.warnings[0].text)
+
+
+@pytest.mark.slow
+def test_scores_are_not_narrow_where_labels_are_hardly_sure(base_model, many, tmp_path):
+    """Labels of 0.6 put scores near each other, however often their order is right."""
+    soft = [
+        rewritten(tmp_path / f"{name}.jsonl", pairs, lambda row, draw: {**row, "label": 0.55})
+        for name, pairs in (("soft", many), ("eval", write_pairs(tmp_path / "more.jsonl", 200, offset=400)))
+    ]
+    config = config_for(base_model, soft[0], tmp_path / "run", eval_dataset=(str(soft[1]),), lr=1e-3)
+    result = train(config)
+    *_, last = (row for _, row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "eval_accuracy_low" in row)
+    low = last["eval_accuracy_low"]
+    assert last["eval_score_std"] < NARROW * NEEDED_SPREAD * math.log(low / (1 - low)), (
+        "too near for labels that are sure"
+    )
+    assert "narrow_scores" not in names_of(result)
 
 
 @pytest.mark.slow

@@ -154,10 +154,12 @@ def watch_run(
     tokens: Mapping[str, TokenReport],
     baselines: Mapping[str, Mapping[str, Estimate]] = MappingProxyType({}),
     *,
+    label_certainty: float = 1.0,
     resumed_at: int | None = None,
 ) -> Watch:
     """Start watching a run, by its resolved configuration; `tokens` reports what tokenising did to each kind of data,
     and `baselines` maps the name of each to the data on which it was judged, and its accuracy there.
+    `label_certainty` is the mean label of the better replies of the evaluation data.
 
     `resumed_at` is the step after which a resumed run goes on. With several ranks only the first one calls this. Raises
     ConfigError for a viewer or a GPU that is not available.
@@ -183,6 +185,7 @@ def watch_run(
         num_steps=config.run.steps,
         warmup_steps=config.schedule.warmup_steps or 0,
         beta=config.loss.beta,
+        label_certainty=label_certainty,
         head_alone=config.model.train_head_only,
         intended=_intended(config.data.diagnostic),
     )
