@@ -168,12 +168,12 @@ def _agreed_name(
     own = secrets.token_hex(8)
     if not rank:
         name = f"rewardlab/{own}"
-        outcome = _answer_all(store, name, size, timeout.total_seconds(), backend, failure)
+        why_not = _answer_all(store, name, size, timeout.total_seconds(), backend, failure)
         # By torchrun's store, processes of later attempts meet too.
-        if not outcome and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if not why_not and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             TOOK_PART.add(name)
             store.set(MET, name)
-        return name, outcome
+        return name, why_not
     if store.check([MET]) and store.get(MET).decode() not in TOOK_PART:
         raise dist.DistStoreError("another run has met there already, and goes on.")
     store.set(f"{ASKS}/{rank}", own)
