@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from killing import ended_process
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_file
 from rewardlab.experiments import archiving
@@ -97,3 +100,24 @@ def test_an_archive_holds_runs_that_lie_on_another_disk(tmp_path: Path) -> None:
     (tmp_path / "disk" / "again").symlink_to(tmp_path / "disk")
     linked = archive(open_study(study.folder), tmp_path / "two.tar.gz", weights=False)
     assert (linked.sha256, linked.left_out) == (plain.sha256, plain.left_out)
+
+
+def test_an_archive_that_a_killed_process_began_goes_when_it_is_made(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    (tmp_path / f".a.tar.gz.tmp-{ended_process()}").write_bytes(b"half of it")
+    archive(study, tmp_path / "a.tar.gz", weights=False)
+    assert not list(tmp_path.glob(".a.*"))
+
+
+def test_an_archive_is_written_beside_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the name by which the next one finds what a kill left."""
+    seen: list[str] = []
+    add = archiving._add
+
+    def looking(*given: Any) -> None:
+        seen.extend(path.name for path in tmp_path.glob(".a.*"))
+        add(*given)
+
+    monkeypatch.setattr(archiving, "_add", looking)
+    archive(frozen_study(tmp_path), tmp_path / "a.tar.gz", weights=False)
+    assert {*seen} == {f".a.tar.gz.tmp-{os.getpid()}"}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import sha256_file
-from rewardlab.core.folders import require_writable_folder
+from rewardlab.core.files import replacing, sha256_file
+from rewardlab.core.folders import remove_left_over, require_writable_folder
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.experiments.study import Study
 
@@ -58,21 +58,17 @@ def archive(study: Study, output: Path | None, *, weights: bool) -> Archived:
     require_writable_folder(path.parent, "--output")
     files = sorted(_files(folder, weights=weights))
     sums: dict[str, str] = {}
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with (
-            unfinished.open("wb") as raw,
-            gzip.GzipFile(fileobj=raw, filename="", mode="wb", mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w", dereference=True) as tar,
-        ):
-            for name in files:
-                # What is gone by now, such as an old checkpoint, is not in the archive.
-                with suppress(FileNotFoundError):
-                    sums[name] = _add_file(tar, folder / name, f"{folder.name}/{name}")
-            _add(tar, f"{folder.name}/{SUMS}", "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    remove_left_over(path)
+    with (
+        replacing(path) as raw,
+        gzip.GzipFile(fileobj=raw, filename="", mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", dereference=True) as tar,
+    ):
+        for name in files:
+            # What is gone by now, such as an old checkpoint, is not in the archive.
+            with suppress(FileNotFoundError):
+                sums[name] = _add_file(tar, folder / name, f"{folder.name}/{name}")
+        _add(tar, f"{folder.name}/{SUMS}", "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode())
     left = () if weights else tuple(sorted({one for run in study.runs for one in _models(study.run_folder(run))}))
     return Archived(
         path=path, num_files=len(sums), num_bytes=path.stat().st_size, sha256=sha256_file(path), left_out=left

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, write_json, write_text
@@ -13,6 +14,8 @@ from rewardlab.core.together import together
 from rewardlab.report.document import Document
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
+
+EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def files_of(name: str) -> tuple[str, str, str]:
@@ -38,17 +41,21 @@ def claim(folder: Path, name: str, made_by: str, *, overwrite: bool, also: Seque
         )
 
 
-def write(folder: Path, name: str, document: Document, values: Mapping[str, Any]) -> list[Path]:
-    """Write the JSON, the Markdown and the page; return their paths.
+def write(
+    folder: Path, name: str, document: Document, values: Mapping[str, Any], tables: Mapping[str, str] = EMPTY
+) -> list[Path]:
+    """Write the JSON, the Markdown, the page and `tables` (name of a file -> its text); return their paths.
 
     The JSON names the command that wrote the files, so it is the first to get its name: if the run is killed after
     that, the next one recognises the files as its own.
     """
-    paths = [folder / file for file in files_of(name)]
+    paths = [folder / file for file in (*files_of(name), *tables)]
     with together():
         write_json(paths[0], dict(values))
         write_text(paths[1], markdown_page(document))
         write_text(paths[2], html_page(document))
+        for file, text in tables.items():
+            write_text(folder / file, text)
     return paths
 
 

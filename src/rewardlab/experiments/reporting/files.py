@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.analysis.json_form import encode
-from rewardlab.core.files import write_text
 from rewardlab.core.types import Estimate
 from rewardlab.experiments.config import ReportConfig
 from rewardlab.experiments.reporting.notices import notices
@@ -41,11 +40,9 @@ def claim(config: ReportConfig) -> None:
 
 def write(summary: Summary, config: ReportConfig) -> list[Path]:
     """Write report.json, report.md, report.html and three tables; return their paths."""
-    folder = folder_of(config)
-    paths = [folder / name for name in TABLES]
-    for path, text in zip(paths, (arms_csv(summary), hypotheses_csv(summary), seeds_csv(summary)), strict=True):
-        write_text(path, text)
-    return [*outputs.write(folder, NAME, page(summary), json_report(summary)), *paths]
+    texts = (arms_csv(summary), hypotheses_csv(summary), seeds_csv(summary))
+    tables = dict(zip(TABLES, texts, strict=True))
+    return outputs.write(folder_of(config), NAME, page(summary), json_report(summary), tables)
 
 
 def json_report(summary: Summary) -> dict[str, Any]:

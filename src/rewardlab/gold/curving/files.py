@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.files import write_text
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.report import MADE_BY, csv_report, json_report, page
 from rewardlab.gold.curving.run import Result
@@ -27,7 +26,5 @@ def claim(config: CurveConfig) -> None:
 
 def write(result: Result, config: CurveConfig) -> list[Path]:
     """Write curve.json, curve.md, curve.html and curve.csv; return their paths."""
-    written = outputs.write(config.output_dir, NAME, page(result), json_report(result, config))
-    table = config.output_dir / TABLE
-    write_text(table, csv_report(result))
-    return [*written, table]
+    tables = {TABLE: csv_report(result)}
+    return outputs.write(config.output_dir, NAME, page(result), json_report(result, config), tables)
