@@ -7,12 +7,11 @@ import math
 import numpy as np
 import pytest
 from scipy.optimize import brentq
-from scipy.stats import binomtest, norm, ttest_1samp
+from scipy.stats import binom, binomtest, norm, ttest_1samp
 
 from rewardlab.analysis.aligned import ScoreSet, align
 from rewardlab.analysis.paired import (
     PairComparison,
-    change_of_shares,
     compare_metric,
     compare_metrics,
     compare_pair,
@@ -122,8 +121,8 @@ def changes(better: int, worse: int, n: int = N) -> np.ndarray:
 
 
 def test_tost_of_accuracies_by_hand():
-    """20 pairs won, 16 lost, of 200; margin 0.05. Wilson's interval of the share (1 + change)/2 for as many plain
-    outcomes as these are worth is left where its limit is the margin."""
+    """20 pairs won, 16 lost, of 200; margin 0.05. The larger p of two: Wilson's interval of the share (1 + change)/2
+    for as many plain outcomes as these are worth is left where its limit is the margin; and Tango's score test."""
     change = changes(20, 16)
     share = 0.5 + change.mean() / 2
     row = np.var(change / 2)
@@ -132,8 +131,28 @@ def test_tost_of_accuracies_by_hand():
     bounds = [(1 - 0.05) / 2, (1 + 0.05) / 2]
     z = [(share - bound) / math.sqrt(bound * (1 - bound) / worth) for bound in bounds]
     found = equivalence("accuracy", change, KEYS, margin=0.05)
-    assert found.not_worse.p == pytest.approx(norm.sf(z[0]), rel=1e-6)
-    assert found.equivalent.p == pytest.approx(max(norm.sf(z[0]), norm.cdf(z[1])), rel=1e-6)
+    worse, better = (
+        max(norm.sf(z[0]), norm.sf(tango(20, 16, -0.05))),
+        max(norm.cdf(z[1]), norm.cdf(tango(20, 16, 0.05))),
+    )
+    assert found.not_worse.p == pytest.approx(worse, rel=1e-6)
+    assert found.equivalent.p == pytest.approx(max(worse, better), rel=1e-6)
+
+
+def tango(won: int, lost: int, limit: float) -> float:
+    """Tango's (1998) score statistic of a difference of 200 pairs."""
+    b = -won - lost + (2 * N - won + lost) * limit
+    losing = (math.sqrt(b * b + 8 * N * lost * limit * (1 - limit)) - b) / (4 * N)
+    return (won - lost - N * limit) / math.sqrt(N * (2 * losing + limit * (1 - limit)))
+
+
+def test_models_that_differ_on_few_pairs_are_not_worse_no_more_often_than_told():
+    """3 % of 400 pairs lost, none won, at the margin; by the interval alone 9 % were found not worse at 5 %."""
+    keys, found = tuple(map(str, range(400))), 0.0
+    for lost in range(40):
+        if equivalence("accuracy", changes(0, lost, 400), keys, margin=0.03).not_worse.p <= 0.05:
+            found += binom.pmf(lost, 400, 0.03)
+    assert found <= 0.05
 
 
 def test_tost_of_many_pairs_is_that_of_the_normal_approximation():
@@ -175,7 +194,7 @@ def test_the_limit_of_the_interval_is_where_p_is_five_percent():
     def beyond(margin: float) -> float:
         return equivalence("accuracy", change, KEYS, margin=margin).not_worse.p - 0.05
 
-    low = change_of_shares(change, KEYS, level=0.9).low
+    low = equivalence("accuracy", change, KEYS, margin=0.05).interval.low
     assert brentq(beyond, 1e-3, 0.5, xtol=1e-9) == pytest.approx(-low, abs=1e-6)
 
 
