@@ -95,7 +95,7 @@ class RunFacts:
     beta: float = 1.0
     """σ(β · score difference) is the probability of the preferred reply."""
     label_certainty: float = 1.0
-    """Mean label of the better replies of the evaluation data: with soft labels a calibrated model is no surer."""
+    """Mean label of the better replies of the evaluation data: a calibrated model is as sure as soft labels at most."""
     head_alone: bool = False
     """Whether nothing but the head is meant to train."""
     intended: frozenset[str] = frozenset()
