@@ -290,13 +290,15 @@ def test_comparisons_that_prefer_their_second_reply_are_counted_and_told(tmp_pat
 
 def test_messages_that_are_written_into_a_text_are_counted_and_told(tmp_path: Path, caplog) -> None:
     said = [{"role": "user", "content": "Why?"}]
-    rows = [pair(n) | {"prompt": text} for n, text in enumerate((json.dumps(said), str(said), '[{"name": "apple"}]'))]
+    dated = "[{'content': 'Why?', 'at': datetime.date(2024, 1, 2), 'role': 'user'}]"
+    others = ('[{"name": "apple"}]', '{"value": 3}', '{"from": "EUR", "value": 3}', '[{"content": "a"}]')
+    rows = [pair(n) | {"prompt": text} for n, text in enumerate((json.dumps(said), str(said), dated, *others))]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (report,) = load(path).reports
-    assert report.json_texts == report.as_dict()["json_texts"] == 2
+    assert report.json_texts == report.as_dict()["json_texts"] == 3
     log_source(report)
-    assert "in 2 rows a text is messages written as JSON, and is read as a text" in caplog.text
+    assert "in 3 rows a text is messages written as JSON, and is read as a text" in caplog.text
     whole = tmp_path / "b.jsonl"
     texts = {side: json.dumps([*said, {"role": "assistant", "content": side}]) for side in ("chosen", "rejected")}
     whole.write_text(json.dumps(texts))

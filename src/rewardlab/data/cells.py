@@ -34,8 +34,11 @@ _OF_NUMPY: Final = re.compile(
 )
 """A text of a literal, and what numpy writes differently than Python: nothing but white space between the entries of
 an array, and an array within an object as a call."""
-_LOOKS_LIKE_MESSAGES: Final = re.compile(r"""\s*(\[\s*)?\{\s*(['"])(role|content|from|value)\2:""")
-"""The beginning of messages that were written as text, by JSON or by Python."""
+_LOOKS_LIKE_MESSAGES: Final = re.compile(
+    r"""\s*\[\s*\{\s*(?:(['"])(?:content|value)\1:.*?)?(['"])(?:role|from)\2:\s*(['"])(?:user|system|assistant|human|gpt)\3""",
+    re.DOTALL,
+)
+"""Messages that were written as text, by JSON or by Python, though they may hold what neither reads."""
 
 
 # --- CSV -----------------------------------------------------------------------------------------------------
