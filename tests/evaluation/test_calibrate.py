@@ -27,6 +27,7 @@ from rewardlab.data.templates import build_renderer
 from rewardlab.evaluation.calibrate import calibrate
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder, judge, write_evaluation
+from rewardlab.evaluation.saved import SavedModel
 from rewardlab.evaluation.score_files import read_scores
 from rewardlab.report.build import tell
 from rewardlab.report.card import write_card
@@ -104,7 +105,8 @@ def test_no_prompt_both_fits_and_judges(saved, noisy, tmp_path):
 
 
 @pytest.mark.slow
-def test_too_few_pairs_to_fit_on_are_told_where_the_others_are(saved, tmp_path):
+def test_too_few_pairs_to_fit_on_are_told_where_the_others_are_before_anything_is_scored(saved, tmp_path, monkeypatch):
+    monkeypatch.delattr(SavedModel, "score")
     few = write_pairs(tmp_path / "few.jsonl", 60)
     with pytest.raises(
         DataError, match=r"too few to calibrate on.*others judge the calibration \(--judge-fraction 0.4\)"

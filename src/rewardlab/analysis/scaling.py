@@ -68,6 +68,12 @@ class Scaling:
     """`temperature`, `reward_mean` and `reward_std` with their intervals, clustered by prompt."""
 
 
+def require_pairs(count: int, what: str, *, advice: str) -> None:
+    """Raise DataError for fewer comparisons than a calibration takes."""
+    if count < MIN_PAIRS:
+        raise DataError(f"{count} {what} are too few to calibrate on: at least {MIN_PAIRS} are needed. {advice}")
+
+
 def fit_scaling(rows: Sequence[ScoreRow], *, beta: float, advice: str = "Name more data.") -> Scaling:
     """Fit both maps on score rows by maximum likelihood of the raw labels. `advice` is for those who have too few.
 
@@ -77,11 +83,7 @@ def fit_scaling(rows: Sequence[ScoreRow], *, beta: float, advice: str = "Name mo
     table = score_table(rows)
     pairs = table.pairs.finite
     scores = table.replies.finite.score
-    if pairs.label.size < MIN_PAIRS:
-        raise DataError(
-            f"{pairs.label.size} comparisons with finite scores are too few to calibrate on: at least {MIN_PAIRS} are "
-            f"needed. {advice}"
-        )
+    require_pairs(pairs.label.size, "comparisons with finite scores", advice=advice)
     if not np.ptp(scores):
         raise DataError("all scores are equal, so there is nothing to calibrate.")
     logits = beta * pairs.difference

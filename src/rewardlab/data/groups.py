@@ -151,6 +151,10 @@ class Groups(Sequence[TokenGroup]):
         """Return [G] the number of replies of each group."""
         return self._column(lambda store: np.diff(store.columns["reply_end"], prepend=0))
 
+    def num_comparisons(self) -> Numbers:
+        """Return [G] the number of comparisons of each group."""
+        return self._column(lambda store: np.diff(store.columns["comparison_end"], prepend=0))
+
     def num_tokens(self) -> Numbers:
         """Return [G] tokens of each group, with shared tokens counted once."""
         return self._column(lambda store: np.diff(store.columns["token_end"], prepend=0))

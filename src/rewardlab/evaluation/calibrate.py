@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis.json_form import encode
-from rewardlab.analysis.scaling import Scaling, ScalingJudgement, fit_scaling, judge_scaling
+from rewardlab.analysis.scaling import Scaling, ScalingJudgement, fit_scaling, judge_scaling, require_pairs
 from rewardlab.artifact.calibrated import store_calibration
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
@@ -119,6 +119,8 @@ def _calibrate(place: Path, config: CalibrateConfig) -> tuple[CalibrationResult,
             f"judge on with --judge-dataset."
         )
         parts, rule = _divided(groups, fraction=run.judge_fraction, seed=run.seed)
+    # Before anything is scored, which takes long.
+    require_pairs(int(parts["fitted"].num_comparisons().sum()), "comparisons", advice=advice)
     shared_roots = _shared_roots(parts, store=run.store)
     rows = {name: model.score(part, progress=f"scoring ({name})") for name, part in parts.items()}
     scaling = fit_scaling(rows["fitted"], beta=model.spec.beta, advice=advice)
