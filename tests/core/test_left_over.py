@@ -47,11 +47,25 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_that_a_killed_process_was_writing_goes_when_it_is_written_again(tmp_path):
+def abandon(*paths: Path) -> None:
+    """Make files as old as those are that a process left which was killed more than a day ago."""
+    for path in (*paths, *(inside for path in paths for inside in path.rglob("*"))):
+        os.utime(path, (0, 0))
+
+
+def test_a_folder_that_a_killed_process_was_writing_goes_when_it_is_written_again_days_later(tmp_path):
     died = subprocess.run([sys.executable, "-c", KILLED_IN_TWO, str(tmp_path / "out")], check=False)
     assert died.returncode == 9
-    assert len(names(tmp_path)) == 2
+    left = list(tmp_path.iterdir())
+    assert len(left) == 2
     write(tmp_path / "out", "newer")
+    assert len(names(tmp_path)) == 3, "a process of another machine may be writing it"
+    abandon(*left)
+    os.utime(next(left[0].rglob("*"), left[0]))
+    write(tmp_path / "out", "newer")
+    assert len(names(tmp_path)) == 2, "one of the two has a file that is new"
+    abandon(*tmp_path.glob(".*"))
+    write(tmp_path / "out", "newest")
     assert names(tmp_path) == ["out"]
 
 
@@ -67,27 +81,79 @@ def test_a_folder_that_was_moved_aside_is_put_back_before_it_is_written_again(tm
     assert (target / "weights").read_text() == "old"
 
 
+def test_the_newest_of_several_that_were_moved_aside_is_put_back(tmp_path):
+    target = tmp_path / "best"
+    older, newer = (tmp_path / f".best.old-{process}" for process in (ended_process(), os.getpid()))
+    for aside in (older, newer):
+        write(aside, aside.name)
+    abandon(older)
+    folders._put_back(target)
+    assert (target / "weights").read_text() == newer.name
+    assert names(tmp_path) == sorted(["best", older.name])
+
+
+def test_a_folder_moved_aside_stays_where_another_one_has_its_name(tmp_path):
+    """Of a folder of a container's image that was being removed, it is the only whole copy."""
+    write(tmp_path / "best", "a part")
+    aside = tmp_path / f".best.old-{ended_process()}"
+    write(aside, "whole")
+    abandon(aside)
+    remove_left_over(tmp_path / "best", alone=True)
+    write(tmp_path / "best", "new")
+    assert (aside / "weights").read_text() == "whole"
+
+
+def test_the_earlier_folder_is_kept_and_named_where_it_cannot_be_put_back(tmp_path, monkeypatch, log):
+    monkeypatch.setattr(folders, "_exchange", lambda *_: False)
+    target, rename = tmp_path / "best", Path.rename
+    write(target, "old")
+
+    def refuse_the_name(path: Path, to: Path) -> Path:
+        if to == target:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_name)
+    with pytest.raises(OSError, match="Input/output error"):
+        write(target, "new")
+    (left,) = tmp_path.iterdir()
+    assert (left / "weights").read_text() == "old"
+    assert f"what was in {target} before is in {left} now" in log.text
+
+
 def test_what_is_of_a_process_at_work_or_has_another_name_stays(tmp_path):
     gone, at_work = ended_process(), os.getppid()
     mine = [
         f".a.json.tmp-{gone}",
-        f".a.json.old-{gone}",
         f"..a.json.tmp-{gone}.tmp-{gone}",
+        f"..a.json.tmp-{gone}.old-{gone}",
         f".a.json.tmp-{os.getpid()}",
     ]
     others = [
+        f".a.json.old-{gone}",
         f".a.json.tmp-{at_work}",
         f"..a.json.tmp-{gone}.tmp-{at_work}",
+        f"..a.json.tmp-{at_work}.tmp-{at_work}",
+        f"..a.json.tmp-{gone}",
+        f".a.json.old-1.tmp-{gone}",
         f".b.a.json.tmp-{gone}",
         f".axjson.tmp-{gone}",
         f".a.json.tmp-{gone}x",
         f"a.json.tmp-{gone}",
+        ".a.json.tmp-20241130",
+        ".a.json.tmp-4194305",
+        ".a.json.tmp-20241130120000",
         ".a.json",
         "a.json",
     ]
     for name in (*mine, *others):
         (tmp_path / name).touch()
     remove_left_over(tmp_path / "a.json")
+    assert names(tmp_path) == sorted((*mine, *others))
+    abandon(tmp_path / mine[0])
+    remove_left_over(tmp_path / "a.json")
+    assert names(tmp_path) == sorted((*mine[1:], *others))
+    remove_left_over(tmp_path / "a.json", alone=True)
     assert names(tmp_path) == sorted(others)
     remove_left_over(tmp_path / "nowhere/a.json")
 
@@ -100,7 +166,7 @@ def test_what_cannot_be_removed_is_a_warning(tmp_path, monkeypatch, log):
         raise PermissionError(1, "Operation not permitted", str(path))
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    remove_left_over(tmp_path / "a.json")
+    remove_left_over(tmp_path / "a.json", alone=True)
     assert "could not be removed" in log.text
 
 
@@ -196,7 +262,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "of the image").touch()
 
     def renaming(path: Path, target: Path) -> Path:
-        if (path / "of the image").exists() and not re.search(r"\.tmp-\d+$", path.name):
+        if (path / "of the image").exists() and not re.search(r"\.(tmp|old)-\d+$", path.name):
             raise OSError(errno.EXDEV, "Invalid cross-device link", str(path))
         return rename(path, target)
 
@@ -218,6 +284,17 @@ def test_a_folder_of_the_image_of_a_container_is_removed_and_moved(image, tmp_pa
     assert (tmp_path / "runs/other/weights").read_text() == "old"
     remove(tmp_path / "runs/other")
     assert names(tmp_path / "runs") == []
+
+
+def test_a_copy_to_another_disk_that_fails_leaves_nothing(image, tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        (tmp_path / f".other.tmp-{os.getpid()}").mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        move(image, tmp_path / "other")
+    assert names(tmp_path) == ["best"]
 
 
 def test_results_take_the_place_of_a_folder_of_the_image_of_a_container(image, tmp_path):

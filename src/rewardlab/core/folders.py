@@ -10,9 +10,11 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from rewardlab.core.errors import RewardlabError, naming, words_of
 from rewardlab.core.signals import held_back, results_are_whole
@@ -21,6 +23,10 @@ from rewardlab.core.together import one_by_one
 logger = logging.getLogger("rewardlab")
 AT_FDCWD, EXCHANGE = -100, 2
 """Arguments of Linux's renameat2: paths relative to the working directory, and RENAME_EXCHANGE."""
+LARGEST_PROCESS: Final = 2**22
+"""No process of Linux has a larger number: a name that ends with one is not ours, such as that of a dated copy."""
+ABANDONED_S: Final = 24 * 3600.0
+"""A process that writes a file or folder changes it more often than this, even one that was stopped for a night."""
 
 
 def fsync_folder(folder: Path) -> None:
@@ -44,10 +50,11 @@ def replacing_folder(target: Path, *, is_result: bool = False) -> Iterator[Path]
     On any error the previous `target` stays as it was and the temporary folder is removed. Where Linux can swap two
     names, a whole `target` exists at every moment, whenever the process is killed. Elsewhere the previous one is
     moved aside before the rename, and a kill between the two steps leaves it as `.NAME.old-…`, which the next call puts
-    back. What else killed processes left of this folder, it removes.
+    back. What else killed processes left of this folder goes, as `remove_left_over` says.
     """
     if target.is_symlink():
         target = target.resolve()
+    _put_back(target)
     remove_left_over(target)
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     previous = target.with_name(f".{target.name}.old-{os.getpid()}")
@@ -64,24 +71,49 @@ def replacing_folder(target: Path, *, is_result: bool = False) -> Iterator[Path]
                 results_are_whole(target)
     finally:
         # The new folder stands there even if the previous one cannot be removed, whose files somebody may have open.
-        for left_over in (temporary, previous):
-            sweep_away(left_over)
+        sweep_away(temporary)
 
 
 def _take_place(temporary: Path, target: Path, previous: Path) -> None:
-    """Give a folder the name `target`. The one that had it has a temporary name then."""
+    """Give a folder the name `target`. The one that had it has the name `temporary` then, and is of no more use."""
     if target.exists() and _exchange(temporary, target):
         return
     # A plain rename cannot replace a folder that is not empty, so the previous one is moved aside first.
     remove(previous)
-    if target.exists():
-        move(target, previous)
     try:
+        if target.exists():
+            move(target, previous)
         temporary.rename(target)
     except OSError:
         if previous.exists():
-            move(previous, target)
+            _give_back(previous, target)
         raise
+    if previous.exists():
+        try:
+            previous.rename(temporary)
+        except OSError as error:
+            _tell_left(previous, error)
+
+
+def _give_back(previous: Path, target: Path) -> None:
+    """Give a folder that was moved aside its name again; a warning that says where it is if that fails, or if there is
+    something of this name: what another process put there, or a part that could not be removed."""
+    try:
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        move(previous, target)
+    except OSError as error:
+        logger.warning("what was in %s before is in %s now: %s", target, previous, words_of(error))
+
+
+def _put_back(target: Path) -> None:
+    """Give a folder its name again that a killed process had moved aside, unless something else has the name. Of
+    several it is the newest."""
+    if os.path.lexists(target):
+        return
+    aside = [path for path, kind, _ in _left_over(target) if kind == "old" and path.is_dir()]
+    if aside:
+        _give_back(max(aside, key=lambda path: path.stat().st_mtime), target)
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -123,11 +155,15 @@ def move(source: Path, target: Path) -> None:
             raise
         copy = target.with_name(f".{target.name}.tmp-{os.getpid()}")
         remove(copy)
-        if source.is_dir() and not source.is_symlink():
-            shutil.copytree(source, copy, symlinks=True)
-        else:
-            shutil.copy2(source, copy, follow_symlinks=False)
-        copy.rename(target)
+        try:
+            if source.is_dir() and not source.is_symlink():
+                shutil.copytree(source, copy, symlinks=True)
+            else:
+                shutil.copy2(source, copy, follow_symlinks=False)
+            copy.rename(target)
+        except BaseException:
+            sweep_away(copy)
+            raise
         remove(source)
 
 
@@ -144,17 +180,40 @@ def removed_at_end(folder: Path, end: ExitStack) -> None:
         _tell_left(folder, error)
 
 
-def remove_left_over(path: Path) -> None:
-    """Remove what killed processes left that were writing or removing the file or folder `path`, which no process of
-    another machine may be at now. What one had moved aside is put back if nothing else has taken its name."""
-    name = re.compile(rf"\.+{re.escape(path.name)}((?:\.(?:tmp|old)-\d+)+)")
-    for left_over in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
-        if not (match := name.fullmatch(left_over.name)) or is_at_work(match[1].rpartition("-")[2]):
+def remove_left_over(path: Path, *, alone: bool = False) -> None:
+    """Remove what killed processes left that were writing or removing the file or folder `path`.
+
+    `alone` says that this process holds a lock, so that no other one is writing there. Otherwise one of another machine
+    may be, and only what nobody has changed for `ABANDONED_S` goes. What was moved aside (`.NAME.old-…`) may be the
+    only copy, and stays.
+    """
+    for left_over, kind, process in _left_over(path):
+        if kind == "old" or is_at_work(process):
             continue
-        if left_over.name.startswith(f".{path.name}.old-") and not os.path.lexists(path):
-            move(left_over, path)
-        else:
-            sweep_away(left_over)
+        with suppress(OSError):  # another process may be removing it
+            if alone or time.time() - _last_change(left_over) > ABANDONED_S:
+                sweep_away(left_over)
+
+
+def _left_over(path: Path) -> Iterator[tuple[Path, str, int]]:
+    """Yield what has a temporary name of a file or folder: its path, `tmp` or `old`, and the process that made it. A
+    temporary folder may have a temporary one itself, where a model is written into it."""
+    own = re.escape(path.name)
+    name = re.compile(rf"\.{own}\.(tmp|old)-(\d{{1,7}})|\.\.{own}\.tmp-(\d{{1,7}})\.(?:tmp|old)-\3")
+    try:
+        beside = sorted(path.parent.iterdir())
+    except OSError:  # no such folder, or one that may not be listed
+        return
+    for other in beside:
+        match = name.fullmatch(other.name)
+        if match and (process := int(match[2] or match[3])) <= LARGEST_PROCESS:
+            yield other, match[1] or "tmp", process
+
+
+def _last_change(path: Path) -> float:
+    """Return when a file, or anything in a folder, was changed last."""
+    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
+    return max(one.lstat().st_mtime for one in (path, *inside))
 
 
 def sweep_away(left_over: Path) -> None:
@@ -170,12 +229,12 @@ def _tell_left(left_over: Path, error: OSError) -> None:
     logger.warning("%s is of no more use and could not be removed: %s", left_over, words_of(error))
 
 
-def is_at_work(process: str) -> bool:
+def is_at_work(process: int) -> bool:
     """Return whether another process of this machine has this number: where locks do nothing, it may be writing."""
-    if not process.isdecimal() or int(process) == os.getpid():
+    if process == os.getpid() or not 0 < process <= LARGEST_PROCESS:
         return False
     try:
-        os.kill(int(process), 0)
+        os.kill(process, 0)
     except OSError as error:
         return error.errno == errno.EPERM
     return True

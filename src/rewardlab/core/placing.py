@@ -19,6 +19,7 @@ from typing import Final
 from rewardlab.core.errors import ConfigError, DataError, RewardlabError, naming, words_of
 from rewardlab.core.files import read_json, write_json
 from rewardlab.core.folders import fsync_folder, is_at_work, move, remove, sweep_away
+from rewardlab.core.lock import only_process
 from rewardlab.core.signals import held_back, results_are_whole
 from rewardlab.core.together import Waiting, one_by_one
 
@@ -28,6 +29,8 @@ WRITTEN: Final = ".results.tmp-"
 """Begins the name of one whose results are still being written, or are of no more use; the process id follows."""
 NEW, OLD, PLAN = "new", "old", "plan.json"
 """What is in it: the results, those that they replace, and which files these are."""
+MOVES_FOR_S: Final = 10.0
+"""Seconds for which a reader waits for a command that is moving results."""
 LAST: Final = "manifest.json"
 """The name by which results are recognised: files of this name are moved last."""
 Stamp = list[list[object]]
@@ -117,8 +120,41 @@ def settle(folder: Path) -> None:
             _move_back(folder, plan)
         moving.rename(folder / f"{WRITTEN}{os.getpid()}")
     for left_over in folder.glob(f"{WRITTEN}*"):
-        if not is_at_work(left_over.name.removeprefix(WRITTEN)):
+        process = left_over.name.removeprefix(WRITTEN)
+        if not (process.isdecimal() and is_at_work(int(process))):
             sweep_away(left_over)
+
+
+def settle_to_read(path: Path) -> None:
+    """Put back what a killed process left half moved, before a file or folder is read: a command that judges several
+    models moves what is in their folders from the one around them. One that is moving results is waited for, a moment.
+
+    Raises ConfigError, with what happened, if it cannot be done.
+    """
+    path = path.absolute()
+    for place in (path, path.parent, path.parent.parent):
+        if not (place / MOVING).is_dir() or not _concerns(place, path):
+            continue
+        try:
+            with only_process(place, "--output-dir", wait_s=MOVES_FOR_S):
+                settle(place)
+        except (RewardlabError, OSError) as error:
+            raise ConfigError(
+                f"{place}: a command that replaces the results there has moved only some of them so far, or was killed "
+                f"while it did. Then the same command, or any that writes there, puts them back. Now that failed: "
+                f"{words_of(error) if isinstance(error, OSError) else error}"
+            ) from error
+
+
+def _concerns(folder: Path, path: Path) -> bool:
+    """Return whether results that are half moved in `folder` are in `path`, which is that folder or in it."""
+    inside = PurePosixPath(path.relative_to(folder).as_posix())
+    try:
+        plan = _read_plan(folder / MOVING / PLAN)
+    except (OSError, DataError):
+        return path == folder  # of what lies in it nothing is known to be concerned
+    names = [PurePosixPath(name) for name in (*plan.new, *plan.old)]
+    return any(inside in (name, *name.parents) or name in inside.parents for name in names)
 
 
 def _is_moved(folder: Path, name: str, stamp: Stamp) -> bool:

@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, get_args
 
-from rewardlab.core.errors import ArtifactError, ConfigError, DataError, RewardlabError
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import UTF8, read_json, sha256_text
 from rewardlab.core.folders import move, remove, require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
 from rewardlab.core.other_names import SAME_THING
-from rewardlab.core.placing import MOVING, WRITTEN, settle
+from rewardlab.core.placing import MOVING, WRITTEN, settle, settle_to_read
 from rewardlab.core.spec import SPEC_FILE, part_digests, read_spec
 from rewardlab.core.suite_names import SuiteName
 
@@ -190,22 +190,6 @@ def settle_if_free(folder: Path) -> None:
     if (folder / MOVING).exists():
         with only_writer(folder):
             pass
-
-
-def settle_to_read(path: Path) -> None:
-    """Do the same before a file or folder is read: a command that judges several models moves what is in their folders
-    from the one around them.
-
-    Raises ConfigError, with what happened, if it cannot be done.
-    """
-    for place in (path, path.parent, path.parent.parent):
-        try:
-            settle_if_free(place)
-        except RewardlabError as error:
-            raise ConfigError(
-                f"{place}: the command that replaced the results there was killed while it did, so that some are "
-                f"missing. The same command, or any that writes there, puts them back. Now that failed: {error}"
-            ) from error
 
 
 def judged_together(folder: Path) -> list[Path]:

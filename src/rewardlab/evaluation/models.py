@@ -102,7 +102,7 @@ def judge_folders(config: EvalConfig, *, finish: Finish | None = None) -> Judged
     out, inputs = config.run.output_dir, config.run.inputs(config.data)
     judged: dict[str, JudgedModel] = {}
     placed = placing_evaluation(out, inputs, overwrite=config.run.overwrite, rooms=list(named))
-    with _telling_of(judged, config), placed as place:
+    with placed as place, _telling_of(judged, config):
         members = members_of(config)
         for number, (name, folder) in enumerate(named.items(), start=1):
             logger.info("model %d of %d: %s (%s)", number, len(named), name, folder)
@@ -157,7 +157,7 @@ def judge_suites(config: EvalConfig, *, finish: Finish | None = None) -> dict[st
     rooms = [*named, *(NAMES.values() if config.run.ensemble else ())]
     judged: dict[str, JudgedSuites] = {}
     placed = placing_evaluation(out, (), overwrite=config.run.overwrite, rooms=rooms)
-    with _telling_of(judged, config), placed as place:
+    with placed as place, _telling_of(judged, config):
         for name, folder in named.items():
             own = config.replace(model=folder, models=(), ensemble=(), output_dir=out / name)
             judged[name] = evaluate_suites_into(place / name, own)

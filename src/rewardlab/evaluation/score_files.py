@@ -11,7 +11,8 @@ from rewardlab.analysis import metrics
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError, RewardlabError
 from rewardlab.core.files import absent, read_json, sha256_file
-from rewardlab.core.run_folder import SCORES_SUM, settle_to_read
+from rewardlab.core.placing import settle_to_read
+from rewardlab.core.run_folder import SCORES_SUM
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow
 from rewardlab.evaluation.score_layouts import ScoreFile, read_file, score_rows, shown

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from rewardlab.core.errors import ConfigError, DataError, RewardlabError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import (
     provenance,
     read_json,
@@ -221,7 +221,7 @@ def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
     file = place.partial / KEPT_FILE
     with ExitStack() as ended, only_process(place.partial, "--output"):
         for path in (place.rows, place.twin, place.manifest, place.partial):
-            remove_left_over(path)
+            remove_left_over(path, alone=True)
         try:
             if restart:
                 file.unlink(missing_ok=True)
@@ -236,15 +236,6 @@ def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
             raise
         if kept.is_done:
             removed_at_end(place.partial, ended)
-
-
-def tell_complete(place: Place) -> None:
-    """Say that an output is complete, and remove the finished work that a process left which was killed after that."""
-    logger.info("%s: is complete", place.rows)
-    remove_left_over(place.partial)
-    if place.partial.is_dir():
-        with suppress(RewardlabError), claimed(place):  # where another process holds it, or nothing can be written
-            pass
 
 
 @contextmanager

@@ -127,7 +127,8 @@ def only_writer(target: Path) -> Iterator[None]:
     work = target.with_name(f".{target.name}.partial")
     work.mkdir(parents=True, exist_ok=True)
     with ExitStack() as ended, only_process(work, "--output-dir"):
-        remove_left_over(work)
+        remove_left_over(work, alone=True)
+        remove_left_over(target, alone=True)
         try:
             yield
         finally:

@@ -30,7 +30,6 @@ from rewardlab.gold.stage import (
     require_few_errors,
     require_own,
     require_same_source,
-    tell_complete,
     write_manifest,
     writing,
 )
@@ -79,7 +78,7 @@ def label(config: LabelConfig) -> Labelled:
     may = {"overwrite": config.overwrite, "follow_input": config.follow_input}
     state = require_own(place, asked, read=config.rows.files(), **may)
     if not config.restart and state == "complete":
-        tell_complete(place)
+        logger.info("%s: is complete", place.rows)
         return _before(place)
     rows = partial(_rows, config, shard)
     accept = partial(require_same_source, place, overwrite=config.overwrite or config.restart)

@@ -41,7 +41,6 @@ from rewardlab.gold.stage import (
     require_few_errors,
     require_own,
     require_same_source,
-    tell_complete,
     write_manifest,
     writing,
 )
@@ -102,7 +101,7 @@ def sample(config: SampleConfig) -> Sampled:
     asked = _asked(config, shard)
     state = _state(config, place, asked)
     if not config.restart and state == "complete":
-        tell_complete(place)
+        logger.info("%s: is complete", place.rows)
         return _before(place)
     prompts = _prompts(config, shard)
     with claimed(place, restart=config.restart) as kept:

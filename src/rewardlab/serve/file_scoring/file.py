@@ -133,7 +133,8 @@ class Work:
             mark_finished(self.folder, path)
             with held_back():
                 path.replace(self.target)
-                results_are_whole(self.target)
+                if not counts.unscored:  # otherwise their share is still to be judged
+                    results_are_whole(self.target)
         finally:
             path.unlink(missing_ok=True)
         removed_at_end(self.folder, self.ended)
@@ -251,7 +252,7 @@ def surveyed(
     folder.mkdir(exist_ok=True)
     with ExitStack() as ended, only_process(folder, "--output"):
         for path in (target, folder):
-            remove_left_over(path)
+            remove_left_over(path, alone=True)
         # Cleared under the lock: of several processes that begin at once, each may have found no folder, and what
         # stands there is that of the one that has the lock.
         try:

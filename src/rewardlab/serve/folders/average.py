@@ -96,6 +96,7 @@ def average(
         total += share
         _move(scorer.model, other, source, share / total)
         del other
+    cosine = _tell_heads(heads)
     with replacing_folder(target, is_result=True) as place:
         spec = save_reward_model(
             place,
@@ -110,15 +111,20 @@ def average(
         verify_in_clean_process(place)
         require_apart(sources[0], target, overwrite=overwrite)  # another process may have made it meanwhile
     wanted = np.average(scores, axis=0, weights=shares)
-    cosine = min(
-        float(torch.nn.functional.cosine_similarity(*pair, dim=0)) for pair in itertools.combinations(heads, 2)
-    )
     made = Averaged(
         spec=spec,
         shares=tuple(shares),
         head_cosine=cosine,
         distance=float(np.abs(np.array([canary.score for canary in spec.canaries]) - wanted).max()),
         spread=float(wanted.std(ddof=1)),
+    )
+    return made
+
+
+def _tell_heads(heads: Sequence[torch.Tensor]) -> float:
+    """Return the least cosine of two heads; a warning if they point in different directions."""
+    cosine = min(
+        float(torch.nn.functional.cosine_similarity(*pair, dim=0)) for pair in itertools.combinations(heads, 2)
     )
     if cosine < SAME_HEAD:
         logger.warning(
@@ -127,7 +133,7 @@ def average(
             "reward model (`rewardlab train --model FOLDER`), which gives all of them its head",
             cosine,
         )
-    return made
+    return cosine
 
 
 def _shares(sources: Sequence[Path], weights: Sequence[float]) -> list[float]:

@@ -135,7 +135,8 @@ def import_in_place(source: Path, settings: ImportConfig | None = None) -> Impor
             move(source, original)
             move(new, source)
         except BaseException as error:
-            if original.exists() and not source.exists():
+            if original.exists() and (new.exists() or not source.exists()):
+                remove(source)  # of an original that was copied aside, what was not removed yet
                 move(original, source)
             remove(new)
             if not isinstance(error, RewardlabError):
