@@ -49,8 +49,9 @@ def names(folder: Path) -> list[str]:
 
 def abandon(*paths: Path) -> None:
     """Make files as old as those are that a process left which was killed more than a day ago."""
-    for path in (*paths, *(inside for path in paths for inside in path.rglob("*"))):
-        os.utime(path, (0, 0))
+    for path in paths:
+        for one in (path, *path.rglob("*")):
+            os.utime(one, (0, 0))
 
 
 def test_a_folder_that_a_killed_process_was_writing_goes_when_it_is_written_again_days_later(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 
 from rewardlab.core import placing as placing_module
 from rewardlab.core.errors import ConfigError, DataError, RewardlabError, RunInterrupted
-from rewardlab.core.placing import MOVING, placing, settle
+from rewardlab.core.placing import MOVING, placing, settle, settle_to_read
 from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 
 OLD = {
@@ -373,3 +373,34 @@ def test_a_signal_before_that_says_that_the_command_begins_anew(tmp_path: Path) 
         signal.raise_signal(signal.SIGTERM)
     assert ended.value.exit_status == 75
     assert tree(tmp_path) == {}
+
+
+def half_moved(folder: Path, *names: str) -> Path:
+    """Make a folder of results of which a killed process had moved the earlier ones aside."""
+    put(folder / MOVING, {f"old/{number}": "old" for number, _ in enumerate(names)} | {"new/compare.json": "new"})
+    plan = {"new": {"compare.json": [["", 0, 0]]}, "old": [*names], "alone": True}
+    (folder / MOVING / "plan.json").write_text(json.dumps(plan))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["out", "out/m1", "out/m1/eval.scores.jsonl"])
+def test_what_is_read_is_put_back_first_by_whatever_name(tmp_path: Path, monkeypatch, name: str) -> None:
+    half_moved(tmp_path / "out", "m1/eval.scores.jsonl")
+    (tmp_path / "out/m1").mkdir()
+    here = (tmp_path / name) if (tmp_path / name).is_dir() else (tmp_path / name).parent
+    monkeypatch.chdir(here)
+    settle_to_read(Path(os.path.relpath(tmp_path / name)))
+    assert (tmp_path / "out/m1/eval.scores.jsonl").read_text() == "old"
+    assert not (tmp_path / "out" / MOVING).exists()
+
+
+def test_results_that_do_not_concern_what_is_read_are_left_alone(tmp_path: Path) -> None:
+    half_moved(tmp_path, "compare.json")
+    (tmp_path / "other/m1").mkdir(parents=True)
+    for path in (tmp_path / "other", tmp_path / "other/m1", tmp_path / "other/scores.jsonl"):
+        settle_to_read(path)
+    assert (tmp_path / MOVING).is_dir()
+    (tmp_path / MOVING / "plan.json").write_text("{")
+    settle_to_read(tmp_path / "other")
+    with pytest.raises(ConfigError, match="has moved only some of them so far, or was killed"):
+        settle_to_read(tmp_path)

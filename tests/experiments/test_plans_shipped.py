@@ -93,7 +93,7 @@ def test_heads_on_a_frozen_backbone_answer_what_they_can(tiny_data: Path, monkey
 
 
 def test_a_claim_that_cannot_fail_keeps_a_plan_from_being_frozen(tmp_path: Path) -> None:
-    base = "question: q\nbase: {model: m, dataset: [a], test_dataset: [b], steps: 500, eval_fraction: 0.1}\n"
+    base = "question: q\nbase: {model: m, dataset: [o/a], test_dataset: [o/b], steps: 500, eval_fraction: 0.1}\n"
     base += "arms: {a: {}}\n"
     for claim, told in (
         ("stopped_at(a) < 900", "H: no possible values refute it"),
@@ -126,7 +126,7 @@ def test_what_else_keeps_a_plan_from_being_frozen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', encoding="utf-8")
-    base = "question: q\nbase: {model: m, dataset: [a], test_dataset: [b], eval_fraction: 0.1}\n"
+    base = "question: q\nbase: {model: m, dataset: [o/a], test_dataset: [o/b], eval_fraction: 0.1}\n"
     (tmp_path / "plan.yaml").write_text(f"{base}{more}\n", encoding="utf-8")
     (error, *_) = check(read_plan(tmp_path / "plan.yaml")).errors
     with pytest.raises(ConfigError, match=told):

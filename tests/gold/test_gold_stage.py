@@ -173,14 +173,12 @@ def test_what_a_kill_left_of_the_files_of_an_output_goes_and_of_others_stays(tmp
     assert all(path.exists() for path in others)
 
 
-def test_finished_work_of_an_output_that_is_complete_goes(folder, samples, tmp_path) -> None:
-    """Of a process that was killed after it had written all, and before it removed the work."""
+def test_what_another_run_kept_stays_where_the_output_is_complete(folder, samples) -> None:
+    """Such as of one with other settings and --overwrite that was killed."""
     config = labels(folder, samples)
     label(config)
     place = Place.of(config.output)
     place.partial.mkdir()
-    (place.partial / "kept.jsonl").write_text("")
-    left_over = place.partial.with_name(f".{place.partial.name}.tmp-{ended_process()}")
-    left_over.mkdir()
+    (place.partial / "kept.jsonl").write_text("paid for")
     assert label(config).was_complete
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert (place.partial / "kept.jsonl").read_text() == "paid for"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rewardlab.core import files
-from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
+from rewardlab.core.signals import BEGINS_ANEW, ended_by_signals
 from rewardlab.serve.file_scoring import file as file_module
 from rewardlab.serve.file_scoring import journal as journal_module
 from rewardlab.serve.file_scoring import rows as rows_module
@@ -400,3 +402,16 @@ def test_a_damaged_line_costs_its_own_part_alone(tmp_path, caplog, change):
     path.write_bytes(path.read_bytes().replace(b"0.25", b"0.35"))
     with pytest.raises(DataError, match="part 1 was damaged after it was written"):
         list(again.outcomes())
+
+
+@pytest.mark.parametrize(("has_errors", "status"), [(False, 0), (True, 75)])
+def test_a_signal_after_the_output_is_no_success_while_its_errors_are_to_be_judged(
+    source, target, monkeypatch, has_errors, status
+):
+    if not has_errors:
+        source.write_text('{"prompt": "How?", "response": "So."}\n')
+    monkeypatch.setattr(file_module, "removed_at_end", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(RunInterrupted) as ended, ended_by_signals(BEGINS_ANEW):
+        score_with(Stub(), source, target)
+    assert target.exists()
+    assert ended.value.exit_status == status

@@ -213,7 +213,8 @@ def _left_over(path: Path) -> Iterator[tuple[Path, str, int]]:
 def _last_change(path: Path) -> float:
     """Return when a file, or anything in a folder, was changed last."""
     inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
-    return max(one.lstat().st_mtime for one in (path, *inside))
+    times: list[float] = [one.lstat().st_mtime for one in (path, *inside)]
+    return max(times)
 
 
 def sweep_away(left_over: Path) -> None:

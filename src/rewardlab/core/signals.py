@@ -50,11 +50,14 @@ def ending_with_status() -> Iterator[None]:
 
 
 def ignore_at_exit() -> None:
-    """Ignore SIGUSR1 and SIGUSR2 from now on, in a process whose work is over and whose exit status is decided.
+    """Ignore SIGUSR1 and SIGUSR2 from now on, in a process whose work is over and whose exit status is decided. Ctrl-C
+    ends it at once: it would show where in its own code it was.
 
     Python takes seconds to end with all that is loaded, and Slurm sends the signal before a time limit whatever a
     process is at: its status would be that of a failure.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in ("SIGUSR1", "SIGUSR2"):
         if (number := getattr(signal, name, None)) is not None:
             signal.signal(number, signal.SIG_IGN)

@@ -246,7 +246,7 @@ def _require_environment() -> None:
                 f"processes. Start it by torchrun, or unset both."
             )
     port = os.environ["MASTER_PORT"]
-    if int(os.environ["WORLD_SIZE"]) > 1 and not 1 <= int(port) <= MAX_PORT:
+    if not 1 <= int(port) <= MAX_PORT:
         raise ConfigError(
             f"MASTER_PORT is {visible(port)}: no process can be reached there. Name a free port from 1 to {MAX_PORT}, "
             f"of torchrun by --master-port; on a single machine, `torchrun --standalone` finds one."

@@ -111,14 +111,13 @@ def average(
         verify_in_clean_process(place)
         require_apart(sources[0], target, overwrite=overwrite)  # another process may have made it meanwhile
     wanted = np.average(scores, axis=0, weights=shares)
-    made = Averaged(
+    return Averaged(
         spec=spec,
         shares=tuple(shares),
         head_cosine=cosine,
         distance=float(np.abs(np.array([canary.score for canary in spec.canaries]) - wanted).max()),
         spread=float(wanted.std(ddof=1)),
     )
-    return made
 
 
 def _tell_heads(heads: Sequence[torch.Tensor]) -> float:
