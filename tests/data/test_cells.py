@@ -7,6 +7,7 @@ import json
 import warnings
 from decimal import Decimal
 from pathlib import Path
+from pprint import pformat
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ HI = [{"role": "user", "content": "hi"}]
 TURNS = [*HI, {"role": "assistant", "content": "it's {\n} a 'reply'"}, {"role": "user", "content": None}]
 SHARED = {"from": "gpt", "value": "good"}
 SAID = {"role": "assistant", "content": "} {'a' 'b'"}
+PAIR_OF_TEXTS = np.array(["h", "it's"], dtype=object)
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
 
@@ -42,6 +44,8 @@ class TestCells:
             # Of short messages numpy writes several on a line, and parts of a content as a call.
             (str(np.array([*HI, SAID], dtype=object)), [*HI, SAID]),
             (str(np.array([{**SAID, "content": np.array(PARTS, dtype=object)}])), [{**SAID, "content": PARTS}]),
+            # Python joins a long text of which a printer wrote several.
+            (pformat([{**SAID, "content": "a 'long' text " * 20}]), [{**SAID, "content": "a 'long' text " * 20}]),
         ],
     )
     def test_messages_are_found_in_any_column(self, text: str, value: object) -> None:
@@ -78,6 +82,14 @@ class TestCells:
             ("scores", "[1.0, nan]", [1.0, None]),
             ("ranking", str(np.array([10, 2])), [10, 2]),
             ("individual_preference", "[{'score': -1}\n {'score': nan}]", [{"score": -1}, {"score": None}]),
+            ("scores", str(np.array([1, np.nan, 2])), [1, None, 2]),
+            ("scores", str([np.float64(1.5), np.float64("nan")]), [1.5, None]),
+            ("responses", str(np.array(["a", None, "b", "c"], dtype=object)), ["a", None, "b", "c"]),
+            ("responses", pformat(["a b " * 40, "c"]), ["a b " * 40, "c"]),
+            ("responses", str(np.array([["a"], ["b", "c"]], dtype=object)), [["a"], ["b", "c"]]),
+            ("individual_preference", "[None {'score': array([1, 2])}]", [None, {"score": [1, 2]}]),
+            ("annotations", str(np.array([{"model": "a"}, {"model": "b"}])), [{"model": "a"}, {"model": "b"}]),
+            ("history", str(np.array([PAIR_OF_TEXTS, PAIR_OF_TEXTS, None], dtype=object)[:2]), [["h", "it's"]] * 2),
             # numpy leaves out what is in the middle of a long array
             ("scores", str(np.arange(2000)), str(np.arange(2000))),
         ],
@@ -94,7 +106,7 @@ class TestCells:
         assert read_cell("history", text) == [["Hi", "It is."]]
         assert read_cell("history", "[]") == []
         assert read_cell("chosen", text) == text
-        for prompt in ("[1]", '["Hi", "It is."]', '[["Hi"]]', "[[1, 2]]", "[[Hi, there]]", "[[solved]] why?"):
+        for prompt in ("[1]", "[array(['Hi'])]", '["Hi", "It is."]', '[["Hi"]]', "[[1, 2]]", "[[Hi, there]]", "[[solved]] why?"):
             assert read_cell("history", prompt) == prompt
 
     @pytest.mark.parametrize("middle", ["1+", "-", "[", "not ", "a.", "1 if 1 else ", "lambda:", r"'\d'"])

@@ -110,4 +110,10 @@ def test_annotators_in_a_cell_as_pandas_and_datasets_write_it_are_read(tmp_path:
 def test_annotators_in_a_text_that_is_no_list_are_never_left_out_alone() -> None:
     row = HELPSTEER3 | {"overall_preference": 2}
     assert cause({**row, "individual_preference": "[{'score': 3} …"}) == "bad_label"
-    assert preference({**row, "individual_preference": "nan"}).comparisons[0].annotator is None
+
+
+@pytest.mark.parametrize("nobodys", ["[]", "[None]", "nan", "", "not rated"])
+def test_a_cell_without_annotators_leaves_the_one_preference_of_all(nobodys: str) -> None:
+    row = HELPSTEER3 | {"overall_preference": 2, "individual_preference": nobodys}
+    (one,) = preference(row).comparisons
+    assert (one.strength, one.annotator) == (2.0, None)

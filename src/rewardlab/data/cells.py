@@ -20,20 +20,24 @@ CSV_LISTS: Final = ("responses", "replies", "scores", "ranking")
 """Columns whose cells are JSON lists of any kind."""
 OBJECT_LISTS: Final = (
     *("comparisons", "answers", "completions", "summaries", "individual_preference", "three_most_similar_preferences"),
-    *("messages", "conversations", "conversation_a", "conversation_b"),
+    *("messages", "conversations", "conversation_a", "conversation_b", "annotations"),
 )
-"""Columns whose cells are JSON lists of objects of any kind, and never a text."""
+"""Columns whose cells are JSON lists of objects of any kind, some of which may be null, and never a text."""
 HISTORY: Final = "history"
 """Column whose cells are JSON lists of `[question, answer]`, or a text: in SHP it is the prompt."""
 MAX_PYTHON_CHARACTERS: Final = 1_000_000
 """Longest cell that is read as a literal of Python, which takes some hundred bytes of memory a character."""
+_ENTRY: Final = r"""['"\[{\d]|-\d|(?:nan|None|True|False)\b|(?:array|list)\("""
+"""How an entry of an array begins."""
 _OF_NUMPY: Final = re.compile(
-    r"""(?P<text>'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z))(?P<more>\s++(?=['"]))?"""
-    r"""|(?P<between>(?<=[}\d.])\s++(?=\{|-?\d))|\barray\((?=\[)|,\s*+dtype=object\)|(?P<nan>\bnan\b)""",
+    rf"""(?P<text>'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z))(?P<more>\s++(?={_ENTRY}))?"""
+    rf"""|(?P<between>(?<=[}}\])\d.ne])\s++(?={_ENTRY}))|\b(?:array|list)\((?=\[)|(?P<nan>\bnan\b)"""
+    r"""|,\s*+dtype=[\w<>']{1,20}+\)|(?<=\])\)|\bnp\.(?:float|int|uint)\d{1,3}+\((?P<number>[^()'"]{1,40}+)\)""",
     re.DOTALL,
 )
 """A text of a literal, and what numpy writes differently than Python: nothing but white space between the entries of
-an array, and an array within an object as a call."""
+an array, an array or a list within an object as a call, and a number too. A space after an `n` or an `e` outside of
+texts follows `nan`, `None`, `True` or `False`."""
 _LOOKS_LIKE_MESSAGES: Final = re.compile(
     r"""\s*\[\s*\{\s*(?:(['"])(?:content|value)\1:.*?)?(['"])(?:role|from)\2:\s*(['"])(?:user|system|assistant|human|gpt)\3""",
     re.DOTALL,
@@ -59,7 +63,9 @@ def read_cell(column: str, text: str | None) -> object:
     except (ValueError, RecursionError):
         is_likely = column in (*CSV_LISTS, *OBJECT_LISTS, HISTORY) or "'role'" in bare or "'from'" in bare
         value = python_literal(bare) if is_likely else None
-    if isinstance(value, list) and (column in CSV_LISTS or (column in OBJECT_LISTS and _are_objects(value))):
+    if isinstance(value, list) and (
+        column in CSV_LISTS or (column in OBJECT_LISTS and _are_objects([one for one in value if one is not None]))
+    ):
         return value
     return value if holds_messages(value) or (column == HISTORY and _are_exchanges(value)) else text
 
@@ -107,22 +113,41 @@ def python_literal(text: str) -> object:
     """Return the list or mapping that Python, pandas or numpy wrote as this text; None if it is none, or too long."""
     if len(text) > MAX_PYTHON_CHARACTERS:
         return None
+    value = _literal(text)
+    if value is None or _may_be_array(value):
+        value = _literal(_OF_NUMPY.sub(_as_python, text))
+    # Of more than 1,000 entries numpy writes the first and the last alone.
+    return None if isinstance(value, list) and ... in value else value
+
+
+def _literal(text: str) -> object:
+    """Return the value of a literal of Python; None if it is none."""
     try:
         with warnings.catch_warnings():
             # The parser warns of a backslash that stands for itself.
             warnings.simplefilter("ignore")
-            value = ast.literal_eval(_OF_NUMPY.sub(_as_python, text))
+            return ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         # Text that only resembles a literal, or is nested too deep.
         return None
-    # Of more than 1,000 entries numpy writes the first and the last alone.
-    return None if isinstance(value, list) and ... in value else value
+
+
+def _may_be_array(value: object) -> bool:
+    """Return whether a list may be an array of texts of which Python made one: it joins texts without a comma between
+    them. A list with a comma is one that Python wrote, and may have cut long texts itself."""
+    while isinstance(value, list) and len(value) == 1:
+        (value,) = value
+        if isinstance(value, str):
+            return True
+    return False
 
 
 def _as_python(found: re.Match[str]) -> str:
     """Return what Python writes in place of something that numpy wrote."""
     if found["text"] is not None:
         return found["text"] + (", " if found["more"] else "")
+    if (number := found["number"]) is not None:
+        return "None" if number == "nan" else number
     return ", " if found["between"] else "None" if found["nan"] else ""
 
 

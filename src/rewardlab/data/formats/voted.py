@@ -15,7 +15,6 @@ from rewardlab.data.formats.plain import read_sides
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, Vote, judge_pair
 from rewardlab.data.rows import (
-    NOTHING,
     Row,
     UnusableRowError,
     is_absent,
@@ -142,12 +141,12 @@ def _read_helpsteer3(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _scores(row: Row, column: str, name: str) -> list[object]:
-    """Return the annotators' scores; an empty list if the row does not hold them.
+    """Return the annotators' scores; an empty list if the row does not hold them, or a note in their place.
 
-    Raises UnusableRowError for a text: the votes in it would be left out.
+    Raises UnusableRowError for a list that cannot be read: the votes in it would be left out.
     """
-    value = row.get(column)
-    if isinstance(value, str) and value.strip().lower() not in NOTHING:
+    value = unpacked(row.get(column))
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         raise UnusableRowError("bad_label", f"{column} is {show(value)}, wanted a list of objects with {name!r}")
     if not isinstance(value, (list, tuple)):
         return []
