@@ -143,6 +143,10 @@ def test_what_stands_before_the_prompt_in_a_column_that_nothing_reads_is_told(
         {"context": {"topic": "how to grow basil"}},
         {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "a"}]},
         {"conversation": [{"input": "What was it?", "output": "No idea."}]},
+        {"prompt": "Why is  it so?", "context": " Why is\nit so? "},
+        {"prompt": "Why is it so?", "input": "Human: Why is it so?\n\nAssistant:"},
+        {"prompt": "Why is it so?", "system": "Be brief, please.", "input": "Be brief, please.\nWhy is it so?"},
+        {"prompt": 'Why is it "so"?', "messages": '[{"role": "user", "content": "Why is it \\"so\\"?"}]'},
     ],
 )
 def test_names_and_repeated_turns_are_no_part_of_a_prompt(told: Any, row: dict[str, Any]) -> None:
@@ -157,6 +161,29 @@ def test_prompts_that_end_with_a_turn_of_the_assistant_are_told(told: Any) -> No
         "reply follows as a second one."
     )
     assert not told([{"prompt": [*BEFORE, *asked]}, {"prompt": "Assistant: Because"}], CHATML)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So it is."}], "label": True},
+        {
+            "messages": [{"role": "user", "content": "Why is it so?"}],
+            "chosen": {"role": "assistant", "content": "a"},
+            "rejected": {"role": "assistant", "content": "b"},
+        },
+    ],
+    ids=["the last turn is the reply", "messages are the prompt"],
+)
+def test_conversations_that_are_read_are_not_told(row: dict[str, Any]) -> None:
+    renderer = build_renderer(make_tokenizer(CHATML), RenderingConfig(max_seq_len=256))
+    assert not unread([row], ReadingConfig(), renderer)
+
+
+def test_a_passage_around_the_prompt_is_told(told: Any) -> None:
+    row = {"prompt": "Why is it so?", "context": "Basil dies in the dark. Why is it so?"}
+    (line,) = told([row], CHATML)
+    assert line.startswith("the column context is not read")
 
 
 def test_an_input_that_belongs_to_an_instruction_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,20 @@ from rewardlab.core.types import Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.known import recognise_rows
-from rewardlab.data.rows import BESIDE_CONTENT, MEDIA, Row, UnusableRowError, joined_parts, said_by, show
+from rewardlab.data.formats.lone import UNPAIRED_CONVERSATIONS
+from rewardlab.data.formats.mapping import unpacked
+from rewardlab.data.formats.schema import Schema
+from rewardlab.data.rows import (
+    BESIDE_CONTENT,
+    MEDIA,
+    Row,
+    UnusableRowError,
+    is_absent,
+    is_message,
+    joined_parts,
+    said_by,
+    show,
+)
 from rewardlab.data.templates import mentions, setting
 
 COLUMNS: Final[Mapping[str, str]] = {
@@ -101,11 +114,15 @@ def _prompts(rows: Sequence[Row], reading: ReadingConfig) -> str:
 
 def _needed(rows: Sequence[Row], reading: ReadingConfig) -> tuple[str, ...]:
     """Return the columns by which the format of some rows is known; none if there is none."""
-    try:
-        schema = recognise_rows(rows[0], "", reading) if rows else None
-    except DataError:  # whoever reads the rows says so
-        schema = None
+    schema = _schema(rows, reading)
     return () if schema is None else (*schema.needed, *schema.one_of)
+
+
+def _schema(rows: Sequence[Row], reading: ReadingConfig) -> Schema | None:
+    try:
+        return recognise_rows(rows[0], "", reading) if rows else None
+    except DataError:  # whoever reads the rows says so
+        return None
 
 
 def _before(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
@@ -114,8 +131,10 @@ def _before(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
     read = {*needed, *reading.own_columns.values()}
     if reading.joins_input or "instruction" in needed:
         read |= {"input"}
-    for name in BEFORE:
-        lost = [part for row in rows if name in row and name not in read if (part := _only_in(name, row))]
+    prompt = _prompts(rows, reading)
+    for name in (one for one in BEFORE if one not in read):
+        held = [row for row in rows if name in row and not (name == "messages" and _is_answered(row, reading))]
+        lost = [part for row in held if (part := _only_in(name, row, prompt))]
         if lost:
             yield (
                 f"the column {name} is not read, and in {len(lost)} of the first {number_of(len(rows), 'row')} it has "
@@ -126,7 +145,10 @@ def _before(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
 
 def _answered(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
     """Yield a line if prompts end with a turn of the assistant, which the reply then follows as another one."""
-    needed = _needed(rows, reading)
+    schema = _schema(rows, reading)
+    if schema is not None and schema.name == UNPAIRED_CONVERSATIONS.name:  # there that turn is the reply
+        return
+    needed = () if schema is None else schema.needed
     name = next((name for name in ("conversations", "context") if name in needed), _prompts(rows, reading))
     turns = [said[-1] for row in rows if (said := _conversation(row.get(name)))]
     if found := [turn for turn in turns if turn.role == "assistant"]:
@@ -138,15 +160,46 @@ def _answered(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
         )
 
 
-def _only_in(name: str, row: Row) -> str | None:
+def _is_answered(row: Row, reading: ReadingConfig) -> bool:
+    """Return whether the replies of a row are one message each, which are read as answers to its `messages`."""
+    own = reading.own_columns
+    sides = [row.get(own.get(name, name)) for name in ("chosen", "rejected")]
+    return all(map(is_message, sides)) and is_absent(row.get(own.get("prompt", "prompt")))
+
+
+def _only_in(name: str, row: Row, prompt: str) -> str | None:
     """Return the first text or turn in a column that is in no other column of the row; None if there is none. What a
-    chat template has written is the prompt once more."""
+    chat template has written is the prompt once more, and so is the prompt with a role or the row's system before it.
+    """
     held = row[name]
-    said = [turn.content for turn in _conversation(held)]
-    if isinstance(held, str) and len(held.split()) >= FEWEST_WORDS and not _mark(held):
+    said = [turn.content for turn in _conversation(unpacked(held))]
+    if not said and isinstance(held, str) and len(held.split()) >= FEWEST_WORDS and not _mark(held):
         said = [held]
-    others = [] if not said else [text for other, value in row.items() if other != name for text in _texts(value)]
-    return next((text for text in said if text.strip() and not any(text.strip() in one for one in others)), None)
+    if not said:
+        return None
+    others = [_folded(text) for other, value in row.items() if other != name for text in _texts(unpacked(value))]
+    known = [_folded(text) for other in (prompt, "system", *SYSTEM) for text in _turns(row.get(other))]
+    return next((text for text in said if not _is_repeated(_folded(text), others, known)), None)
+
+
+def _is_repeated(text: str, others: Sequence[str], known: Sequence[str]) -> bool:
+    """Return whether one of the others has all of a text, or little is left of it without what is known."""
+    if any(text in one for one in others):
+        return True
+    left = text
+    for one in sorted(known, key=len, reverse=True):
+        left = left.replace(one, " ") if one else left
+    return not text or (left != text and len(left.split()) < FEWEST_WORDS)
+
+
+def _turns(value: object) -> list[str]:
+    """Return a text, or what is said in messages."""
+    return [turn.content for turn in _conversation(unpacked(value))] or ([value] if isinstance(value, str) else [])
+
+
+def _folded(text: str) -> str:
+    """Return a text with one space for all white space between words."""
+    return " ".join(text.split())
 
 
 def _texts(value: object, depth: int = 4) -> Iterator[str]:
