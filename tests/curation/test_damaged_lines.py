@@ -53,6 +53,19 @@ def test_inspect_and_show_say_what_is_wrong_with_them(damaged: Path, capsys: pyt
     assert "left out: not_json" in capsys.readouterr().out
 
 
+def test_inspect_and_audit_tell_of_texts_that_nothing_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "f.csv"
+    table.write_text(",prompt,chosen,rejected,context\n0,Why?,So it is.,No,Basil dies in the dark.\n")
+    assert ended("data", "inspect", str(table)) == 0
+    assert "among a column without a name, prompt, chosen" in " ".join(capsys.readouterr().out.split())
+    ended("data", "audit", str(table))
+    told = [said for said in caplog.messages if "the column context is not read, and in 1 of the first 1 row" in said]
+    assert len(told) == 2
+    assert not any("Basil" in said for said in told)
+
+
 @pytest.mark.parametrize("tool", [("data", "convert"), ("data", "split")])
 def test_tools_that_use_the_rows_end_with_the_first_of_them(
     tool: tuple[str, str], damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -106,7 +106,15 @@ class TestCells:
         assert read_cell("history", text) == [["Hi", "It is."]]
         assert read_cell("history", "[]") == []
         assert read_cell("chosen", text) == text
-        for prompt in ("[1]", "[array(['Hi'])]", '["Hi", "It is."]', '[["Hi"]]', "[[1, 2]]", "[[Hi, there]]", "[[solved]] why?"):
+        for prompt in (
+            "[1]",
+            "[array(['Hi'])]",
+            '["Hi", "It is."]',
+            '[["Hi"]]',
+            "[[1, 2]]",
+            "[[Hi, there]]",
+            "[[solved]] why?",
+        ):
             assert read_cell("history", prompt) == prompt
 
     @pytest.mark.parametrize("middle", ["1+", "-", "[", "not ", "a.", "1 if 1 else ", "lambda:", r"'\d'"])

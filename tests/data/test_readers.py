@@ -154,6 +154,10 @@ class TestFiles:
                 r"got name \(not a list\), prompt \(1",
             ),
             ({"prompt": ["a"], "chosen": ["b", "c"]}, r"equal length; got prompt \(1\), chosen \(2\)"),
+            (
+                {"prompt": {"0": "a"}, "chosen": {"0": "b"}, "rejected": {"0": "c"}},
+                r'got prompt \(not a list\).* pandas writes rows by to_json\(…, orient="records", lines=True\)\.',
+            ),
             ({"version": 1, "rows": []}, r"got version \(not a list\), rows \(0\)"),
             ("text", "got a JSON str"),
             ([pair(0), 5], r"f\.json:2: row 2 is int"),

@@ -240,7 +240,11 @@ def _rows_of_columns(path: Path, columns: dict[str, object]) -> list[dict[str, o
     lists = {name: values for name, values in columns.items() if isinstance(values, list)}
     if len(lists) < len(columns) or len({len(values) for values in lists.values()}) > 1:
         lengths = ", ".join(f"{name} ({len(lists[name]) if name in lists else 'not a list'})" for name in columns)
-        raise DataError(f"{path}: wanted a list of rows, or columns that are lists of equal length; got {lengths}.")
+        by_pandas = all(isinstance(values, dict) and "0" in values for values in columns.values())
+        hint = ' pandas writes rows by to_json(…, orient="records", lines=True).' if columns and by_pandas else ""
+        raise DataError(
+            f"{path}: wanted a list of rows, or columns that are lists of equal length; got {lengths}.{hint}"
+        )
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 

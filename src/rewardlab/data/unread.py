@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from rewardlab.core.terminal import number_of, quoted
 from rewardlab.core.types import Message
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import ReadingConfig
+from rewardlab.data.finding import Source
 from rewardlab.data.formats.known import recognise_rows
 from rewardlab.data.formats.lone import UNPAIRED_CONVERSATIONS
 from rewardlab.data.formats.mapping import unpacked
@@ -31,6 +33,9 @@ from rewardlab.data.rows import (
     show,
 )
 from rewardlab.data.templates import mentions, setting
+from rewardlab.data.winners import first_of
+
+logger = logging.getLogger("rewardlab")
 
 COLUMNS: Final[Mapping[str, str]] = {
     "margin": "--margin-column margin takes it as a margin in the loss",
@@ -125,7 +130,19 @@ def _schema(rows: Sequence[Row], reading: ReadingConfig) -> Schema | None:
         return None
 
 
-def _before(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
+def tell_texts_before(source: Source, reading: ReadingConfig) -> None:
+    """Log a warning for each column of a dataset's first rows that may hold a part of the prompt and is not read; no
+    text of a row is in it."""
+    try:
+        found = list(_before(first_of(source), reading, quotes=False))
+    except Exception:  # of any class: what is odd in rows is told by whoever reads all of them, and ends nothing here
+        logger.debug("data: %s: its first rows could not be looked at", source.label, exc_info=True)
+        return
+    for said in found:
+        logger.warning("data: %s: %s", source.label, said)
+
+
+def _before(rows: Sequence[Row], reading: ReadingConfig, *, quotes: bool = True) -> Iterator[str]:
     """Yield a line for each column that may hold a part of the prompt which stands nowhere else in the rows."""
     needed = _needed(rows, reading)
     read = {*needed, *reading.own_columns.values()}
@@ -138,8 +155,9 @@ def _before(rows: Sequence[Row], reading: ReadingConfig) -> Iterator[str]:
         if lost:
             yield (
                 f"the column {name} is not read, and in {len(lost)} of the first {number_of(len(rows), 'row')} it has "
-                f"a text that the row has nowhere else, such as {show(lost[0])}. If it belongs to the prompt, write it "
-                f"there; earlier turns go into the prompt as messages, or into a column history."
+                f"a text that the row has nowhere else{f', such as {show(lost[0])}' if quotes else ''}. If it belongs "
+                f"to the prompt, write it there; earlier turns go into the prompt as messages, or into a column "
+                f"history."
             )
 
 

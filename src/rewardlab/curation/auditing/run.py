@@ -32,6 +32,7 @@ from rewardlab.data.config import RenderingConfig
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.judgements import Rules
 from rewardlab.data.sources import chosen_by_limit
+from rewardlab.data.unread import tell_texts_before
 from rewardlab.data.winners import tell_other_winners
 from rewardlab.data.workers import Crew, available_cores
 
@@ -82,6 +83,7 @@ def audit_rows(config: AuditConfig) -> Audited:
             own = joined(map_rows(source, rule, partial(measure, plan), crew, title=title, may_be_damaged=True))
             kept = int(own.kept_U.sum())
             tell_other_winners(source, reading)
+            tell_texts_before(source, reading)
             read.append(
                 ReadSource(
                     label=source.label,

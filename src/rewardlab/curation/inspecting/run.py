@@ -24,6 +24,7 @@ from rewardlab.data.judgements import Rules
 from rewardlab.data.reading import tell_oddities
 from rewardlab.data.sources import Unit, chosen_by_limit, open_streamed, open_units
 from rewardlab.data.splits import Numbers, find_roots
+from rewardlab.data.unread import tell_texts_before
 from rewardlab.data.winners import tell_other_winners
 from rewardlab.data.workers import Crew, available_cores
 
@@ -96,6 +97,7 @@ def _inspect(source: Source, config: InspectConfig, ruler: Ruler, crew: Crew) ->
     report = read.tally.report(source, used=len(columns["replies_P"]), sha256=None)
     tell_oddities(report, replies=False)  # the report itself says so
     tell_other_winners(source, rules.reading)
+    tell_texts_before(source, rules.reading)
     roots_P, rule = find_roots(columns.texts()) if len(columns["replies_P"]) else (np.empty(0, np.int64), "reply")
     baselines, tongues, samples = _read_again(source, rules, columns, roots_P, config, ruler, opened=opened)
     strengths = measure.strengths_of(columns)
@@ -138,7 +140,7 @@ def _format_of(source: Source, rules: Rules) -> dict[str, str]:
     """Return `format`, the format that was recognised, and `why`: the columns of the first row that decided it."""
     schema, _ = open_units(source, rules, may_be_damaged=True)
     first = next((row.rows[0] for row in walk(source, rules, may_be_damaged=True) if row.rows[0]), {})
-    names = [str(name) for name in first]
+    names = [str(name).strip() or "a column without a name" for name in first]
     among = listed(names, MOST_COLUMNS)
     return {"format": schema.name, "why": f"the first row has {schema.found or schema.columns}, among {among}"}
 
