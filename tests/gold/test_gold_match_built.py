@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,18 +104,31 @@ def test_losses_are_judged_by_what_soft_labels_allow(tmp_path: Path, pairs: str)
     assert 0.5 < least < 0.69, "below which the limits of certain labels lie"
 
     reached = sure(least + 0.005, 0.002)
-    run = facts(end_loss=reached, epoch_loss=reached)
+    run = facts(end_loss=reached, epoch_loss=reached, dataset=(str(file.parent / "train.jsonl"),))
     names = ("loss at the end", "loss after an epoch")
     found = findings(match_parts(own, runs={"p0": run}))
     assert [found[name].status for name in names] == ["warn", "fail"]
     found = findings(match_parts(kept, runs={"p0": run}))
     assert [found[name].status for name in names] == ["pass", "pass"]
     assert f"no proxy gets below {least:.3g}" in found[names[0]].evidence
-    nothing = facts(end_loss=sure(0.693, 0.001), epoch_loss=sure(0.693, 0.001))
+    nothing = replace(run, end_loss=sure(0.693, 0.001), epoch_loss=sure(0.693, 0.001))
     found = findings(match_parts(kept, runs={"p0": nothing}))
     assert [found[name].status for name in names] == ["warn", "fail"]
+
+    below = replace(run, end_loss=sure(0.05), epoch_loss=sure(0.05))
+    for other in (replace(run, dataset=("elsewhere/train.jsonl",)), replace(run, dataset=()), below):
+        found = findings(match_parts(kept, runs={"p0": other}))
+        assert [found[name].status for name in names] == (["pass"] * 2 if other is below else ["warn", "fail"])
+        assert not any("soft" in found[name].evidence for name in names), "its labels are not known to be these"
 
 
 def test_labels_of_a_tiny_temperature_are_certain(tmp_path: Path) -> None:
     rows, file = built(tmp_path, drawn(rows=30), soft_tau=1e-9)
     assert marked(part(rows, scored(rows)), [file]).least_loss < 1e-40
+
+
+def test_without_a_decided_pair_labels_have_no_least_loss(tmp_path: Path) -> None:
+    rows, file = built(tmp_path, drawn(rows=30), soft_tau=1.0)
+    own = part(rows, scored(rows))
+    own.replies.decided_N[:] = False
+    assert marked(own, [file]).least_loss == 0.0

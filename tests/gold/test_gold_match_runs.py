@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gold_matched import drawn, findings, part, scored
 from reward_models import save_tiny
 from rewardlab.artifact.seal import seal
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json
 from rewardlab.core.spec import read_spec
+from rewardlab.gold.matching.run import match_parts
 from rewardlab.gold.matching.runs import read_run, run_folder_of, spec_of, step_of, what_of
 
 
@@ -90,6 +92,32 @@ def test_accuracies_are_those_of_the_model_and_not_of_what_was_trained_after_it(
     batches = read_run(folder, 20).train_accuracy
     assert batches is not None
     assert batches.value == pytest.approx(0.6, abs=0.01)
+
+
+def test_an_accuracy_that_was_measured_while_it_learned_fails_no_proxy(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", [0.4] * 60, epochs=4.0)
+    lines = ["step,epoch,train_accuracy,train_pairs"]
+    lines += [f"{n},{n / 15},{0.667 if n <= 6 else 1.0},64" for n in range(1, 61)]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    early, end = read_run(folder, 6), read_run(folder, 60)
+    assert early.learned_over == "steps 4–6 of 60; the model is of step 6"
+    assert end.learned_over == ""
+    short = replace(early, learned_over=read_run(run_folder(tmp_path / "short", [0.4] * 8), 8).learned_over)
+    assert short.learned_over == "steps 5–8 of 8; the model is of step 8", "half of its steps"
+
+    rows = drawn(rows=300)
+    for own, status in ((early, "undecided"), (replace(early, learned_over=""), "fail")):
+        found = findings(match_parts(part(rows, scored(rows, 0.501)), runs={"p0": own}))
+        assert found["training accuracy"].status == status
+    found = findings(match_parts(part(rows, scored(rows, 0.501)), runs={"p0": early}))
+    assert "while it learned (steps 4–6 of 60" in found["training accuracy"].evidence
+    assert "--train-input" in found["training accuracy"].advice
+    assert found["generalisation"].status == "undecided"
+    good = findings(match_parts(part(rows, scored(rows)), runs={"p0": early}))["generalisation"]
+    assert good.status == "pass"
+    for one in (good, found["generalisation"]):
+        assert "lost on new prompts." not in one.evidence or "not known" in one.evidence
+        assert "points" not in one.evidence
 
 
 def test_a_source_with_and_without_a_name() -> None:

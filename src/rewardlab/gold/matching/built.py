@@ -14,7 +14,7 @@ import numpy as np
 
 from rewardlab.analysis.matching import BoolArray
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json
+from rewardlab.core.files import at_home, read_json
 from rewardlab.curation.files.writing import MANIFEST
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.pairing import compared
@@ -32,11 +32,21 @@ def marked(part: Part, files: Sequence[Path]) -> Part:
     folders = {path.parent for path in files}
     if len(folders) != 1 or not all(path.name.startswith("labels.") for path in files):
         return part
-    config = _settings(folders.pop())
+    folder = folders.pop()
+    config = _settings(folder)
     if config is None:
         return part
     built_N = _built(part, config)
-    return replace(part, built_N=built_N, least_loss=_least_loss(part, built_N, config.soft_tau))
+    return replace(
+        part, built_N=built_N, least_loss=_least_loss(part, built_N, config.soft_tau), built_in=folder.resolve()
+    )
+
+
+def least_loss_of(part: Part, dataset: Sequence[str]) -> float:
+    """Return the lowest loss that a run on these files can have; 0 where they are not known to be those of the part."""
+    files = [at_home(name).resolve() for name in dataset]
+    are_built = bool(files) and all(part.built_in in (file, file.parent) for file in files)
+    return part.least_loss if are_built else 0.0
 
 
 def _least_loss(part: Part, built_N: BoolArray | None, tau: float | None) -> float:
@@ -45,6 +55,8 @@ def _least_loss(part: Part, built_N: BoolArray | None, tau: float | None) -> flo
         return 0.0
     own = part.replies
     known_N = own.decided_N if built_N is None else own.decided_N & built_N
+    if not known_N.any():
+        return 0.0
     logit_N = np.minimum(np.abs(own.gold_N[known_N]) / tau, CERTAIN)
     # The entropy of σ(x) is log(1 + exp(−x)) + x·σ(−x).
     return float(np.mean(np.logaddexp(0.0, -logit_N) + logit_N * np.exp(-np.logaddexp(0.0, logit_N))))

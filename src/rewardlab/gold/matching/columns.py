@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -50,6 +51,8 @@ class Part:
     """[N] whether `gold build` made a comparison of the pair; None where it did of all, or is not known to have."""
     least_loss: float = 0.0
     """Mean entropy of the labels that `gold build --soft-tau` gave: no proxy has a lower loss on them."""
+    built_in: Path | None = None
+    """Folder of the preferences that `gold build` made of the rows; None where that is not known."""
 
 
 def part_of(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> Part:

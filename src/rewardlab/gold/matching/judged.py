@@ -42,7 +42,7 @@ class Judged:
     train_built: Estimate | None = None
     """The same of the training rows."""
     least_loss: float = 0.0
-    """The lowest loss that the labels allow, as they are soft; 0 where they are certain."""
+    """The lowest loss that the labels of its run allow, as they are soft; 0 where they are certain or not known."""
     is_of_training: bool = False
     """Whether `test` and `order` are of the training rows, because there are no others."""
 

@@ -36,6 +36,11 @@ def _trained(judged: Judged) -> tuple[Estimate | None, str]:
     return None, ""
 
 
+def _while_learning(judged: Judged) -> str:
+    """Return over which steps its training accuracy was measured, where it was learning in them; else nothing."""
+    return "" if judged.train is not None or judged.run is None else judged.run.learned_over
+
+
 def training_accuracy(judged: Judged, limits: Limits) -> Finding:
     """Judge whether it learned the rows that it was trained on."""
     found, is_what = _trained(judged)
@@ -49,6 +54,15 @@ def training_accuracy(judged: Judged, limits: Limits) -> Finding:
             advice="Name the rows that it was trained on with --train-input, or its run with --runs.",
         )
     told = f"{percent(found)} {is_what}; under {limits.good_match:.0%} it has not learned them."
+    while_learning = _while_learning(judged)
+    if while_learning and not is_above(found, limits.good_match):
+        return Finding(
+            name=name,
+            about=judged.name,
+            status="undecided",
+            evidence=f"{percent(found)} {is_what}, measured while it learned ({while_learning}).",
+            advice="Name the rows that it was trained on with --train-input: the proxy itself is then judged on them.",
+        )
     if is_above(found, limits.good_match):
         return Finding(name=name, about=judged.name, status="pass", evidence=told)
     if is_below(found, limits.good_match):
@@ -80,10 +94,20 @@ def generalisation(judged: Judged) -> Finding:
             evidence="Without its match on training rows nothing can be said about what it carries over to others.",
             advice="Name the rows that it was trained on with --train-input.",
         )
+    if (while_learning := _while_learning(judged)) and not is_above(test, POOR_TEST):
+        return Finding(
+            name=name,
+            about=judged.name,
+            status="undecided",
+            evidence=f"What is known of its training rows was measured while it learned ({while_learning}), so what it "
+            f"lost on new prompts is not known. Its match on test is {percent(test)}.",
+            advice="Name the rows that it was trained on with --train-input.",
+        )
     gap = stats.difference(found, test)
+    lost = "" if while_learning else f": {points(gap)} lost on new prompts"
     told = (
-        f"{percent(found)} on what it was trained on, {percent(test)} on test{ALIKE if alike else ''}: {points(gap)} "
-        f"lost on new prompts. Above {LEARNED:.0%} with a test match under {POOR_TEST:.0%} is learning by heart."
+        f"{percent(found)} on what it was trained on, {percent(test)} on test{ALIKE if alike else ''}{lost}. "
+        f"Above {LEARNED:.0%} with a test match under {POOR_TEST:.0%} is learning by heart."
     )
     status: Status = "undecided"
     advice = ""
@@ -168,10 +192,11 @@ def losses_of(judged: Judged) -> Iterator[Finding]:
 def _loss(name: str, judged: Judged, loss: Estimate, limit: float, grave: Status, where: str) -> Finding:
     about = judged.name
     least, soft = judged.least_loss, ""
-    if least:
+    # A loss below what the labels allow is not of these labels, whatever the settings of its run say.
+    if least and not (loss.value < least if math.isnan(loss.high) else is_below(loss, least)):
         # As far from knowing nothing to the least that there is as the limit is of certain labels.
         limit = round(least + limit * (1 - least / math.log(2)), 3)
-        soft = f" Its labels are soft, and no proxy gets below {least:.3g} on them."
+        soft = f" Its labels are soft, and no proxy gets below {least:.3g} on all of them."
     told = f"{number(loss)} {where}{soft} It should be below {limit:g}; log 2 = 0.69 is that of knowing nothing."
     if is_below(loss, limit):
         return Finding(name=name, about=about, status="pass", evidence=told)

@@ -24,7 +24,7 @@ from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding
 from rewardlab.gold.foreign import is_hub_name
-from rewardlab.gold.matching.built import marked
+from rewardlab.gold.matching.built import least_loss_of, marked
 from rewardlab.gold.matching.columns import Part, part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.examples import Examples, examples_of
@@ -221,7 +221,7 @@ def match_parts(
     trained = None if train is None else _part(train)
     findings: list[Finding] = []
     for name in names:
-        model = (models or {}).get(name)
+        model, run = (models or {}).get(name), (runs or {}).get(name)
         template, differs = _template(test, None if model is None else model.spec)
         judged = Judged(
             name=name,
@@ -235,7 +235,7 @@ def match_parts(
             train_order=None
             if train is None or name not in train.table
             else order_of(train.table[name], train.table["gold"], train.replies.prompts),
-            run=(runs or {}).get(name),
+            run=run,
             template=template,
             template_differs=differs,
             texts=None if model is None else model.texts,
@@ -245,7 +245,7 @@ def match_parts(
             else None
             if trained is None
             else trained.built.get(name),
-            least_loss=(test if train is None else train).least_loss,
+            least_loss=0.0 if run is None else least_loss_of(test if train is None else train, run.dataset),
             is_of_training=done.name == "train",
         )
         findings += judge(judged, limits or Limits())

@@ -45,6 +45,11 @@ class RunFacts:
     own_accuracy_on: str
     learning_rate: float | None
     problems: tuple[str, ...]
+    dataset: tuple[str, ...] = ()
+    """What it was trained on, as its settings name it."""
+    learned_over: str = ""
+    """The steps over which the training accuracy is a mean, and that of the model, where the proxy was learning in
+    them; empty where the accuracy is that of the proxy, or of the end of its run."""
 
 
 def what_of(source: str) -> Path:
@@ -98,17 +103,21 @@ def read_run(folder: Path, step: int | None = None) -> RunFacts:
     chosen = step_of(record.model)
     step = chosen if step is None else step
     judged = record.judged if step == chosen else record.evaluations.get(f"step_{step}")
+    accuracy, learned_over = _train_accuracy(record.rows, step)
+    dataset = record.config.get("dataset")
     return RunFacts(
         folder=folder,
         epochs=epochs,
         loss_is=column,
         end_loss=_mean_of(_last(rows), column) if rows else None,
         epoch_loss=_mean_of(_from_epoch(rows), column) if epochs >= 1 - 1e-6 else None,
-        train_accuracy=_train_accuracy([row for row in record.rows if step is None or row["step"] <= step]),
+        train_accuracy=accuracy,
         own_accuracy=None if judged is None else judged.estimates.get("all", {}).get("eval_accuracy"),
         own_accuracy_on="" if judged is None else judged.name,
         learning_rate=_setting(record, "lr", "learning_rate"),
         problems=tuple(record.problems),
+        dataset=tuple(map(str, dataset)) if isinstance(dataset, list) else (),
+        learned_over=learned_over,
     )
 
 
@@ -137,19 +146,31 @@ def _mean_of(rows: Sequence[Mapping[str, float]], column: str) -> Estimate:
     return stats.mean_loss(np.array([max(row[column], 0.0) for row in rows]))
 
 
-def _train_accuracy(rows: Sequence[Mapping[str, float]]) -> Estimate | None:
-    """Return the accuracy on training rows at the end of these rows: as the run judged it, with its interval, else that
-    of the last steps."""
+def _train_accuracy(every: Sequence[Mapping[str, float]], step: int | None) -> tuple[Estimate | None, str]:
+    """Return the accuracy on training rows at a step (without one, at the end), and the steps that it was learning in.
+
+    It is what the run judged, with its interval, else that of the last steps until then.
+    """
+    rows = [row for row in every if step is None or row["step"] <= step]
     judged = [row for row in rows if "train_eval_accuracy" in row]
     if judged:
         row = judged[-1]
         low, high = (row.get(f"train_eval_accuracy_{end}", math.nan) for end in ("low", "high"))
         value = row["train_eval_accuracy"]
-        return Estimate(value=value, low=low, high=high, n=0, method="by the run, on rows that it was trained on")
+        return Estimate(value=value, low=low, high=high, n=0, method="by the run, on rows that it was trained on"), ""
     counted = [row for row in rows if "train_accuracy" in row and row.get("train_pairs", 0) > 0]
     if not counted:
-        return None
+        return None, ""
     last = _last(counted)
     pairs = sum(row["train_pairs"] for row in last)
     right = sum(row["train_accuracy"] * row["train_pairs"] for row in last)
-    return stats.wilson(min(right, pairs), round(pairs)) if round(pairs) >= right else None
+    if round(pairs) < right:
+        return None, ""
+    end = max(row["step"] for row in every)
+    went_on = step is not None and step < end
+    # A row holds what was seen since the one before it.
+    before = [row["step"] for row in counted if row["step"] < last[0]["step"]]
+    first, own = int(max(before, default=0.0)) + 1, int(last[-1]["step"])
+    told = f"steps {first:,}–{own:,} of {end:,.0f}; the model is of step {own if step is None else step:,}"
+    is_learning = went_on or len(counted) < 2 * ROWS
+    return stats.wilson(min(right, pairs), round(pairs)), told if is_learning else ""
