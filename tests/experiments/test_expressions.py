@@ -126,6 +126,7 @@ def test_a_chain_is_two_comparisons() -> None:
         ),
         ("0.1 + ece(b) > abs(margin(a))", ["0.1 + ece(b) > margin(a)", "-(0.1 + ece(b)) < margin(a)"]),
         ("abs(margin(a)) > 0.1", ["abs(margin(a)) > 0.1"]),
+        ("abs(margin(a)) <= -0.02", ["margin(a) <= -0.02", "margin(a) >= 0.02"]),
     ],
 )
 def test_a_value_within_a_margin_is_one_on_both_sides_of_0(text: str, asked: list[str]) -> None:

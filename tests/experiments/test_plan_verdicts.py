@@ -15,8 +15,9 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.bands import Bands, band_verdict
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.expressions import Term
+from rewardlab.experiments.power import noise_of
 from rewardlab.experiments.reporting.numbers import change_of
-from rewardlab.experiments.verdicts import judge
+from rewardlab.experiments.verdicts import contrast_of, judge
 
 A, B = Term("accuracy", "a"), Term("accuracy", "b")
 PROMPTS = tuple(map(str, range(400)))
@@ -95,7 +96,7 @@ def test_an_arm_of_one_seed_varies_as_arms_of_several_do() -> None:
     t = (0.19 - values.mean()) / (values.std(ddof=1) * math.sqrt(1 + 1 / 3))
     assert one.p_supported == pytest.approx(student.sf(t, 2), rel=1e-6)
     assert one.verdict == "undecided", "by its rows alone the difference would be certain"
-    assert "taken from the arms that have several" in one.sentence
+    assert "taken from b, with several" in one.sentence
     assert one.decide.startswith("More seeds of the arms that have one")
     [wide] = judge({"h": parse("gap(a) > 0.15")}, observed)
     assert wide.p_supported == pytest.approx(student.sf(0.04 / values.std(ddof=1), 2), rel=1e-6)
@@ -213,3 +214,32 @@ def scattered(*accuracies: float) -> Observed:
         influence_SC=np.concatenate([one.influence_SC for one in parts if one.influence_SC is not None]),
         clusters=PROMPTS,
     )
+
+
+def test_an_arm_of_one_seed_varies_as_the_others_of_its_claim_whatever_else_is_claimed() -> None:
+    c = Term("accuracy", "c")
+    observed = {A: arm(0.85, [0], draw=1), B: arm(0.70, draw=2)}
+    wild = Observed(by_seed_S=np.array([0.5, 0.7, 0.9]), seeds=(0, 1, 2), row_error=0.01)
+    claims = {"better": parse("accuracy(a) > accuracy(b)"), "other": parse("accuracy(c) > 0.9")}
+    alone, beside = (judge(claims, observed | more)[0] for more in ({}, {c: wild}))
+    assert alone.verdict == "supported"
+    assert beside.parts == alone.parts
+    assert "is taken from b" in alone.sentence
+
+    observed[B] = arm(0.70, [0], draw=2)
+    borrowed = judge(claims, observed | {c: wild})[0]
+    assert borrowed.verdict == "undecided"
+    assert "is taken from c" in borrowed.sentence
+    noise = noise_of(contrast_of(claims["better"].parts[0], observed | {c: wild}))
+    assert math.isnan(noise.seeds), "that of one arm was seen for no seeds of both"
+
+
+def test_the_choice_of_a_side_is_no_choice_of_an_arm() -> None:
+    observed = {A: arm(0.80, draw=1), B: arm(0.70, draw=2)}
+    claims = {
+        "apart": parse("abs(accuracy(a) - accuracy(b)) > 0.02"),
+        "best": parse("max(accuracy(a), accuracy(b)) > 0.02"),
+    }
+    apart, best = judge(claims, observed)
+    assert "that of the side that came out" in apart.sentence
+    assert "that of the extreme arm" in best.sentence

@@ -154,6 +154,8 @@ def _absolute(tree: ast.expr) -> ast.expr | None:
 
 
 def _negative(tree: ast.expr) -> ast.expr:
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        return tree.operand
     return ast.copy_location(ast.UnaryOp(ast.USub(), tree), tree)
 
 

@@ -109,7 +109,12 @@ class Comparison:
     @property
     def takes_extremes(self) -> bool:
         """Whether it holds a `min` or `max` of several values."""
-        return _has_choice(self.margin)
+        return any(True for _ in _extremes(self.margin))
+
+    @property
+    def takes_sides_alone(self) -> bool:
+        """Whether each `min` or `max` of several values is an `abs`: a number or its negative."""
+        return all(map(_is_absolute, _extremes(self.margin)))
 
     @property
     def is_linear(self) -> bool:
@@ -197,10 +202,18 @@ def num_choices(part: Comparison) -> int:
     return total
 
 
-def _has_choice(node: Node) -> bool:
-    if not isinstance(node, Operation):
-        return False
-    return (node.name in ("min", "max") and len(node.arguments) > 1) or any(map(_has_choice, node.arguments))
+def _extremes(node: Node) -> Iterator[Operation]:
+    """Yield each `min` or `max` of several values in a node."""
+    if isinstance(node, Operation):
+        if node.name in ("min", "max") and len(node.arguments) > 1:
+            yield node
+        for argument in node.arguments:
+            yield from _extremes(argument)
+
+
+def _is_absolute(node: Operation) -> bool:
+    first, *others = node.arguments
+    return node.name == "max" and others == [Operation("-", (Constant(0.0), first))]
 
 
 def _first_choice(node: Node, sign: float) -> tuple[str, float, list[Node]] | None:

@@ -81,7 +81,9 @@ def noise_of(found: Crossed, *, limit: float | None = None) -> Noise:
     tail = _tail_of(found, has_ends=limit is None)
     found = found if limit is None else found.at_limit(limit)
     seeds = sum(part.variance for part in found.seeds)
-    own = math.nan if found.single_seeds and not found.seeds else max(seeds - found.within, 0.0) * found.num_seeds
+    # Noise of an arm of one seed that was taken from others is of one seed, the rest of as many as the others have.
+    is_unknown = found.is_borrowed or (found.single_seeds and not found.seeds)
+    own = math.nan if is_unknown else max(seeds - found.within, 0.0) * found.num_seeds
     return Noise(
         seeds=own,
         within=found.within * found.num_seeds,

@@ -18,6 +18,7 @@ from rewardlab.analysis.crossed import Crossed, Observed, Part
 from rewardlab.analysis.crossed_pooled import pooled_over, with_noise_of_others, with_pooled
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.stats import MIN_CLUSTERS
+from rewardlab.core.terminal import listed
 from rewardlab.experiments.at_limits import weighed_sum
 from rewardlab.experiments.expressions import Claim, Comparison, Term
 from rewardlab.experiments.part_verdict import PartVerdict, in_full
@@ -28,10 +29,13 @@ Finding = Literal["supported", "refuted", "undecided", "not tested"]
 ONE_SEED: Final = (
     "an arm has one seed, so this is about its model: how much another seed would differ is in no interval"
 )
-OF_OTHERS: Final = "an arm has one seed, and how much another one would differ is taken from the arms that have several"
+OF_OTHERS: Final = "an arm has one seed, and how much another one would differ is taken from {arms}, with several"
 ONE_VALUE: Final = "an arm has one seed and no prompts, so nothing tells how much another run would differ"
 EQUAL: Final = "every seed has the same value; how likely another one is to differ is told by their number alone"
 CHOSEN: Final = "the interval is that of the extreme arm as if it had been named before; p accounts for the choice"
+OF_A_SIDE: Final = (
+    "the interval is that of the side that came out, as if it had been named before; p accounts for the choice"
+)
 NOT_APART: Final = "the choice by min or max after the fact is neither in the interval nor in p"
 ROWS: Final = "how much other validation rows would change it is not known, and in no interval"
 
@@ -73,6 +77,8 @@ class _Tested:
     means: Mapping[Term, float]
     p: tuple[float, float]
     """P-values of support and of refutation."""
+    lenders: tuple[str, ...] = ()
+    """Arms of several seeds by which those of one are taken to vary."""
     apart: str = ""
     """Which prompts not all of its arms were judged on; empty if they were judged on the same."""
 
@@ -99,7 +105,7 @@ def judge(
             told = ((missing or {}).get(term, f"{term} was not observed") for term in gone)
             reasons[name] = "; ".join(dict.fromkeys(told))
         else:
-            tested[name] = [_test(part, observed, pool) for part in claim.parts]
+            tested[name] = [_test(part, observed, pool, claim.terms) for part in claim.parts]
     raw = {name: _of_parts(parts) for name, parts in tested.items()}
     # A hypothesis that could not be tested stays one of the family: it was claimed before the runs.
     supported, refuted = (
@@ -132,10 +138,26 @@ def _kind(term: Term) -> Kind:
     return term.quantity, term.on, term.step
 
 
+def _lenders(kind: Kind, near: Sequence[Term], observed: Mapping[Term, Observed]) -> list[Term]:
+    """Return the terms by which arms of one seed are taken to vary: those of `near` with several seeds, or all others.
+
+    So what other hypotheses ask for changes no verdict on a claim whose own arms tell how much seeds differ.
+    """
+    several = [term for term, one in observed.items() if _kind(term) == kind and len(one.seeds) > 1]
+    return [term for term in several if term in near] or several
+
+
 def contrast_of(
-    part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kind, Part] | None = None
+    part: Comparison,
+    observed: Mapping[Term, Observed],
+    pool: Mapping[Kind, Part] | None = None,
+    *,
+    near: Sequence[Term] = (),
 ) -> Crossed:
-    """Return the value of a comparison, above 0 where it holds, with its noise over seeds and prompts."""
+    """Return the value of a comparison, above 0 where it holds, with its noise over seeds and prompts.
+
+    `near` are the terms of its claim, if it is a part of one.
+    """
     means = {term: observed[term].mean for term in part.terms}
     gradient = part.gradient(means)
     weighed = [(term.quantity, observed[term], slope) for term, slope in gradient.items()]
@@ -147,31 +169,43 @@ def contrast_of(
     if not found.single_seeds:
         return found
     # Only a seed that is missing takes noise from other arms unasked: in no interval it would be worse.
-    others = pool_of(observed, curves=True)
+    kinds = dict.fromkeys(map(_kind, gradient))
+    lent = (pool_of(_some(observed, _lenders(kind, near or part.terms, observed)), curves=True) for kind in kinds)
+    others = {kind: found_part for one in lent for kind, found_part in one.items()}
     return with_noise_of_others(
         found, [(observed[term], slope, others.get(_kind(term))) for term, slope in gradient.items()]
     )
 
 
-def _test(part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kind, Part]) -> _Tested:
+def _some(observed: Mapping[Term, Observed], terms: Sequence[Term]) -> dict[Term, Observed]:
+    return {term: observed[term] for term in terms}
+
+
+def _test(
+    part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kind, Part], near: Sequence[Term]
+) -> _Tested:
     means = {term: observed[term].mean for term in part.terms}
-    found, p = contrast_of(part, observed, pool), _p_of(part, observed, pool)
-    return _Tested(part=part, found=found, means=means, p=p, apart=_apart(part, observed))
+    found, p = contrast_of(part, observed, pool, near=near), _p_of(part, observed, pool, near)
+    single = [_kind(term) for term in part.terms if len(observed[term].seeds) == 1] if found.is_borrowed else []
+    arms = dict.fromkeys(term.arm for kind in dict.fromkeys(single) for term in _lenders(kind, near, observed))
+    return _Tested(part=part, found=found, means=means, p=p, lenders=tuple(arms), apart=_apart(part, observed))
 
 
-def _p_of(part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kind, Part]) -> tuple[float, float]:
+def _p_of(
+    part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kind, Part], near: Sequence[Term]
+) -> tuple[float, float]:
     """Return the p-values of support and of refutation of a comparison.
 
     One with `max` holds where any of its arguments makes it hold, one with `min` where all do. "All" is tested by
     intersection–union, "any" by Bonferroni's rule, so that a choice after the fact is paid for.
     """
     if (choices := part.choices) is not None:
-        each = [_p_of(one, observed, pool) for one in choices[1]]
+        each = [_p_of(one, observed, pool, near) for one in choices[1]]
         support, refutation = zip(*each, strict=True)
         if choices[0] == "all":
             return _of_all(support), _of_any(refutation)
         return _of_any(support), _of_all(refutation)
-    found = contrast_of(part, observed, pool)
+    found = contrast_of(part, observed, pool, near=near)
     if not found.is_testable:
         return math.nan, math.nan
     if not found.variance > 0:
@@ -270,9 +304,11 @@ def _verdict(
 
 def _shown(one: _Tested, alpha: float) -> PartVerdict:
     found, p = one.found, one.p
-    of_seeds_alone = ONE_VALUE if found.is_blind else ONE_SEED if found.single_seeds else OF_OTHERS * found.is_borrowed
+    lent = OF_OTHERS.format(arms=listed(one.lenders)) if found.is_borrowed else ""
+    of_seeds_alone = ONE_VALUE if found.is_blind else ONE_SEED if found.single_seeds else lent
     same = EQUAL if found.is_constant and not found.num_prompts else ""
-    choice = "" if not one.part.takes_extremes else CHOSEN if one.part.choices else NOT_APART
+    taken = OF_A_SIDE if one.part.takes_sides_alone else CHOSEN
+    choice = "" if not one.part.takes_extremes else taken if one.part.choices else NOT_APART
     left_out = [why for why in (of_seeds_alone or same, ROWS * found.rows_unknown, choice, one.apart) if why]
     of_seeds = math.sqrt(sum(part.variance for part in found.seeds))
     possible = one.part.bounds({term: range_of(term.quantity) for term in one.means})

@@ -158,11 +158,11 @@ def contrast(
 ) -> Crossed:
     """Return the mean of a quantity over some arms minus that over others.
 
-    Arms of one seed vary from seed to seed by `of_others`, or as those among them that have several.
+    Arms of one seed vary from seed to seed as those among them that have several, or else by `of_others`.
     """
     plus, minus = ([(quantity, one, sign / len(arms)) for one in arms] for sign, arms in ((1, first), (-1, second)))
     found = _weighted([*plus, *minus])
-    part = of_others or pooled_over([*first, *second])
+    part = pooled_over([*first, *second]) or of_others
     return with_noise_of_others(found, [(one, weight, part) for _, one, weight in (*plus, *minus)])
 
 
