@@ -68,6 +68,11 @@ def test_the_highest_point_is_held_where_its_beta_is_hardly_told_from_0() -> Non
     assert np.mean(held) >= 0.93, "by the spread of the quotient alone 88 % are held"
 
 
+@pytest.mark.parametrize("prompts", [1, 2, 9])
+def test_a_few_prompts_have_no_highest_point(prompts: int) -> None:
+    assert fit_gain(of_form(1.0, 0.4, noise=0.01, prompts=prompts)).highest is None
+
+
 def test_the_interval_of_the_highest_point_is_fiellers() -> None:
     own_C2 = np.random.default_rng(2).normal(size=(400, 2)) * 0.3 + (1.0, 0.4)
     fit = fit_gain(own_C2 @ np.stack([D_N, -(D_N**2)]), draws=1)

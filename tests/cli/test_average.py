@@ -19,6 +19,7 @@ from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.chat import load_tokenizer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
+from rewardlab.model.reward import RewardModel
 from rewardlab.serve.verifying.folder import verify
 
 
@@ -28,11 +29,31 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewardlab.serve.folders.average.verify_in_clean_process", verify)
 
 
+def redraw(model: RewardModel, number: int) -> None:
+    """Draw all matrices anew, but for the head."""
+    generator = torch.Generator().manual_seed(number)
+    head = model.head.weight.detach().clone()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.std())
+        model.head.weight.copy_(head)
+
+
 def member(
-    folder: Path, number: int, *, beta: float = 1.0, length: int = 256, family: str = "llama", sign: float = 1.0
+    folder: Path,
+    number: int,
+    *,
+    beta: float = 1.0,
+    length: int = 256,
+    family: str = "llama",
+    sign: float = 1.0,
+    is_other: bool = False,
 ) -> Path:
     """Save a model that moved a little way from the same start, by a step of its own; `sign` is that of its scores."""
     model = make_model(family)
+    if is_other:
+        redraw(model, number)
     generator = torch.Generator().manual_seed(number)
     with torch.no_grad():
         for weight in model.parameters():
@@ -92,6 +113,15 @@ def test_every_weight_is_the_mean_of_the_members(members, tmp_path, capsys, weig
     assert "point in different directions" not in said
 
 
+def test_members_of_different_base_models_with_one_head_are_told(members, tmp_path, capsys):
+    other = member(tmp_path / "other", 7, is_other=True)
+    for first, is_told in ((members[1], False), (other, True)):
+        main(["average", str(members[0]), str(first), "--output-dir", str(tmp_path / f"of-{first.name}")])
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("did not begin from the same weights" in said) == is_told
+        assert "point in different directions" not in said
+
+
 def test_what_is_said_of_the_scores_is_so(members, tmp_path, capsys):
     turned = [member(tmp_path / name, number, sign=-1.0) for number, name in enumerate("ab")]
     signs = set()
@@ -137,7 +167,7 @@ def test_what_cannot_be_averaged_is_refused(members, tmp_path, capsys):
     assert "--weights: 1 numbers for 2 folders" in said
     for wrong, words in (("0", "has to be a positive number"), ("-1", "a positive number"), ("nan", "a finite number")):
         assert words in refusal(capsys, "average", a, b, "--output-dir", out, "--weights", "1", wrong)
-    assert "one of the two contains the other" in refusal(capsys, "average", a, b, "--output-dir", a, "--overwrite")
+    assert f"it is {a}, the folder that is read" in refusal(capsys, "average", a, b, "--output-dir", a, "--overwrite")
     others = {
         "--beta 2 and": member(tmp_path / "beta", 1, beta=2.0),
         "renders conversations otherwise than": member(tmp_path / "length", 1, length=128),

@@ -161,10 +161,10 @@ def test_a_run_is_never_replaced(tmp_path, folder, capsys):
     assert verify(run / "best").num_files > 0
 
 
-@pytest.mark.parametrize("place", [".", "inside", ".."])
-def test_a_folder_is_not_exported_over_itself(folder, capsys, place):
+@pytest.mark.parametrize(("place", "how"), [(".", "is"), ("inside", "lies in"), ("..", "contains")])
+def test_a_folder_is_not_exported_over_itself(folder, capsys, place, how):
     said = refusal(capsys, "export", str(folder), "--output-dir", str(folder / place), "--overwrite")
-    assert "or one of the two contains the other. Name another folder." in said
+    assert f"it {how} {folder}, the folder that is read. Name another folder." in said
     assert verify(folder).num_files > 0
 
 

@@ -326,7 +326,7 @@ def test_a_folder_of_rewardlab_and_one_that_exists_are_left_alone(tmp_path, caps
     assert "a reward-model folder of rewardlab already" in refusal(
         capsys, "import", tmp_path / "rm", "--output-dir", tmp_path / "other"
     )
-    assert "or one of the two contains the other" in refusal(
+    assert f"it is {made.folder}, the folder that is read" in refusal(
         capsys, "import", made.folder, "--output-dir", made.folder, "--overwrite"
     )
     main(["import", str(made.folder), "--output-dir", str(tmp_path / "rm"), "--overwrite"])

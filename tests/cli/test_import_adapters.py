@@ -282,7 +282,7 @@ def test_base_is_for_adapters_alone(tmp_path, base, made, said):
 
 def test_the_base_is_not_written_over(base, made, capsys):
     words = refusal(capsys, "import", made.folder, "--output-dir", base / "rm")
-    assert f"--output-dir {base / 'rm'}: it is {base}, or one of the two contains the other" in words
+    assert f"--output-dir {base / 'rm'}: it lies in {base}, the folder that is read" in words
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from helpers.study_folders import do_all, finished_study, frozen_study
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.reporting import tables
 from rewardlab.experiments.reporting.pictures import arm_charts, curve_charts
+from rewardlab.experiments.reporting.sensitivity import best_of
 from rewardlab.experiments.reporting.summary import Summary, summarise
 from rewardlab.experiments.reporting.text import text_report
 from rewardlab.experiments.study import open_study
@@ -61,6 +62,31 @@ def test_a_main_effect_is_the_mean_over_all_arms_with_the_value(tmp_path: Path) 
     assert rate.values[2].change.value == pytest.approx(rate.values[2].estimate.value - rate.values[0].estimate.value)
     assert "Main effect" in text_report(found)
     assert any("Widen the grid of lr" in one.do and "above 1e-05" in one.do for one in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("skills", "best", "advice"),
+    [
+        ({"a": 0.8, "b": 0.7, "c": 0.6}, "0", []),
+        ({"a": 0.6, "b": 0.7, "c": 0.8}, "0.2", ["above 0.2"]),
+    ],
+    ids=["lowest there is", "edge"],
+)
+def test_a_grid_is_not_to_be_widened_beyond_what_there_is(
+    tmp_path: Path, skills: dict[str, float], best: str, advice: list[str]
+) -> None:
+    arms = "{a: {label_smoothing: 0.0}, b: {label_smoothing: 0.1}, c: {label_smoothing: 0.2}}"
+    found = summarise(finished_study(tmp_path, f"{HEAD}arms: {arms}\n", skills=skills))
+    (effect,) = found.sensitivities[0].effects
+    assert effect.best == best
+    told = [one.do for one in found.advice if "Widen the grid" in one.do]
+    assert [f"try values {side}." in one for side, one in zip(advice, told, strict=True)] == [True] * len(advice)
+
+
+def test_several_values_with_the_best_mean_are_a_tie() -> None:
+    assert best_of({"0": 0.75, "0.1": 0.75, "0.2": 0.75 + 1e-16}) == ""
+    assert best_of({"0": 0.75, "0.1": 0.7, "0.2": 0.75}) == ""
+    assert best_of({"0": 0.75, "0.1": 0.75, "0.2": 0.76}) == "0.2"
 
 
 @pytest.mark.slow

@@ -251,12 +251,12 @@ def size_at(d: float) -> float:
 
 
 def _highest(own_C2: FloatArray, alpha: Estimate, beta: Estimate) -> Estimate | None:
-    """Return α/2β with Fieller's interval, from 0; None where α or β is not above 0.
+    """Return α/2β with Fieller's interval, from 0; None where α or β is not above 0, or has no interval.
 
     It holds every d for which the mean of α − 2dβ may be 0. A symmetric one, which takes β as known, held d in 58 to
     88 % where β is hardly told from 0. Source: Fieller (1954), Journal of the Royal Statistical Society B 16, 175-185.
     """
-    if alpha.value <= 0 or beta.low <= 0:
+    if not (alpha.value > 0 and beta.low > 0):
         return None
     value = alpha.value / (2 * beta.value)
 

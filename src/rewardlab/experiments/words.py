@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rewardlab.core.terminal import folded, number_of
 from rewardlab.experiments.checking import Checked
@@ -13,6 +14,11 @@ from rewardlab.experiments.costs import Cost
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.study import Study
 from rewardlab.report.tables import format_count, report_width, text_table
+
+GUESSED: Final = (
+    "tokens: guessed from characters, four to a token, and so are PFLOP and hours. A tokenizer of bytes makes four "
+    "times as many; a run counts them."
+)
 
 
 def check_report(checked: Checked) -> str:
@@ -30,6 +36,8 @@ def check_report(checked: Checked) -> str:
             ("arm", "phase", "seeds", "steps", "tokens", "weights", "PFLOP", "hours", "GiB"), _arm_rows(checked, arms)
         ),
     ]
+    if any(cost.tokens is not None for cost in checked.costs.values()):
+        blocks.append(_wrapped(GUESSED))
     if any(cost.gib is not None for cost in checked.costs.values()):
         blocks.append(_wrapped(_memory(checked.costs, arms)))
     if plan.left_out:

@@ -27,6 +27,13 @@ LARGE_GAP: Final = 0.10
 LARGE_ECE: Final = 0.10
 """Expected calibration error from which on probabilities mislead."""
 
+LOWEST: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("lr", "label_smoothing", "weight_decay", "warmup_steps", "warmup_ratio", "min_lr_ratio"), 0),
+    **dict.fromkeys(("regularization_lambda", "score_regularization_lambda", "center_lambda", "lora_dropout"), 0),
+    **dict.fromkeys(("batch_size", "lora_rank", "steps"), 1),
+}
+"""The lowest value of settings, below which there is nothing to try."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
@@ -157,6 +164,8 @@ def _edges(sensitivities: Sequence[Sensitivity]) -> Iterator[Advice]:
             if not effect.best_at_edge:
                 continue
             side = "below" if effect.best == effect.values[0].value else "above"
+            if side == "below" and float(effect.best) <= LOWEST.get(effect.setting, -math.inf):
+                continue
             told = "; ".join(f"{one.value}: {interval(one.estimate)}" for one in effect.values)
             yield Advice(
                 do=f"Widen the grid of {effect.setting}: try values {side} {effect.best}. A best at the edge may not "

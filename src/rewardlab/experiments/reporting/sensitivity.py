@@ -8,6 +8,7 @@ are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,8 @@ from rewardlab.experiments.study import Study
 PRIORITY: Final = ("lr", "label_smoothing", "warmup_steps", "regularization_lambda")
 """Settings in the order in which they are looked at; others follow by name."""
 FEWEST_ARMS: Final = 3
+SAME: Final = 1e-12
+"""Distance up to which two means are one, but for rounding."""
 OF_ADAPTERS: Final = ("rslora", "dora")
 """Settings of LoRA beside those whose names begin with `lora_`."""
 NOTHING: Final = "–"
@@ -54,7 +57,7 @@ class Effect:
     is_ordered: bool
     """Whether the values are numbers, which are shown from small to large."""
     best: str
-    """The value with the best mean; empty where neither side is better."""
+    """The value with the best mean; empty where neither side is better, or several values have the best."""
 
     @property
     def best_at_edge(self) -> bool:
@@ -172,7 +175,7 @@ def _effect(
         for key, own in found.items()
     )
     sign = {"higher": 1.0, "lower": -1.0}.get(column.better)
-    best = "" if sign is None else max(shown, key=lambda one: sign * one.estimate.value).value
+    best = "" if sign is None else best_of({one.value: sign * one.estimate.value for one in shown})
     return Effect(
         setting=", ".join(factor),
         values=shown,
@@ -181,6 +184,13 @@ def _effect(
         is_ordered=is_ordered,
         best=best,
     )
+
+
+def best_of(means: Mapping[str, float]) -> str:
+    """Return the value with the largest mean; empty where several have it."""
+    highest = max(means.values())
+    found = [value for value, mean in means.items() if math.isclose(mean, highest, rel_tol=0, abs_tol=SAME)]
+    return found[0] if len(found) == 1 else ""
 
 
 def _compared(sets: Sequence[Mapping[str, str]]) -> frozenset[str]:

@@ -81,9 +81,10 @@ def require_apart(source: Path, target: Path, *, overwrite: bool) -> None:
     exported adapters, and no run.
     """
     own, other = source.resolve(), target.resolve()
+    place = "is" if own == other else "lies in" if own in other.parents else "contains"
     require(
         own != other and own not in other.parents and other not in own.parents,
-        f"--output-dir {target}: it is {source}, or one of the two contains the other. Name another folder.",
+        f"--output-dir {target}: it {place} {source}, the folder that is read. Name another folder.",
     )
     require(
         target.is_dir() or not (target.exists() or target.is_symlink()),
