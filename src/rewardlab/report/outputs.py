@@ -32,7 +32,8 @@ def claim(folder: Path, name: str, made_by: str, *, overwrite: bool, also: Seque
     require_writable_folder(folder, "--output-dir")
     files = files_of(name)
     for file in (*files, *also):
-        remove_left_over(folder / file)
+        # Temporary files of these exist for milliseconds only, so one that is there is of a run that was killed.
+        remove_left_over(folder / file, alone=True)
     there = [file for file in (*files, *also) if (folder / file).exists()]
     if there and not overwrite and not _is_own(folder / files[0], made_by):
         raise ConfigError(
