@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from killing import ended_process
+from killing import abandon, ended_process
 from rewardlab.core import folders
 from rewardlab.core.errors import RunInterrupted
 from rewardlab.core.folders import move, remove, remove_left_over, removed_at_end, replacing_folder
@@ -45,13 +45,6 @@ def write_as_result(folder: Path) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def abandon(*paths: Path) -> None:
-    """Make files as old as those are that a process left which was killed more than a day ago."""
-    for path in paths:
-        for one in (path, *path.rglob("*")):
-            os.utime(one, (0, 0))
 
 
 def test_a_folder_that_a_killed_process_was_writing_goes_when_it_is_written_again_days_later(tmp_path):

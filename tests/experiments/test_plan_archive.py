@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from killing import ended_process
+from killing import abandon, ended_process
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_file
 from rewardlab.experiments import archiving
@@ -106,7 +106,7 @@ def test_an_archive_that_a_killed_process_began_goes_when_it_is_made(tmp_path: P
     study = frozen_study(tmp_path)
     half = tmp_path / f".a.tar.gz.tmp-{ended_process()}"
     half.write_bytes(b"half of it")
-    os.utime(half, (0, 0))  # a young one may be that of a process on another machine
+    abandon(half)
     archive(study, tmp_path / "a.tar.gz", weights=False)
     assert not list(tmp_path.glob(".a.*"))
 
