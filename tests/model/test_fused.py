@@ -24,6 +24,7 @@ from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfi
 from rewardlab.model.gated import SILU, GatedProduct
 from rewardlab.model.rotary import Rotation
 from rewardlab.model.rounding import Part, round_stochastically, round_together
+from rewardlab.model.trials import times_as_fast
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 HALVES = [torch.bfloat16, torch.float16]
@@ -269,7 +270,7 @@ def test_kernels_are_tried_and_timed_on_the_device_that_they_are_for(monkeypatch
     for name in ("_gated_reason", "_sum_reason", "_rotation_reason"):
         monkeypatch.setattr(fused, name, lambda kernels, on, dtype, *shape: found.append(list(entered)) or "")
     assert fused.trial(device, torch.bfloat16, rank=8) == ""
-    fused.times_as_fast(lambda: found.append(list(entered)), lambda: None, device, repeats=0)
+    times_as_fast(lambda: found.append(list(entered)), lambda: None, device, repeats=0, calls=fused.CALLS)
     inside = [device] if device.type == "cuda" else []
     assert found == [inside] * 3 + [inside * 2] * 4
 

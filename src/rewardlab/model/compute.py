@@ -7,11 +7,10 @@ here is printed. A resumed run takes the names from its configuration and choose
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -27,7 +26,7 @@ from rewardlab.model.attention_formula import Formula, formulas_of
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available
 from rewardlab.model.prompt_layout import PromptLayout
-from rewardlab.model.trials import beyond_rounding, failed
+from rewardlab.model.trials import beyond_rounding, failed, times_as_fast
 
 PREFERRED: Final = {
     ("cuda", True): ("varlen", "flash", "flex", "segments"),
@@ -214,7 +213,7 @@ def heads_of(text_config: Any) -> Heads:
 
 
 @cache  # a process that loads many models measures each shape once
-def attention_speed(name: str, shape: Heads, dtype: torch.dtype, *, train: bool, repeats: int = 5) -> float:
+def attention_speed(name: str, shape: Heads, dtype: torch.dtype, *, train: bool) -> float:
     """Measure how many times as fast as `segments` a backend is on the CPU, with its backward pass if `train`.
 
     Returns the `overall_speed` of SPEED_GROUPS.
@@ -228,18 +227,14 @@ def attention_speed(name: str, shape: Heads, dtype: torch.dtype, *, train: bool,
             torch.randn(1, num_tokens, count, size, generator=draw).to(dtype).transpose(1, 2).requires_grad_(train)
             for count, size in ((heads, width), (grouped, width), (grouped, of_values))
         )
-        best = dict.fromkeys(("segments", name), float("inf"))
-        # The two take turns, so that other load on the machine slows both alike. The shortest time is the one with the
-        # least of it; the first repeat only warms up.
-        for _ in range(repeats + 1):
-            for backend in best:
-                layout = PromptLayout(groups, backend)
-                started = time.perf_counter()
-                output = BACKENDS[backend](query, key, value, layout, Formula())
-                if train:
-                    torch.autograd.grad(output, (query, key, value), output.detach())
-                best[backend] = min(best[backend], time.perf_counter() - started)
-        ratios.append(best["segments"] / best[name])
+
+        def attend(backend: str, groups: Any = groups, inputs: Any = (query, key, value)) -> None:
+            query, key, value = inputs
+            output = BACKENDS[backend](query, key, value, PromptLayout(groups, backend), Formula())
+            if train:
+                torch.autograd.grad(output, inputs, output.detach())
+
+        ratios.append(times_as_fast(partial(attend, name), partial(attend, "segments"), torch.device("cpu")))
     return overall_speed(ratios)
 
 
@@ -335,20 +330,17 @@ def _choose_norm(config: TrainComputeConfig, text_config: Any, device: torch.dev
 
 
 @cache  # a process that loads many models measures each shape once
-def onednn_speed(num_inputs: int, num_outputs: int, *, repeats: int = 5) -> float:
+def onednn_speed(num_inputs: int, num_outputs: int) -> float:
     """Measure how many times as fast as PyTorch's linear layer oneDNN's is, forward and backward, in under a second."""
     num_rows = max(32, min(1024, int(1e9 / (num_inputs * num_outputs))))
     draw = torch.Generator().manual_seed(0)
     input = torch.randn(num_rows, num_inputs, generator=draw).requires_grad_()
     gradient = torch.randn(num_rows, num_outputs, generator=draw)
     with torch.random.fork_rng(devices=[]):
-        layers = [kind(num_inputs, num_outputs, bias=False) for kind in (nn.Linear, OneDnnLinear)]
-    best = [float("inf"), float("inf")]
-    # Taking turns and keeping the shortest times, for the reasons given in `attention_speed`.
-    for _ in range(repeats + 1):
-        for number, layer in enumerate(layers):
-            started = time.perf_counter()
-            layer(input).backward(gradient)
-            best[number] = min(best[number], time.perf_counter() - started)
-            input.grad = layer.weight.grad = None
-    return best[0] / best[1]
+        plain, tried = (kind(num_inputs, num_outputs, bias=False) for kind in (nn.Linear, OneDnnLinear))
+
+    def passes(layer: nn.Module) -> None:
+        layer(input).backward(gradient)
+        input.grad = layer.weight.grad = None
+
+    return times_as_fast(partial(passes, tried), partial(passes, plain), torch.device("cpu"))

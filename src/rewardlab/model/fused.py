@@ -9,9 +9,7 @@ take over.
 from __future__ import annotations
 
 import importlib
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -20,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rewardlab.model.trials import beyond_rounding, failed
+from rewardlab.model.trials import beyond_rounding, current, failed
 
 HALF: Final = (torch.bfloat16, torch.float16)
 PLAIN: Final = (Tensor, nn.Parameter)
@@ -35,6 +33,8 @@ LEAST_CAPABILITY: Final = 8, 0
 compiler took 77 seconds and gigabytes for an adapter of rank 128."""
 SPEED_ROWS: Final = 3000
 """Rows with which kernels are timed: about those of a micro-batch."""
+CALLS: Final = 4
+"""How many calls are timed together, so that the time is not all of it waiting for the GPU."""
 
 
 @cache
@@ -53,11 +53,6 @@ def can_read(*tensors: Tensor) -> bool:
         and all(type(tensor) in PLAIN and tensor.is_contiguous() for tensor in tensors)
         and first.get_device() == torch.cuda.current_device()  # on which Triton starts its kernels
     )
-
-
-def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a GPU is the current one. On another's memory a kernel may end the whole process."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def unsupported(device: torch.device) -> str:
@@ -155,21 +150,3 @@ def gated_by_kernels(kernels: Any, gate: Tensor, up: Tensor, gradient: Tensor, *
     kernels.multiply(gate, up, output, silu=silu)
     kernels.multiply_backward(gate, up, gradient, d_gate, d_up, silu=silu)
     return output, d_gate, d_up
-
-
-def times_as_fast(
-    tried: Callable[[], object], plain: Callable[[], object], device: torch.device, repeats: int = 5
-) -> float:
-    """Measure how many times as fast as `plain` a computation on a GPU is, in turn."""
-    best = [float("inf"), float("inf")]
-    # Taking turns and keeping the shortest times, for the reasons given in `attention_speed` (model/compute.py).
-    with current(device):
-        for _ in range(repeats + 1):
-            for number, compute in enumerate((plain, tried)):
-                torch.cuda.synchronize(device)
-                started = time.perf_counter()
-                for _ in range(4):  # so that the time is not all of it waiting for the device
-                    compute()
-                torch.cuda.synchronize(device)
-                best[number] = min(best[number], time.perf_counter() - started)
-    return best[0] / best[1]

@@ -23,7 +23,7 @@ from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
 from rewardlab.model import fused
 from rewardlab.model.autograd import first_order, in_parts
-from rewardlab.model.trials import alike, trial_on_cpu
+from rewardlab.model.trials import alike, times_as_fast, trial_on_cpu
 
 PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 """What a gated feed-forward part has, under the names of transformers, if it is computed here."""
@@ -121,7 +121,7 @@ def kernel_speed(width: int, device: torch.device, dtype: torch.dtype) -> float:
         with torch.inference_mode(False), torch.enable_grad():
             torch.autograd.grad(function.apply(*leaves, SILU, by_kernels), leaves, gradient)
 
-    return fused.times_as_fast(partial(compute, True), partial(compute, False), device)
+    return times_as_fast(partial(compute, True), partial(compute, False), device, calls=fused.CALLS)
 
 
 @dataclass(frozen=True, slots=True)

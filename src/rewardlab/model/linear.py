@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rewardlab.model import fused
+from rewardlab.model.trials import times_as_fast
 
 MIN_WIDTH: Final = 64
 """Layers narrower than this, such as the two matrices of an adapter, stay with PyTorch: a call costs more than its
@@ -232,7 +233,9 @@ def kernel_speed(width: int, rank: int, device: torch.device, dtype: torch.dtype
         torch.randn(count, rank, generator=draw, device=device).to(dtype) for count in (fused.SPEED_ROWS, width)
     )
     kernel = partial(fused.load_kernels().add_product, wide, inner, second, None, torch.empty_like(wide, dtype=dtype))
-    return fused.times_as_fast(kernel, lambda: _rounded_sum(wide, torch.mm(inner, second.t()), None), device)
+    return times_as_fast(
+        kernel, lambda: _rounded_sum(wide, torch.mm(inner, second.t()), None), device, calls=fused.CALLS
+    )
 
 
 def use_onednn(module: nn.Module) -> int:

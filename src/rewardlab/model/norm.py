@@ -11,9 +11,8 @@ Legend: T tokens, W width.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Final
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rewardlab.model.autograd import first_order, in_parts
-from rewardlab.model.trials import alike, beyond_rounding, failed, trial_on_cpu
+from rewardlab.model.trials import alike, beyond_rounding, failed, times_as_fast, trial_on_cpu
 
 MIN_WIDTH: Final = 256
 """Narrower norms stay with PyTorch: they are a small part of a step."""
@@ -201,21 +200,11 @@ def _drawn(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor
 def norm_speed(name: str, width: int, device: torch.device, *, repeats: int = 5) -> float:
     """Measure how many times as fast as transformers' operations norms by `name` are, forward and backward."""
     rows, weight, gradient = _drawn(width, device, torch.float32)
-    best = [float("inf"), float("inf")]
-    # Taking turns and keeping the shortest times, for the reasons given in `attention_speed`.
-    for _ in range(repeats + 1):
-        for number, compute in enumerate((_by_operations, COMPUTE[name])):
-            _wait_for(device)
-            started = time.perf_counter()
-            torch.autograd.grad(compute(rows, weight, 1e-6), (rows, weight), gradient)
-            _wait_for(device)
-            best[number] = min(best[number], time.perf_counter() - started)
-    return best[0] / best[1]
 
+    def passes(compute: Compute) -> None:
+        torch.autograd.grad(compute(rows, weight, 1e-6), (rows, weight), gradient)
 
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return times_as_fast(partial(passes, COMPUTE[name]), partial(passes, _by_operations), device, repeats=repeats)
 
 
 def _by_operations(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:

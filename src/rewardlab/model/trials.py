@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -61,3 +63,35 @@ def alike(module: nn.Module) -> tuple[object, ...]:
         if not name.startswith("_")
     }
     return type(module), *sorted(settings.items())
+
+
+def times_as_fast(
+    tried: Callable[[], object], plain: Callable[[], object], device: torch.device, *, repeats: int = 5, calls: int = 1
+) -> float:
+    """Measure how many times as fast as `plain` another computation is, by the shortest time of `calls` calls of each.
+
+    The two take turns, so that other load on the machine slows both alike. The shortest time is the one with the least
+    of it; the first repeat only warms up.
+    """
+    best = [math.inf, math.inf]
+    with current(device):
+        for _ in range(repeats + 1):
+            for number, compute in enumerate((plain, tried)):
+                wait_for(device)
+                started = time.perf_counter()
+                for _ in range(calls):
+                    compute()
+                wait_for(device)
+                best[number] = min(best[number], time.perf_counter() - started)
+    return best[0] / best[1]
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which a GPU is the current one. On another's memory a kernel may end the whole process."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has computed what it was given: without this, only the launch of its kernels would be timed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -282,7 +282,7 @@ class Machine:
 
         monkeypatch.setattr(peak_module, "_linears", lambda *_: list(range(kernels)))
         monkeypatch.setattr(peak_module, "_product", product)
-        monkeypatch.setattr(peak_module, "_wait", wait)
+        monkeypatch.setattr(peak_module, "wait_for", wait)
         monkeypatch.setattr(peak_module.time, "perf_counter", lambda: self.now)
 
 

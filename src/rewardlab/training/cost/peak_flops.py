@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rewardlab.model.linear import WIDENED, widened_product
+from rewardlab.model.trials import wait_for
 from rewardlab.training.cost.throughput import PeakFlops, known_peak_flops
 
 LIMIT_S: Final = 1.0
@@ -124,11 +125,11 @@ def _seconds(product: Callable[[], object], device: torch.device, *, repeats: in
     """Return the best time of one call, measured at least once, and not again where that would end after `deadline`."""
     best = math.inf
     for _ in range(repeats):
-        _wait(device)
+        wait_for(device)
         started = time.perf_counter()
         for _call in range(CALLS[device.type]):
             product()
-        _wait(device)
+        wait_for(device)
         now = time.perf_counter()
         # The best time counts, since other processes can only make a product slower. A coarse clock may say that it
         # took none.
@@ -136,9 +137,3 @@ def _seconds(product: Callable[[], object], device: torch.device, *, repeats: in
         if 2 * now - started > deadline:
             break
     return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        # A GPU computes asynchronously: without waiting, only the launch of the kernels would be timed.
-        torch.cuda.synchronize(device)
