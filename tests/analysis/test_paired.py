@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_a_loop():
 def test_some_metrics_alone_are_those_of_the_whole_comparison():
     sets = [ScoreSet(name=name, rows=rows_of(scores), beta=1.0) for name, scores in (("a", FIRST), ("b", SECOND))]
     aligned, whole = align(sets), compared()
-    some = compare_metrics(aligned, 1, ["accuracy", "nll"])
+    some = compare_metrics(aligned, ["accuracy", "nll"])
     assert some.metrics == {name: whole.metrics[name] for name in ("accuracy", "nll")}
     assert (some.first, some.second, some.verdicts) == (whole.first, whole.second, whole.verdicts)
     assert some.comparisons == whole.comparisons == N

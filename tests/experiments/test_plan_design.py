@@ -78,16 +78,6 @@ def test_what_is_not_known_is_said() -> None:
     assert json.loads(json.dumps(found.as_dict()))["parts"][0]["visible"] is None
 
 
-def test_noise_of_earlier_runs_comes_before_assumptions() -> None:
-    generator = np.random.default_rng(0)
-    claim = parse("accuracy(a) > accuracy(b)")
-    earlier = {term: arm(generator) for term in claim.terms}
-    found = claim_power(claim, LARGE, ranges(claim), earlier=earlier)
-    assert found.parts[0].source == "earlier runs"
-    noise = noise_of(contrast_of(claim.parts[0], earlier))
-    assert found.parts[0].error == pytest.approx(noise.error(10, 5000))
-
-
 @pytest.mark.slow
 def test_an_earlier_study_shows_the_noise_of_the_next(tmp_path: Path) -> None:
     study = finished_study(tmp_path, noise=0.4)

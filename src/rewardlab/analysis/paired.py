@@ -128,18 +128,17 @@ class PairComparison(Paired):
     equivalence: Equivalence | None
 
 
-def columns_of(aligned: Aligned, metric: Metric, *, betas: Sequence[float | None] | None = None) -> Columns | None:
+def columns_of(aligned: Aligned, metric: Metric) -> Columns | None:
     """Return a metric's values for every model; None if a model has no β for the NLL, or verdicts instead of scores.
 
     Accuracy and margin are of the decided comparisons, the NLL of all. Raises DataError if a β times a score difference
     is too large to compute with.
     """
-    betas = aligned.betas if betas is None else betas
     used = aligned if metric == "nll" else aligned.decided
     if metric != "accuracy" and any(aligned.verdicts_only):
         return None
     values = []
-    for difference_N, beta in zip(used.difference_MN, betas, strict=True):
+    for difference_N, beta in zip(used.difference_MN, aligned.betas, strict=True):
         own = OrientedComparisons(difference=difference_N, label=used.label_N, prompt_keys=used.prompt_keys)
         if metric == "nll":
             if beta is None:
@@ -372,16 +371,12 @@ def _two_of(aligned: Aligned, second: int) -> Aligned:
     )
 
 
-def compare_metrics(
-    aligned: Aligned, second: int, metrics: Sequence[Metric], *, betas: Sequence[float | None] | None = None
-) -> Paired:
-    """Compare the model of number `second` with the first by some metrics alone: the tests of others take most of the
-    time of `compare_pair`."""
-    two = _two_of(aligned, second)
-    own_betas = None if betas is None else (betas[0], betas[second])
+def compare_metrics(two: Aligned, metrics: Sequence[Metric]) -> Paired:
+    """Compare the second of two models with the first by some metrics alone: the tests of others take most of the time
+    of `compare_pair`."""
     found: dict[Metric, Difference] = {}
     for name in metrics:
-        columns = columns_of(two, name, betas=own_betas)
+        columns = columns_of(two, name)
         if columns is not None:
             found[name] = compare_metric(name, columns.values_MN[0], columns.values_MN[1], columns.prompt_keys)
     outcome = columns_of(two, "accuracy")
@@ -400,7 +395,6 @@ def compare_pair(
     aligned: Aligned,
     second: int,
     *,
-    betas: Sequence[float | None] | None = None,
     metric: Metric = "accuracy",
     margin: float | None = None,
 ) -> PairComparison:
@@ -409,12 +403,11 @@ def compare_pair(
     `margin` asks for non-inferiority and equivalence in `metric`, which is left out if the metric cannot be computed.
     """
     two = _two_of(aligned, second)
-    own_betas = None if betas is None else (betas[0], betas[second])
     outcome = columns_of(two, "accuracy")
     assert outcome is not None
     first_N, second_N = outcome.values_MN
-    judged = columns_of(two, metric, betas=own_betas) if margin is not None else None
-    paired = compare_metrics(two, 1, tuple(METRICS), betas=own_betas)
+    judged = columns_of(two, metric) if margin is not None else None
+    paired = compare_metrics(two, tuple(METRICS))
     return PairComparison(
         first=paired.first,
         second=paired.second,

@@ -42,13 +42,13 @@ class Significance:
     method: str
 
 
-def sign_flip(totals_C: FloatArray, *, draws: int = DRAWS, seed: int = 0) -> Significance:
+def sign_flip(totals_C: FloatArray, *, seed: int = 0) -> Significance:
     """Return the two-sided p-value of Σ totals being 0, by flipping the sign of each prompt's total.
 
     `totals_C` are the sums of paired differences over the comparisons of each prompt. Totals that are multiples of ½
     (differences of accuracy) get the exact distribution, whatever the number of prompts. For others all patterns are
     tried if there are at most `MOST_PATTERNS`, and the normal limit is used if the sum moves as with `NORMAL_PROMPTS`
-    equal prompts or more. In between `draws` random patterns are tried, and the one that was seen counts among them, so
+    equal prompts or more. In between DRAWS random patterns are tried, and the one that was seen counts among them, so
     that p is never 0 and the test keeps its size (Phipson & Smyth 2010, Statistical Applications in Genetics and
     Molecular Biology 9).
     """
@@ -67,8 +67,8 @@ def sign_flip(totals_C: FloatArray, *, draws: int = DRAWS, seed: int = 0) -> Sig
     if effective_prompts(moving) >= NORMAL_PROMPTS:
         p = float(2 * ndtr(-_reached(seen, moving) / np.sqrt(np.square(moving).sum())))
         return Significance(p=min(1.0, p), method="sign flips by prompt, normal limit")
-    extreme = _random_extremes(moving, _reached(seen, moving), draws=draws, seed=seed)
-    return Significance(p=(1 + extreme) / (1 + draws), method=f"sign flips by prompt, {draws:,} random patterns")
+    extreme = _random_extremes(moving, _reached(seen, moving), seed=seed)
+    return Significance(p=(1 + extreme) / (1 + DRAWS), method=f"sign flips by prompt, {DRAWS:,} random patterns")
 
 
 def effective_prompts(totals_C: FloatArray) -> float:
@@ -168,12 +168,12 @@ def _all_sums(moving: FloatArray) -> FloatArray:
     return sums
 
 
-def _random_extremes(moving: FloatArray, reached: float, *, draws: int, seed: int) -> int:
+def _random_extremes(moving: FloatArray, reached: float, *, seed: int) -> int:
     """Return how many of the random patterns have a sum at least as far from 0 as `reached`."""
     generator, extreme = np.random.default_rng(seed), 0
     chunk = max(1, _CHUNK_VALUES // moving.size)
     whole = float(moving.sum())
-    for start in range(0, draws, chunk):
-        plus_RC = generator.integers(0, 2, size=(min(chunk, draws - start), moving.size), dtype=np.int8)
+    for start in range(0, DRAWS, chunk):
+        plus_RC = generator.integers(0, 2, size=(min(chunk, DRAWS - start), moving.size), dtype=np.int8)
         extreme += int((np.abs(2 * (plus_RC @ moving) - whole) >= reached).sum())
     return extreme

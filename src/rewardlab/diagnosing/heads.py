@@ -217,7 +217,7 @@ def _with_comparisons(groups: Sequence[TokenGroup], kept_N: Mask) -> list[TokenG
     return chosen
 
 
-def shuffle_groups(groups: Iterable[TokenGroup], seed: int, *, rate: float = 0.5) -> list[TokenGroup]:
+def shuffle_groups(groups: Iterable[TokenGroup], seed: int) -> list[TokenGroup]:
     """Return the groups with their judgements shuffled, each group with its own random numbers, as `label_shuffle`
     does."""
     made = []
@@ -231,7 +231,7 @@ def shuffle_groups(groups: Iterable[TokenGroup], seed: int, *, rate: float = 0.5
             ranking=group.ranking,
         )
         generator = seeded_generator(seed, f"label_shuffle\x1f{group.source}\x1f{group.preference_id}")
-        moved = shuffled(bare, rate=rate, generator=generator)
+        moved = shuffled(bare, rate=0.5, generator=generator)
         made.append(replace(group, comparisons=moved.comparisons, ranking=moved.ranking))
     return made
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewardlab.analysis import json_form
-from rewardlab.analysis.crossed import Observed
 from rewardlab.experiments.assumed import Assumed, assumed_noise
 from rewardlab.experiments.expressions import Claim, Comparison, Range, Term
-from rewardlab.experiments.power import ALPHA, POWER, Noise, Reach, chance, noise_of, reach_of, visible
+from rewardlab.experiments.power import ALPHA, POWER, Noise, Reach, chance, reach_of, visible
 from rewardlab.experiments.quantities import quantity_named
-from rewardlab.experiments.verdicts import contrast_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +89,14 @@ def claim_power(
     ranges: Mapping[Term, Range],
     *,
     assumed: Assumed | None = None,
-    earlier: Mapping[Term, Observed] | None = None,
     expected: Mapping[Term, float] | None = None,
 ) -> ClaimPower:
     """Return what a design can show about a claim whose terms lie in `ranges`.
 
-    Noise is that of `earlier` runs where these have all terms of a comparison, else what is `assumed`. `expected` are
-    true values at which the chances to support and to refute are computed.
+    `assumed` is the noise, `expected` are true values at which the chances to support and to refute are computed.
     """
     reach = reach_of(claim, ranges)
-    noises = [_noise(part, design, assumed or Assumed(), earlier or {}, ranges, expected or {}) for part in claim.parts]
+    noises = [_noise(part, design, assumed or Assumed(), ranges, expected or {}) for part in claim.parts]
     parts = tuple(_part(part, *noise, design, ranges) for part, noise in zip(claim.parts, noises, strict=True))
     at = [part.value(expected) for part in claim.parts] if expected and set(claim.terms) <= expected.keys() else None
     supported, refuted = (None, None) if at is None else _chances(at, [noise for noise, _ in noises], design)
@@ -121,13 +117,10 @@ def _noise(
     part: Comparison,
     design: Design,
     assumed: Assumed,
-    earlier: Mapping[Term, Observed],
     ranges: Mapping[Term, Range],
     expected: Mapping[Term, float],
 ) -> tuple[Noise | None, str]:
     """Return the noise of a comparison and where it is from, or None and why nothing is known."""
-    if set(part.terms) <= earlier.keys():
-        return noise_of(contrast_of(part, earlier)), "earlier runs"
     values = {term: expected.get(term, _middle(term, ranges[term], assumed)) for term in part.terms}
     found = assumed_noise(part, assumed, num_prompts=design.prompts, num_comparisons=design.comparisons, values=values)
     return (None, found) if isinstance(found, str) else (found, "assumptions")

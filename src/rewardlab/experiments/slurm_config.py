@@ -125,25 +125,25 @@ class SlurmConfig:
         return self.nodes * self.processes_per_node
 
 
-def slurm_config(values: Mapping[str, Any], *, where: str = "slurm") -> SlurmConfig:
+def slurm_config(values: Mapping[str, Any]) -> SlurmConfig:
     """Return what the section `slurm` of a plan says. Raises ConfigError, naming the key, for what it may not say."""
     known = [one.name for one in fields(SlurmConfig)]
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {brief(key)}.{did_you_mean(str(key), known)}")
+            raise ConfigError(f"slurm: unknown key {brief(key)}.{did_you_mean(str(key), known)}")
         if key in TEXTS and isinstance(value, int | float):
             # YAML reads 12:00:00 without quotes as 43,200.
-            raise ConfigError(f"{where}: {key}: {brief(value)} was read as a number. Put it into quotes.")
+            raise ConfigError(f"slurm: {key}: {brief(value)} was read as a number. Put it into quotes.")
     plain = {key: value for key, value in values.items() if key not in MAPPINGS and value is not None}
     try:
-        made = from_mapping(SlurmConfig, plain, where=where)
+        made = from_mapping(SlurmConfig, plain, where="slurm")
     except _SlurmError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    extra = _extra(values.get("extra"), f"{where}: extra", known)
+        raise ConfigError(f"slurm: {error}") from None
+    extra = _extra(values.get("extra"), "slurm: extra", known)
     said = [*(["mem"] if made.mem is not None else []), *(name for name in MEMORIES if name in extra)]
     if len(said) > 1:
-        raise ConfigError(f"{where}: extra: {said[1]}: sbatch takes one of {' and '.join(said)}. Keep one.")
-    return replace(made, environment=_environment(values.get("environment"), f"{where}: environment"), extra=extra)
+        raise ConfigError(f"slurm: extra: {said[1]}: sbatch takes one of {' and '.join(said)}. Keep one.")
+    return replace(made, environment=_environment(values.get("environment"), "slurm: environment"), extra=extra)
 
 
 def literal_values(config: SlurmConfig) -> list[str]:

@@ -63,11 +63,11 @@ def compare_report(
     return "\n" + "\n\n".join(blocks)
 
 
-def paired_table(compared: Sequence[Paired], *, metrics: Sequence[Metric] = tuple(METRICS)) -> str:
+def paired_table(compared: Sequence[Paired]) -> str:
     """Return a table of paired differences with a row for each metric of each comparison, and notes."""
     rows, notes = [], {}
     for paired in compared:
-        for metric in metrics:
+        for metric in METRICS:
             if (found := paired.metrics.get(metric)) is None:
                 continue
             what = TITLES[metric] if len(compared) == 1 else f"{TITLES[metric]}, {minus(paired)}"
@@ -75,7 +75,7 @@ def paired_table(compared: Sequence[Paired], *, metrics: Sequence[Metric] = tupl
             rows.append([what, format_estimate(found.difference, digits=digits), format_p(found.test.p)])
             notes[what] = [found.difference]
     methods = dict.fromkeys(
-        paired.metrics[metric].test.method for paired in compared for metric in metrics if metric in paired.metrics
+        paired.metrics[metric].test.method for paired in compared for metric in METRICS if metric in paired.metrics
     )
     foot = [*column_notes(notes), f"p: {'; '.join(methods)}"]
     head = minus(compared[0]) if len(compared) == 1 else "paired"
@@ -111,7 +111,6 @@ def paired_lines(judged: Mapping[str, object], *, chose: bool = False) -> list[s
         compared = [
             compare_metrics(
                 align([ScoreSet(name=other, rows=with_rows[other]), ScoreSet(name=last, rows=with_rows[last])]),
-                1,
                 ["accuracy"],
             )
             for other in others

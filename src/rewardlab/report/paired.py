@@ -67,7 +67,7 @@ def against_baselines(record: Record, rows: Sequence[ScoreRow]) -> AgainstBaseli
             aligned = align([ScoreSet(name=name, rows=theirs), ScoreSet(name="this model", rows=rows)])
         except RewardlabError as error:
             return AgainstBaselines(pairs={}, problem=str(error))
-        pairs[name] = compare_metrics(aligned, 1, ["accuracy"])
+        pairs[name] = compare_metrics(aligned, ["accuracy"])
     return AgainstBaselines(pairs=pairs)
 
 
@@ -81,7 +81,7 @@ def runs_section(runs: Mapping[str, tuple[Sequence[ScoreRow], float]]) -> Sectio
     blocks: list[Block] = []
     for other in others:
         try:
-            pairs.append(compare_metrics(align([first, other]), 1, ["accuracy", "nll"]))
+            pairs.append(compare_metrics(align([first, other]), ["accuracy", "nll"]))
         except RewardlabError as error:
             words = f"{other.name} and {first.name} are not compared pair by pair: {error}"
             blocks.append(Paragraph(text=words, tone="note"))

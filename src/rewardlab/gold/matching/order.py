@@ -82,9 +82,7 @@ class Order:
         return max(shown, key=lambda one: (one.change.value * one.match.n, one.where == ALL), default=None)
 
 
-def order_of(
-    scores_LK: FloatArray, gold_LK: FloatArray, prompts: Sequence[str], *, shifts: Sequence[int] = SHIFTS
-) -> Order:
+def order_of(scores_LK: FloatArray, gold_LK: FloatArray, prompts: Sequence[str]) -> Order:
     """Return how well scores [L, K] match gold if they are put elsewhere: swapped, or shifted by some rows.
 
     NaN stands for a score that is missing.
@@ -96,7 +94,7 @@ def order_of(
     if gold_LK.shape[1] > 2:
         # With two replies, turning the sign is the same as swapping them.
         moved["turned round"] = outcomes_by_place(-scores_LK, gold_LK)
-    for shift in shifts:
+    for shift in SHIFTS:
         if len(gold_LK) > abs(shift):
             moved[further(shift)] = outcomes_by_place(_shifted(scores_LK, shift), gold_LK)
     parts = _parts(len(gold_LK))
