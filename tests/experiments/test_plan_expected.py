@@ -56,6 +56,8 @@ def record(*values: float) -> Observed:
         ({"expected": [0.5, True]}, "wanted two numbers"),
         ({"expected": [0.5, float("nan")]}, "wanted two numbers"),
         ({"expected": "0.5 to 0.6"}, "wanted two numbers"),
+        ({"expected": [0.5, 10**400]}, "wanted two numbers"),
+        ({"failure": 10**400, "success": 1.0}, "wanted two numbers"),
         ({"expected": ["1e-5", 1.0]}, r"YAML reads 1e-5 as a text: write 1\.0e-5"),
     ],
 )

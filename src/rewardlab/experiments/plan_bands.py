@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import is_number
 from rewardlab.experiments.grids import as_number
 from rewardlab.experiments.plan import Band
 
@@ -21,11 +21,11 @@ def read_band(about: str, values: Mapping[str, Any], where: str) -> Band:
         raise ConfigError(
             f"{where}: wanted `failure` and `success`, two numbers, or `expected: [least, most]`, or all three."
         )
-    if not all(map(_is_number, edges.values())):
+    if not all(map(is_number, edges.values())):
         hint = as_number(*edges.values())
         raise ConfigError(f"{where}: wanted two numbers, got {edges!r:.80}.{hint}")
     ends = list(expected) if isinstance(expected, Sequence) and not isinstance(expected, str) else []
-    if expected is not None and (len(ends) != 2 or not all(map(_is_number, ends)) or not ends[0] < ends[1]):
+    if expected is not None and (len(ends) != 2 or not all(map(is_number, ends)) or not ends[0] < ends[1]):
         raise ConfigError(
             f"{where}: expected: wanted two numbers, the smaller first, got {expected!r:.60}.{as_number(*ends)}"
         )
@@ -35,7 +35,3 @@ def read_band(about: str, values: Mapping[str, Any], where: str) -> Band:
         success=float(edges["success"]) if edges else None,
         expected=None if expected is None else (float(ends[0]), float(ends[1])),
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
