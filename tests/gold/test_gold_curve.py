@@ -18,7 +18,7 @@ from rewardlab.analysis.best_of_n import Candidates, curves_of, points_of
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
 from rewardlab.gold.curving.config import CurveConfig
-from rewardlab.gold.curving.files import FILES, claim, write
+from rewardlab.gold.curving.files import claim, write
 from rewardlab.gold.curving.pictures import charts_of
 from rewardlab.gold.curving.pools import largest_size, pool_of, used, with_ensemble
 from rewardlab.gold.curving.report import COLUMNS, csv_report, json_report, text_report
@@ -106,7 +106,7 @@ def test_points_are_those_of_best_of_n_on_the_same_scores(found: tuple[Path, Cur
 def test_everything_is_written_and_agrees(found: tuple[Path, CurveConfig, Result]) -> None:
     folder, config, result = found
     claim(config)
-    assert [path.name for path in write(result, config)] == list(FILES)
+    assert [path.name for path in write(result, config)] == ["curve.json", "curve.md", "curve.html", "curve.csv"]
     values = json.loads((folder / "out" / "curve.json").read_text(encoding="utf-8"))
     assert [one["verdict"] for one in values["curves"]] == [one.verdict for one in result.curves]
     assert {name: list(files) for name, files in values["inputs"].items()} == {IN: ["in.jsonl"], OUT: ["ood.jsonl"]}

@@ -28,7 +28,7 @@ from rewardlab.analysis.calibration import ece_estimate
 from rewardlab.analysis.distributions import standard_deviation
 from rewardlab.analysis.intervals import FloatArray, unit_of
 from rewardlab.analysis.logistic import calibration_slope
-from rewardlab.analysis.score_table import Pairs, ScoreTable, score_table
+from rewardlab.analysis.score_table import Pairs, score_table
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate, ScoreRow
 
@@ -218,12 +218,8 @@ def judge_scaling(scaling: Scaling, rows: Sequence[ScoreRow], *, beta: float) ->
         pairs=_compared(logits, logits / scaling.temperature, pairs.label, keys),
         replies=_compared(scores, scale * scores + shift, targets, [*keys, *keys]),
         num_comparisons=pairs.label.size,
-        num_non_finite=_num_lost(table),
+        num_non_finite=table.pairs.label.size - pairs.label.size,
     )
-
-
-def _num_lost(table: ScoreTable) -> int:
-    return table.pairs.label.size - table.pairs.finite.label.size
 
 
 def _compared(

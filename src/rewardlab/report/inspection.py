@@ -33,7 +33,7 @@ def inspection_report(found: Inspection, causes: Mapping[str, str]) -> str:
     blocks = [
         _head(found, causes),
         _block("Rows", _rows(found)),
-        _block("Lengths", _lengths(found.lengths), _length_notes(found)),
+        _block("Lengths", _spread_table(length_spreads(found.lengths)), "\n".join(map(_wrapped, length_notes(found)))),
         _block("Labels", _labels(found)),
         *([_block("Strengths", _spread_table({"strength": found.strengths}))] if found.strengths is not None else []),
         _block("How far judges agree, and the noise ceiling", *_judges(found.judges)),
@@ -141,14 +141,6 @@ def length_spreads(lengths: Lengths) -> dict[str, Spread]:
         f"reply ({lengths.unit})": lengths.replies,
         f"both ({lengths.unit})": lengths.conversations,
     }
-
-
-def _lengths(lengths: Lengths) -> str:
-    return _spread_table(length_spreads(lengths))
-
-
-def _length_notes(found: Inspection) -> str:
-    return "\n".join(_wrapped(note) for note in length_notes(found))
 
 
 def length_notes(found: Inspection) -> Iterator[str]:

@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -56,40 +56,24 @@ def reward_function(source: Any, *, name: str = PREFIX, **settings: Any) -> Rewa
     if isinstance(source, RewardScorer):
         if settings:
             raise ConfigError(f"{', '.join(settings)}: the scorer is made already. Give these to the RewardScorer.")
-        return RewardFunction(_Made(source), config, name=name)
+        return RewardFunction(partial(_made_already, source), config, name=name)
     require_known(settings, [*TAKES, *settings_of(ScorerConfig)])
     # What cannot be used is an error before the trainer begins, which may be after minutes of loading.
     RewardScorer(source, **settings)
     for one in [source] if isinstance(source, str | Path) else source:
         if not is_address(one):
             read_spec(Path(one))
-    return RewardFunction(_Maker(source, settings), config, name=name)
+    return RewardFunction(partial(RewardScorer, source, **settings), config, name=name)
 
 
-class _Made:
-    """Hands out a scorer that was made already; can be sent to another process."""
-
-    def __init__(self, scorer: RewardScorer) -> None:
-        self._scorer = scorer
-
-    def __call__(self) -> RewardScorer:
-        return self._scorer
-
-
-class _Maker:
-    """Makes the scorer of an event loop; can be sent to another process."""
-
-    def __init__(self, source: Any, settings: Mapping[str, Any]) -> None:
-        self._source, self._settings = source, dict(settings)
-
-    def __call__(self) -> RewardScorer:
-        return RewardScorer(self._source, **self._settings)
+def _made_already(scorer: RewardScorer) -> RewardScorer:
+    return scorer
 
 
 class RewardFunction:
     """An asynchronous reward function, as TRL's trainers take them: one finite reward a rollout, or an error.
 
-    It can be sent to another process before it is first used, as AsyncGRPO does.
+    It can be sent to another process before it is first used, as AsyncGRPO does, so `make` can be pickled.
     """
 
     def __init__(self, make: Callable[[], RewardScorer], config: RewardConfig, *, name: str) -> None:

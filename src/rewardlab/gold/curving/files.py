@@ -12,7 +12,6 @@ from rewardlab.report import outputs
 
 NAME: Final = "curve"
 TABLE: Final = "curve.csv"
-FILES: Final = (*outputs.files_of(NAME), TABLE)
 
 
 def claim(config: CurveConfig) -> None:

@@ -59,7 +59,7 @@ def text_report(audit: Audit) -> str:
     rows = _rows(audit)
     if rows:
         blocks.append(text_table(HEADER, rows))
-    blocks += [textwrap.fill(note, width=width) for note in _closing(audit)]
+    blocks += [textwrap.fill(note, width=width) for note in (*_all_notes(audit), UNIT, ADJUSTED)]
     shown = _shown_rows(audit)
     if shown:
         blocks += [text_table(("shown, not judged", "first steps", "last steps"), shown)]
@@ -147,10 +147,6 @@ def _facts(audit: Audit) -> str:
 def _all_notes(audit: Audit) -> Iterator[str]:
     yield from audit.notes
     yield from dict.fromkeys(note for finding in audit.findings for note in finding.judged.notes)
-
-
-def _closing(audit: Audit) -> list[str]:
-    return [*_all_notes(audit), UNIT, ADJUSTED]
 
 
 def _name(audit: Audit, finding: Finding) -> str:
