@@ -84,19 +84,17 @@ def correlation(
     method = "delete-a-group jackknife by prompt, Fisher's z"
     keys = sorted(set(prompts_R))
     if len(first_R) < 2 or np.ptp(first_R) == 0 or np.ptp(second_R) == 0:
-        return Estimate(
-            value=math.nan, low=math.nan, high=math.nan, n=len(keys), method=stats.NO_VARIATION, level=level
-        )
+        return stats.without_interval(math.nan, len(keys), method=stats.NO_VARIATION, level=level)
     value = measure(first_R, second_R)
     if abs(value) > 1 - _ROUNDING:
         value = math.copysign(1.0, value)  # rounding of a sum may leave it a little short of that
     if len(keys) < stats.MIN_CLUSTERS or abs(value) == 1:
         few = stats.too_few(len(keys)) if len(keys) < stats.MIN_CLUSTERS else "all in one order"
-        return Estimate(value=value, low=math.nan, high=math.nan, n=len(keys), method=few, level=level)
+        return stats.without_interval(value, len(keys), method=few, level=level)
     group_R = deal_groups(keys, prompts_R)
     kept_GR = [group_R != group for group in range(int(group_R.max()) + 1)]
     if not all(np.ptp(first_R[kept]) and np.ptp(second_R[kept]) for kept in kept_GR):
-        return Estimate(value=value, low=math.nan, high=math.nan, n=len(keys), method=ONE_DECIDES, level=level)
+        return stats.without_interval(value, len(keys), method=ONE_DECIDES, level=level)
     # Values are kept off ±1, where Fisher's z is infinite.
     without_G = np.array(
         [

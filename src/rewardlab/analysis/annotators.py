@@ -46,14 +46,15 @@ def krippendorff_alpha(
     keys = [key for key, keep in zip(clusters_N, paired, strict=True) if keep]
     count = len(set(keys))
     if not count:
-        return _alone(math.nan, 0, "nothing was judged twice", level)
+        return stats.without_interval(math.nan, 0, method="nothing was judged twice", level=level)
     sums_CS = _sums(unit_N[paired], values_N[paired], keys, metric)
     total_S = sums_CS.sum(0)
     value = _alpha(total_S, metric)
     if math.isnan(value):
-        return _alone(value, count, "all judgements are equal", level)
+        return stats.without_interval(value, count, method="all judgements are equal", level=level)
     if count < stats.MIN_CLUSTERS or value >= 1:
-        return _alone(value, count, stats.too_few(count) if count < stats.MIN_CLUSTERS else "no two differ", level)
+        few = stats.too_few(count) if count < stats.MIN_CLUSTERS else "no two differ"
+        return stats.without_interval(value, count, method=few, level=level)
     if metric == "nominal":
         return _as_share(value, sums_CS, _most(unit_N[paired], values_N[paired]), level)
     names = sorted(set(keys))
@@ -157,7 +158,3 @@ def _alpha(sums_S: FloatArray, metric: Metric) -> float:
     if number < 2 or differing <= 1e-12 * number**2:
         return math.nan
     return 1 - within / (differing / (number - 1))
-
-
-def _alone(value: float, n: int, method: str, level: float) -> Estimate:
-    return Estimate(value=value, low=math.nan, high=math.nan, n=n, method=method, level=level)

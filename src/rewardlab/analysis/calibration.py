@@ -28,6 +28,7 @@ from rewardlab.analysis.stats import (
     has_repeats,
     numbered,
     too_few,
+    without_interval,
 )
 from rewardlab.core.types import Estimate
 
@@ -149,7 +150,7 @@ def ece_estimate(
     n = len(totals)
     if len(table) < MIN_COMPARISONS or n < MIN_CLUSTERS:
         few = too_few(n) if repeated and n < MIN_CLUSTERS else too_few(len(table), "comparisons")
-        return Estimate(value=value, low=np.nan, high=np.nan, n=n, method=few, level=level)
+        return without_interval(value, n, method=few, level=level)
     gap_H = table[:, :-1].mean(axis=0)
     noise_H = _noise_by_prompt(folded, table, gap_H, clusters)
     root_HH = _root_of_correlation(totals, gap_H) if repeated else None

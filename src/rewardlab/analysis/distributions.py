@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.influence import by_influence, cluster_sums, without_interval
+from rewardlab.analysis.influence import by_influence, cluster_sums
 from rewardlab.analysis.intervals import FloatArray, effective_number, student_limits, wilson_limits
 from rewardlab.analysis.score_table import BoolArray, IntArray
 from rewardlab.core.types import Estimate
@@ -83,11 +83,11 @@ def standard_deviation(values: FloatArray, clusters: IntArray) -> Estimate:
     independent errors, by half of (e / deviation)² with e as far as the interval of the mean reaches.
     """
     if values.size < 2:
-        return without_interval(math.nan, values.size)
+        return stats.without_interval(math.nan, values.size)
     centred = values - values.mean()
     size = float(np.abs(centred).max())
     if not size:
-        return without_interval(0.0, len(np.unique(clusters)), method=stats.NO_VARIATION)
+        return stats.without_interval(0.0, len(np.unique(clusters)), method=stats.NO_VARIATION)
     # Scaled, so that squares of large or small values neither overflow nor vanish.
     scaled = centred / size
     square = np.square(scaled)
@@ -114,12 +114,12 @@ def quantile(values: FloatArray, clusters: IntArray, *, share: float) -> Estimat
     Woodruff (1952), JASA 47, 635-646.
     """
     if not values.size:
-        return without_interval(math.nan, 0)
+        return stats.without_interval(math.nan, 0)
     ordered = np.sort(values)
     value = float(np.quantile(ordered, share))
     count = len(np.unique(clusters))
     if count < stats.MIN_CLUSTERS:
-        return without_interval(value, count)
+        return stats.without_interval(value, count)
     # The share itself is known; only the width of its interval is asked for.
     numbers, repeated = _effective_numbers([values < value, values <= value], clusters)
     number = min([*numbers, float(values.size)])
@@ -129,7 +129,7 @@ def quantile(values: FloatArray, clusters: IntArray, *, share: float) -> Estimat
     step = values.size / number
     low, high = float(found.low[0]) * values.size - step, float(found.high[0]) * values.size + step - 1
     if low < 0 or high > values.size - 1:
-        return without_interval(value, count, method=f"too few values for this percentile ({values.size})")
+        return stats.without_interval(value, count, method=f"too few values for this percentile ({values.size})")
     low, high = np.interp([low, high], np.arange(values.size), ordered).tolist()
     method = f"Woodruff's interval{', by prompt' if repeated else ''}"
     return Estimate(value=value, low=min(low, value), high=max(high, value), n=count, method=method)
@@ -147,5 +147,5 @@ def _effective_numbers(kinds: Sequence[BoolArray], clusters: IntArray) -> tuple[
 def _extreme(values: FloatArray, chosen: object, clusters: IntArray) -> Estimate:
     assert callable(chosen)
     if not values.size:
-        return without_interval(math.nan, 0)
-    return without_interval(float(chosen(values)), len(np.unique(clusters)), method=EXTREME)
+        return stats.without_interval(math.nan, 0)
+    return stats.without_interval(float(chosen(values)), len(np.unique(clusters)), method=EXTREME)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rewardlab.analysis.intervals import FloatArray, Limits, mean_limits, root_mean_square, share_limits, unit_of
 from rewardlab.analysis.score_table import IntArray
-from rewardlab.analysis.stats import MIN_CLUSTERS, NO_VARIATION, too_few
+from rewardlab.analysis.stats import MIN_CLUSTERS, NO_VARIATION, too_few, without_interval
 from rewardlab.core.types import Estimate
 
 BoolArray = npt.NDArray[np.bool_]
@@ -119,12 +119,6 @@ def share_by_influence(
     return Estimate(value=value, low=min(low, value), high=max(high, value), n=count, method=method, level=level)
 
 
-def without_interval(value: float, count: int, *, method: str = "", level: float = 0.95) -> Estimate:
-    """Return an estimate with NaN limits; the method says why, by default that there are too few prompts."""
-    why = method or ("no data" if math.isnan(value) else too_few(count))
-    return Estimate(value=value, low=math.nan, high=math.nan, n=count, method=why, level=level)
-
-
 def cluster_sums(values: FloatArray, clusters: IntArray) -> tuple[FloatArray, bool]:
     """Return [3, C] sums, sums of squares and numbers of the values [N] of each cluster, and whether any repeats."""
     index_N, count = places(clusters)
@@ -151,13 +145,9 @@ def places(clusters: IntArray) -> tuple[IntArray, int]:
 # --- statistics and their influences ---------------------------------------------------------------------------
 
 
-def midranks(values: FloatArray) -> FloatArray:
-    """Return [N] the share of values below each, ties one half (each value is a tie of itself)."""
-    return _midranks(np.unique(values, return_inverse=True)[1])
-
-
 def _midranks(of_N: IntArray) -> FloatArray:
-    """Return `midranks` of values by the place [N] of each among the different ones."""
+    """Return [N] the share of values below each, ties one half (each value is a tie of itself), from the place [N] of
+    each among the different ones."""
     counts = np.bincount(of_N)
     below = np.cumsum(counts) - counts
     shares: FloatArray = ((below + counts / 2) / max(of_N.size, 1))[of_N]

@@ -16,7 +16,7 @@ from rewardlab.analysis import json_form, stats
 from rewardlab.analysis.calibration import Calibration, calibrate, ece_estimate
 from rewardlab.analysis.combined import widened_to_parts
 from rewardlab.analysis.distributions import Distribution, distribution, histogram_edges, quantile, standard_deviation
-from rewardlab.analysis.influence import area_under_curve, cluster_sums, share_by_influence, sums_by, without_interval
+from rewardlab.analysis.influence import area_under_curve, cluster_sums, share_by_influence, sums_by
 from rewardlab.analysis.intervals import FloatArray, weighted_number
 from rewardlab.analysis.kwise import KWise, ReplyKey, kwise
 from rewardlab.analysis.lengths import length_controlled, length_estimates
@@ -229,7 +229,7 @@ def weighted_accuracy(outcome: FloatArray, weight: FloatArray, decided: Pairs) -
     the interval at least as wide as those of the outcomes above and below the mean weight combined.
     """
     if not outcome.size:
-        return without_interval(math.nan, 0)
+        return stats.without_interval(math.nan, 0)
     share = weight / weight.mean()
     value = min(float((share * outcome).mean()), 1.0)  # shares add up to their number but for rounding
     totals_3C, _ = cluster_sums(outcome, decided.prompt)
@@ -248,7 +248,7 @@ def macro_accuracy(outcome: FloatArray, decided: Pairs) -> Estimate:
     The interval is at least as wide as those of the sources combined: a small source may be all right by chance.
     """
     if not outcome.size:
-        return without_interval(math.nan, 0)
+        return stats.without_interval(math.nan, 0)
     names, source, count = np.unique(decided.source, return_inverse=True, return_counts=True)
     means = np.bincount(source, outcome) / count
     # The comparisons of each source by their numbers: a mask for each would be a table of sources and comparisons.
@@ -257,7 +257,7 @@ def macro_accuracy(outcome: FloatArray, decided: Pairs) -> Estimate:
     value = float(means.mean())
     if num_prompts.min() < FEWEST_A_SOURCE:
         few = f"too few prompts in a source ({num_prompts.min()})"
-        return without_interval(value, len(np.unique(decided.prompt)), method=few)
+        return stats.without_interval(value, len(np.unique(decided.prompt)), method=few)
     # The mean of each source is fitted to its few prompts, so their deviations are too small by this factor.
     weight = outcome.size / (names.size * count) * np.sqrt(num_prompts / (num_prompts - 1))
     found = share_by_influence(value, weight[source] * (outcome - means[source]), decided.prompt)

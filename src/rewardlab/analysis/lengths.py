@@ -18,11 +18,11 @@ from rewardlab.analysis.influence import (
     correlations,
     share_by_influence,
     sums_by,
-    without_interval,
 )
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.logistic import coefficient_estimates, logistic
 from rewardlab.analysis.score_table import BoolArray, IntArray, Pairs, Replies
+from rewardlab.analysis.stats import without_interval
 from rewardlab.core.types import Estimate
 
 NUM_STRATA: Final = 5

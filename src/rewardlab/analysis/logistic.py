@@ -15,10 +15,10 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, stdtrit
 
-from rewardlab.analysis.influence import by_influence, sums_by, without_interval
+from rewardlab.analysis.influence import by_influence, sums_by
 from rewardlab.analysis.intervals import FloatArray, root_mean_square, student_limits
 from rewardlab.analysis.score_table import IntArray
-from rewardlab.analysis.stats import NO_VARIATION
+from rewardlab.analysis.stats import NO_VARIATION, without_interval
 from rewardlab.core.types import Estimate
 
 NO_FIT: Final = "no finite value fits best"

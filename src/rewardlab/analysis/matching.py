@@ -25,7 +25,6 @@ from rewardlab.analysis.influence import (
     by_leaving_out,
     correlations,
     sums_by,
-    without_interval,
 )
 from rewardlab.analysis.intervals import FloatArray, loss_limits, student_limits
 from rewardlab.analysis.kwise import bounded_mean, known_losses
@@ -275,11 +274,11 @@ def slope_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Es
     margin_N, gold_N, prompt_N = margin_N[decided_N], gold_N[decided_N], prompt_N[decided_N]
     xy_C, yy_C = sums_by(prompt_N, margin_N * gold_N, np.square(gold_N))
     if not yy_C.any():
-        return without_interval(math.nan, 0)
+        return stats.without_interval(math.nan, 0)
     value = float(xy_C.sum() / yy_C.sum())
     influence_N = (margin_N * gold_N - value * np.square(gold_N)) * (len(gold_N) / yy_C.sum())
     if _one_has_all(yy_C):
-        return without_interval(value, len(yy_C), method=ONE_DECIDES)
+        return stats.without_interval(value, len(yy_C), method=ONE_DECIDES)
     moves_C = value - (xy_C.sum() - xy_C) / (yy_C.sum() - yy_C)
     return by_influence(value, by_leaving_out(influence_N, moves_C, prompt_N), prompt_N)
 
@@ -297,14 +296,14 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
     xx, yy = (float(np.square(v).mean()) if v.size else 0.0 for v in (margin_N, gold_N))
     count = len(np.unique(prompt_N))
     if yy <= 0:
-        return without_interval(math.nan, count)
+        return stats.without_interval(math.nan, count)
     value = math.sqrt(xx / yy)
     if count < FEWEST_PROMPTS or not value:
-        return without_interval(value, count, method=stats.too_few(count) if value else stats.NO_VARIATION)
+        return stats.without_interval(value, count, method=stats.too_few(count) if value else stats.NO_VARIATION)
     influence_N = value / 2 * (np.square(margin_N) / xx - np.square(gold_N) / yy)
     xx_C, yy_C = sums_by(prompt_N, np.square(margin_N), np.square(gold_N))
     if _one_has_all(xx_C) or _one_has_all(yy_C):
-        return without_interval(value, count, method=ONE_DECIDES)
+        return stats.without_interval(value, count, method=ONE_DECIDES)
     moves_C = value * (math.log(value) - np.log((xx_C.sum() - xx_C) / (yy_C.sum() - yy_C)) / 2)
     return by_influence(value, by_leaving_out(influence_N, moves_C, prompt_N), prompt_N, scale="log", fitted=2)
 
@@ -351,7 +350,7 @@ def _share_gained(gained_L: FloatArray, lost_L: FloatArray, keys: Sequence[str])
     under_L = gained_L + lost_L
     under = float(under_L.mean()) if under_L.size else 0.0
     if under <= 0:
-        return without_interval(math.nan, len(set(keys)))
+        return stats.without_interval(math.nan, len(set(keys)))
     value, lacking = float(gained_L.mean()) / under, float(lost_L.mean()) / under
     numbers, _ = stats.numbered(keys)
     loss = by_influence(lacking, (lost_L - lacking * under_L) / under, numbers, formula=loss_limits)
@@ -392,7 +391,7 @@ def slice_matches(
 
 
 def _no_rest(keys: npt.NDArray[np.object_]) -> Estimate:
-    return without_interval(math.nan, len(set(keys.tolist())), method="no other pairs")
+    return stats.without_interval(math.nan, len(set(keys.tolist())), method="no other pairs")
 
 
 def _apart(outcome_N: FloatArray, inside_N: BoolArray, keys: npt.NDArray[np.object_]) -> tuple[Estimate, float]:
@@ -405,7 +404,7 @@ def _apart(outcome_N: FloatArray, inside_N: BoolArray, keys: npt.NDArray[np.obje
     (inside, within), (outside, beyond) = ((outcome_N[side], keys[side].tolist()) for side in (inside_N, ~inside_N))
     value, count = float(inside.mean() - outside.mean()), min(len(set(within)), len(set(beyond)))
     if count < stats.MIN_CLUSTERS:
-        return without_interval(value, count), math.nan
+        return stats.without_interval(value, count), math.nan
     sides = stats.mean_share_by_level(inside, within), stats.mean_share_by_level(outside, beyond)
     share = float(inside_N.mean())
     mean_N = np.where(inside_N, inside.mean(), outside.mean())

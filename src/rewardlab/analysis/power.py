@@ -136,7 +136,7 @@ def _at_limits(smallest: Callable[[float], float], noise: Estimate, *, method: s
     """Return the smallest difference at the estimated noise, with those at its limits as limits."""
     value = smallest(noise.value) if noise.value > 0 else math.nan
     if math.isnan(value) or math.isnan(noise.low):
-        return Estimate(value=value, low=math.nan, high=math.nan, n=noise.n, method=method)
+        return stats.without_interval(value, noise.n, method=method)
     low, high = (smallest(limit) if limit > 0 else math.nan for limit in (noise.low, noise.high))
     # At a lower limit with hardly any disagreement nothing can be shown; the value itself is then the lower limit.
     return Estimate(value=value, low=value if math.isnan(low) else min(low, value), high=high, n=noise.n, method=method)

@@ -207,14 +207,13 @@ def relative_size(moved: FloatArray, exact: FloatArray, keys: Sequence[str], *, 
     u = moved - moved.mean() if centred and moved.size else moved
     v = exact - exact.mean() if moved.size else exact
     if not np.square(v).any():
-        return Estimate(value=math.nan, low=math.nan, high=math.nan, n=0, method="no data", level=0.95)
+        return stats.without_interval(math.nan, 0)
     size, spread = float(np.square(u).mean()), float(np.square(v).mean())
     share = np.square(u) / size if size else np.zeros_like(u)
     log = stats.mean((share - np.square(v) / spread) / 2, keys)
     value = math.sqrt(size / spread)
     if log.n < FEWEST_PROMPTS:
-        few = stats.too_few(log.n)
-        return Estimate(value=value, low=math.nan, high=math.nan, n=log.n, method=few, level=log.level)
+        return stats.without_interval(value, log.n, level=log.level)
     low, high = (value * math.exp(limit - log.value) for limit in (log.low, log.high))
     method = log.method.replace("t interval", "t interval of the logarithm")
     return Estimate(value=value, low=low, high=high, n=log.n, method=method, level=log.level)

@@ -17,10 +17,10 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
-from rewardlab.analysis.influence import by_influence, without_interval
+from rewardlab.analysis.influence import by_influence
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.score_table import IntArray
-from rewardlab.analysis.stats import central_range
+from rewardlab.analysis.stats import central_range, without_interval
 from rewardlab.core.types import Estimate
 
 NUM_DRAWS: Final = 1000

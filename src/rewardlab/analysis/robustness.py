@@ -91,7 +91,7 @@ def effect_of(
     change_N = pairs.after - pairs.before
     whole_keys = [row.prompt_key for row in finite_rows]
     shift, size = (
-        _in_units(values_R, keys, whole_W, whole_keys) if finite else _nothing()
+        _in_units(values_R, keys, whole_W, whole_keys) if finite else stats.without_interval(math.nan, 0)
         for values_R in (moved_R, np.abs(moved_R))
     )
     estimates = {
@@ -99,7 +99,7 @@ def effect_of(
         "size": _known(replace(size, low=0.0) if size.low < 0 else size, moved_R, keys),
         "flipped": stats.proportion(np.abs(change_N), keys_N),
         "accuracy": change_of_shares(change_N, keys_N),
-        "other only": _nothing() if of_prompt else change_of_shares(*pairs.other_only(keys_N)),
+        "other only": stats.without_interval(math.nan, 0) if of_prompt else change_of_shares(*pairs.other_only(keys_N)),
     }
     return Effect(
         estimates=estimates,
@@ -199,10 +199,6 @@ def _known(estimate: Estimate, moved_R: FloatArray, keys_R: Sequence[str]) -> Es
     if moving >= stats.MIN_CLUSTERS or math.isnan(estimate.low):
         return estimate
     return replace(estimate, low=math.nan, high=math.nan, method=f"too few prompts whose score moves ({moving})")
-
-
-def _nothing() -> Estimate:
-    return Estimate(value=math.nan, low=math.nan, high=math.nan, n=0, method="no data")
 
 
 def _significance(values: FloatArray, keys: Sequence[str], *, seed: int) -> float:

@@ -68,7 +68,7 @@ def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
     """
     assert 0 <= successes <= n, f"{successes} successes of {n}"
     if n < MIN_CLUSTERS:
-        return _without_interval(successes / n if n else math.nan, n, too_few(n, "outcomes"), level)
+        return without_interval(successes / n if n else math.nan, n, method=too_few(n, "outcomes"), level=level)
     limits = wilson_limits(np.array([successes / n]), np.array([float(n)]), level=level)
     value, low, high = (float(limit[0]) for limit in limits)
     return Estimate(value=value, low=low, high=high, n=n, method="Wilson", level=level)
@@ -277,6 +277,12 @@ def too_few(number: int, things: str = "prompts") -> str:
     return f"too few {things} ({number})" if number else "no data"
 
 
+def without_interval(value: float, count: int, *, method: str = "", level: float = 0.95) -> Estimate:
+    """Return an estimate with NaN limits; the method says why, by default that there are too few prompts."""
+    why = method or ("no data" if math.isnan(value) else too_few(count))
+    return Estimate(value=value, low=math.nan, high=math.nan, n=count, method=why, level=level)
+
+
 def by_conversation(estimate: Estimate) -> Estimate:
     """Return an estimate with a method that names its clusters conversations instead of prompts."""
     method = estimate.method.replace("by prompt", "by conversation").replace("few prompts", "few conversations")
@@ -312,11 +318,7 @@ def _too_few(values: FloatArray, clusters: Sequence[str] | None, level: float) -
     """Return the mean without an interval, with a method that says what there are too few of."""
     n = values.size if clusters is None else len(set(clusters))
     value = float(values.mean()) if values.size else math.nan
-    return _without_interval(value, n, too_few(n, "values" if clusters is None else "prompts"), level)
-
-
-def _without_interval(value: float, n: int, method: str, level: float) -> Estimate:
-    return Estimate(value=value, low=math.nan, high=math.nan, n=n, method=method, level=level)
+    return without_interval(value, n, method=too_few(n, "values" if clusters is None else "prompts"), level=level)
 
 
 def _values(values: Numbers, clusters: Sequence[str] | None) -> FloatArray:

@@ -252,9 +252,7 @@ def _moves_of(parts: Sequence[tuple[Arm, float]]) -> list[tuple[Moves, float]]:
 
 
 def _of_few(value: float, number: int) -> Estimate:
-    return Estimate(
-        value=value, low=math.nan, high=math.nan, n=number, method=stats.too_few(number, "conversations"), level=LEVEL
-    )
+    return stats.without_interval(value, number, method=stats.too_few(number, "conversations"))
 
 
 def p_of_mean(values_S: FloatArray, truth: float) -> float:

@@ -8,7 +8,6 @@ Legend: R replies, C comparisons, W hidden width, F fitted features, B heads.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -296,7 +295,7 @@ def _range_over(accuracies_B: FloatArray, accuracy: float, *, bias: float, n: in
     """Return the accuracy of the head with the central range of those of the bootstrap heads, moved to it."""
     if (count := len(accuracies_B)) < FEWEST_HEADS:
         few = f"too few bootstrap heads ({count}; a range needs {FEWEST_HEADS})"
-        return Estimate(value=accuracy, low=math.nan, high=math.nan, n=n, method=few)
+        return stats.without_interval(accuracy, n, method=few)
     low, high = np.quantile(accuracies_B, [0.025, 0.975]) - bias
     method = f"range over {count} bootstrap heads, moved to the head"
     return Estimate(value=accuracy, low=max(float(low), 0.0), high=min(float(high), 1.0), n=n, method=method)

@@ -20,7 +20,7 @@ from rewardlab.report.robustness import MOVES, left_out_notes, moves
 from rewardlab.report.run import command
 from rewardlab.report.sections import comparison
 from rewardlab.report.suites import MARK, P_MEANS, interval_notes, missing_notes, p_text
-from rewardlab.report.tables import column_notes, format_count, interval_note, over_seeds
+from rewardlab.report.tables import column_notes, count_of, format_count, interval_note, over_seeds
 
 TIES_MEAN = "ties at random: the score where ties are broken at random (½ for a pair, 1/k at the top)."
 
@@ -52,7 +52,7 @@ def suites_section(record: Record) -> Section:
                     f"{better} {shown(length)}",
                     shown(estimate_of(row.get("gain"))),
                     p_text(p_value),
-                    _count(row.get("rows")),
+                    count_of(row.get("rows")),
                     shown(fair),
                 )
             )
@@ -136,7 +136,7 @@ def robustness_section(record: Record) -> Section:
                 name,
                 *(shown(own.get(measure)) for measure in MOVED),
                 moves(*(to_float(effects[name].get(key)) for key in ("p_shift_holm", "p_accuracy_holm"))),
-                _count(effects[name].get("preferences")),
+                count_of(effects[name].get("preferences")),
             )
             for name, own in parts.items()
         ),
@@ -176,8 +176,8 @@ def ensemble_section(ensemble: EnsembleRecord) -> Section:
             label="AUROC",
             mark=0.5,
             notes=(
-                f"AUROC: chance that a mistake of the mean ({_count(found.get('num_errors'))}) has more of it than a "
-                f"right answer ({_count(found.get('num_right'))}); 0.5 says nothing. The second needs no ensemble.",
+                f"AUROC: chance that a mistake of the mean ({count_of(found.get('num_errors'))}) has more of it than a "
+                f"right answer ({count_of(found.get('num_right'))}); 0.5 says nothing. The second needs no ensemble.",
                 interval_note(_known(spread.values())),
                 *(f"{name}: {meaning}." for name, meaning in combined.items()),
             ),
@@ -425,10 +425,6 @@ def _estimates(part: Mapping[str, Any]) -> dict[str, Estimate]:
     """Return the estimates of a mapping; entries that are not estimates are left out."""
     made = {name: estimate_of(entry) for name, entry in part.items()}
     return {name: estimate for name, estimate in made.items() if estimate is not None}
-
-
-def _count(value: object) -> str:
-    return format_count(value) if isinstance(value, int) else "—"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

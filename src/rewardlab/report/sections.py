@@ -20,7 +20,7 @@ from rewardlab.report.evaluations import Judged
 from rewardlab.report.folder import Record
 from rewardlab.report.overlap import overlap_of
 from rewardlab.report.run import COLUMNS, digits_in
-from rewardlab.report.tables import column_notes, format_count
+from rewardlab.report.tables import column_notes, count_of, format_count
 
 WHAT: Final = {
     "eval": "the data of this evaluation",
@@ -297,10 +297,10 @@ def _rows(sources: Sequence[tuple[str, Mapping[str, object]]]) -> list[Block]:
         (
             purpose,
             f"{source.get('name')} [{source.get('split')}]",
-            _whole(source.get("rows_read")),
-            _whole(source.get("kept")),
+            count_of(source.get("rows_read")),
+            count_of(source.get("kept")),
             *(_by_cause(source.get(key)) for key in causes.values()),
-            _whole(source.get("unused_by_limit")),
+            count_of(source.get("unused_by_limit")),
         )
         for purpose, source in sources
     ]
@@ -315,8 +315,8 @@ def _suites(suites: Sequence[Mapping[str, object]]) -> list[Block]:
     rows = [
         (
             str(suite["suite"]),
-            _whole(suite.get("items")),
-            _whole(suite.get("repeated")),
+            count_of(suite.get("items")),
+            count_of(suite.get("repeated")),
             _by_cause(suite.get("left_out")),
             listed([str(name) for name in sources]) if isinstance(sources := suite.get("sources"), dict) else "—",
         )
@@ -328,14 +328,14 @@ def _suites(suites: Sequence[Mapping[str, object]]) -> list[Block]:
 
 def _by_cause(counts: object) -> str:
     known = counts if isinstance(counts, dict) else {}
-    return ", ".join(f"{cause} {_whole(count)}" for cause, count in known.items()) or "none"
+    return ", ".join(f"{cause} {count_of(count)}" for cause, count in known.items()) or "none"
 
 
 def _shared(pair: str, counts: Mapping[str, int]) -> Paragraph:
     """Return what one part of the data shares with another (`test_with_training`), each kind with its count."""
     one, _, other = pair.replace("_", " ").partition(" with ")
     kinds = [
-        f"{_whole(count)} {plural(count, SHARED[name]) if name in SHARED else name.replace('_', ' ')}"
+        f"{count_of(count)} {plural(count, SHARED[name]) if name in SHARED else name.replace('_', ' ')}"
         for name, count in counts.items()
     ]
     *most, last = kinds
@@ -362,7 +362,7 @@ def _tokens(tokens: object) -> list[Block]:
     if not any(key in part for part in parts for key in columns.values()):
         return []
     rows = [
-        (str(name), *(_whole(part.get(key)) for key in columns.values()))
+        (str(name), *(count_of(part.get(key)) for key in columns.values()))
         for name, part in named.items()
         if isinstance(part, dict)
     ]
@@ -405,7 +405,3 @@ def _decided(accuracy: Estimate, counts: Mapping[str, float]) -> str:
         return "1 comparison"
     prompts = "as many prompts" if accuracy.n == decided else number_of(accuracy.n, "prompt")
     return f"{_count({'comparisons': decided})} {plural(decided, 'comparison')} of {prompts}"
-
-
-def _whole(value: object) -> str:
-    return format_count(value) if isinstance(value, int) else "—"

@@ -109,6 +109,11 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def count_of(value: object) -> str:
+    """Return a count that was read from a file; a dash for what is not one."""
+    return format_count(value) if isinstance(value, int) else "—"
+
+
 def interval_note(estimates: Iterable[Estimate]) -> str:
     """Return a note with level and method of each kind of interval in a table, in order of appearance."""
     kinds = dict.fromkeys((f"{100 * estimate.level:g}%", estimate.method) for estimate in estimates)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rewardlab.analysis.intervals import share_limits
-from rewardlab.analysis.stats import MIN_CLUSTERS, too_few, wilson
+from rewardlab.analysis.stats import MIN_CLUSTERS, wilson, without_interval
 from rewardlab.core.types import Estimate
 from rewardlab.curation.auditing.facts import Mask, Scores
 from rewardlab.curation.auditing.registry import Check
@@ -158,6 +158,6 @@ def share_of(flagged_U: Mask, clusters_U: Numbers) -> Estimate:
     sums_C = np.bincount(clusters_U, flagged_U, minlength=1).astype(np.float64)
     value = float(flagged_U.mean())
     if len(sizes_C) < MIN_CLUSTERS:
-        return Estimate(value=value, low=math.nan, high=math.nan, n=len(sizes_C), method=too_few(len(sizes_C)))
+        return without_interval(value, len(sizes_C))
     _, low, high = (float(limit[0]) for limit in share_limits(sums_C[None], sums_C[None], sizes_C[None], level=0.95))
     return Estimate(value=value, low=low, high=high, n=len(sizes_C), method="score interval, by prompt")

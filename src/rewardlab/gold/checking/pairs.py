@@ -15,8 +15,8 @@ import numpy as np
 
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import prompt_key
-from rewardlab.gold.checking.reading import Built, Pair, Stages, bare_key, shown_system, system_of
-from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.checking.reading import Built, Pair, Stages, bare_key, shown_system
+from rewardlab.gold.files.rows import GoldRow, system_of
 from rewardlab.gold.findings import Finding, further
 
 SHIFTS: Final = (-2, -1, 1, 2)

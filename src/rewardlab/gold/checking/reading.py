@@ -353,8 +353,3 @@ def bare(prompt: Conversation) -> Conversation:
 def bare_key(prompt: Conversation) -> str:
     """Return the key of a prompt without its system turn."""
     return prompt_key(bare(prompt))
-
-
-def system_of(prompt: Conversation) -> str | None:
-    """Return the system turn of a prompt; None without one."""
-    return prompt[0].content if prompt and prompt[0].role == "system" else None

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from rewardlab.core.terminal import number_of, plural
 from rewardlab.core.types import Conversation
-from rewardlab.gold.checking.reading import Stages, Taken, bare_key, shown_system, system_of
-from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.checking.reading import Stages, Taken, bare_key, shown_system
+from rewardlab.gold.files.rows import GoldRow, system_of
 from rewardlab.gold.findings import Finding, further
 
 AGAIN = "Write the later file again from the earlier one."

@@ -180,6 +180,11 @@ def is_encodable(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
+def system_of(prompt: Conversation) -> str | None:
+    """Return the system turn of a prompt; None without one."""
+    return prompt[0].content if prompt and prompt[0].role == "system" else None
+
+
 def with_system(prompt: Conversation, system: str | None) -> Conversation:
     """Return a prompt with a system turn, perhaps empty, before it, unless it has one or `system` is None."""
     if system is None or (prompt and prompt[0].role == "system"):

@@ -18,7 +18,7 @@ import numpy as np
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.multiple import holm
 from rewardlab.core.types import Conversation, Message
-from rewardlab.gold.files.rows import GoldRow, with_system
+from rewardlab.gold.files.rows import GoldRow, system_of, with_system
 from rewardlab.gold.matching.order import Alternative, compared, outcomes_by_place
 
 WITHOUT: Final = "without their system turn"
@@ -47,13 +47,9 @@ def other_texts(rows: Sequence[GoldRow], most: int) -> tuple[list[int], dict[str
     }
 
 
-def _system(prompt: Conversation) -> str | None:
-    return prompt[0].content if prompt and prompt[0].role == "system" else None
-
-
 def _without(prompt: Conversation) -> Conversation:
     # Only an empty system turn is taken away: one with text may say what is asked for, so the question would change.
-    return prompt[1:] if _system(prompt) == "" else prompt
+    return prompt[1:] if system_of(prompt) == "" else prompt
 
 
 def _empty(prompt: Conversation) -> Conversation:
@@ -61,7 +57,7 @@ def _empty(prompt: Conversation) -> Conversation:
 
 
 def _joined(prompt: Conversation) -> Conversation:
-    system = _system(prompt)
+    system = system_of(prompt)
     if not system or len(prompt) < 2 or prompt[1].role != "user":
         return prompt
     return (Message("user", f"{system}\n\n{prompt[1].content}"), *prompt[2:])
