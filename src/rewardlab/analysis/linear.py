@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -49,11 +49,9 @@ replies of some hundred words have hundreds of thousands of words and pairs of w
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparisons:
-    """The data of linear models: differences of features with their labels, weights and prompts."""
+class Labelled:
+    """What was judged of C comparisons, whatever stands for their replies."""
 
-    differences: Matrix
-    """[C, F] features of the first reply minus those of the second."""
     labels: FloatArray
     """[C] probability that the first is preferred."""
     margins: FloatArray
@@ -77,6 +75,14 @@ class Comparisons:
     def roots_C(self) -> npt.NDArray[np.intp]:
         """[C] index of the root of each comparison."""
         return self.roots[self.prompts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparisons(Labelled):
+    """The data of linear models: differences of features with their labels, weights and prompts."""
+
+    differences: Matrix
+    """[C, F] features of the first reply minus those of the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +127,8 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgements:
-    """What was judged of groups of replies, whatever the features: all of `Comparisons` but for these.
+class Judgements(Labelled):
+    """What was judged of groups of replies, with the numbers of the replies: features make `Comparisons` of it.
 
     Groups that are built from storage at every access cost more than the fits of a layer, so that models of several
     features share one of these.
@@ -131,12 +137,6 @@ class Judgements:
     first: npt.NDArray[np.int64]
     second: npt.NDArray[np.int64]
     """[C] the two replies of each comparison, among the replies of all groups in order."""
-    labels: FloatArray
-    margins: FloatArray
-    weights: FloatArray
-    prompts: npt.NDArray[np.intp]
-    prompt_keys: tuple[str, ...]
-    roots: npt.NDArray[np.intp]
 
     @classmethod
     def of(cls, groups: Sequence[Judged], roots_G: npt.NDArray[np.int64] | None = None) -> Judgements:
@@ -171,13 +171,7 @@ class Judgements:
         differences = features_RF[self.first]
         differences -= features_RF[self.second]  # in place where that can be: no arrays are larger
         return Comparisons(
-            differences=differences,
-            labels=self.labels,
-            margins=self.margins,
-            weights=self.weights,
-            prompts=self.prompts,
-            prompt_keys=self.prompt_keys,
-            roots=self.roots,
+            differences=differences, **{field.name: getattr(self, field.name) for field in fields(Labelled)}
         )
 
 
