@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -295,22 +296,30 @@ JUMP_KIND, PARTS_KIND = "jumps", "parts"
 KINDS: Mapping[str, Callable[[Pairs], Found]] = {"quick": quick, "slow": slow}
 
 
-def cells(
-    kind: str, draws: int, generator: np.random.Generator, designs: Sequence[Design], truth_prompts: int
-) -> dict[str, list[Cell]]:
-    """Statistic -> a cell for each design and number of prompts."""
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A design and a kind of statistics, drawn with a generator of its own, so that tasks may be done side by side."""
+
+    kind: str
+    draws: int
+    design: Design
+    truth_prompts: int
+    generator: np.random.Generator
+
+
+def cells(task: Task) -> dict[str, list[Cell]]:
+    """Statistic -> a cell for each number of prompts."""
     found: dict[str, list[Cell]] = {}
-    function = KINDS[kind]
-    for design in designs:
-        whole = function(draw_pairs(design, truth_prompts, generator))
-        truth = {name: estimate.value for name, estimate in whole.items()}
-        for prompts in PROMPTS:
-            drawn = [function(draw_pairs(design, prompts, generator)) for _ in range(draws)]
-            for name, value in truth.items():
-                estimates = [one[name] for one in drawn]
-                if own := cell_of(f"{prompts} prompts, {design.name}, truth {value:.3g}", value, estimates):
-                    found.setdefault(name, []).extend(own)
-        print(design.name, "done", flush=True)
+    function, design, generator = KINDS[task.kind], task.design, task.generator
+    whole = function(draw_pairs(design, task.truth_prompts, generator))
+    truth = {name: estimate.value for name, estimate in whole.items()}
+    for prompts in PROMPTS:
+        drawn = [function(draw_pairs(design, prompts, generator)) for _ in range(task.draws)]
+        for name, value in truth.items():
+            estimates = [one[name] for one in drawn]
+            if own := cell_of(f"{prompts} prompts, {design.name}, truth {value:.3g}", value, estimates):
+                found.setdefault(name, []).extend(own)
+    print(task.kind, design.name, "done", flush=True)
     return found
 
 
@@ -336,14 +345,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slow-draws", type=int, default=500)
     parser.add_argument("--truth-prompts", type=int, default=200_000, help="prompts of the sample that is the truth")
     parser.add_argument("--designs", nargs="+", default=[design.name for design in DESIGNS])
+    parser.add_argument("--processes", type=int, default=1, help="which change no number")
     run = Simulation("coverage_measures", parser, arguments)
     options = run.options
-    designs = [design for design in DESIGNS if design.name in options.designs]
+    tasks = [
+        Task(
+            kind=kind,
+            draws=options.slow_draws if kind == "slow" else options.draws,
+            design=design,
+            truth_prompts=options.truth_prompts,
+            generator=run.generator(100 * number + place),
+        )
+        for number, kind in enumerate(KINDS, 1)
+        for place, design in enumerate(DESIGNS)
+        if kind in options.kinds and design.name in options.designs
+    ]
     found: dict[str, list[Cell]] = {}
-    for number, kind in enumerate(KINDS):
-        if kind in options.kinds:
-            draws = options.slow_draws if kind == "slow" else options.draws
-            found |= cells(kind, draws, run.generator(number), designs, options.truth_prompts)
+    with ProcessPoolExecutor(options.processes) as pool:
+        for own in pool.map(cells, tasks) if options.processes > 1 else map(cells, tasks):
+            for name, more in own.items():
+                found.setdefault(name, []).extend(more)
     if JUMP_KIND in options.kinds:
         found |= jump_cells(options.draws, run.generator(len(KINDS)))
     if PARTS_KIND in options.kinds:
