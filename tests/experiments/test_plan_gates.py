@@ -185,6 +185,20 @@ def test_quantities_are_read_from_scores_curves_and_records(tmp_path: Path) -> N
     assert at_step.influence_SC is None
 
 
+def test_the_noise_of_a_curve_is_that_of_the_longer_side_of_its_interval(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    for run in study.runs:
+        path = study.run_folder(run) / "metrics.csv"
+        head, *rows = path.read_text().splitlines()
+        place = head.split(",").index("eval_loss")
+        loss = [float(row.split(",")[place]) for row in rows]
+        wide = [f"{row},{own - 0.0196},{own + 0.0392}" for row, own in zip(rows, loss, strict=True)]
+        path.write_text("\n".join([f"{head},eval_loss_low,eval_loss_high", *wide]))
+    [term] = parse("loss(plain, step=100) < 1").terms
+    found, _ = Outcomes(study, may_read="test").observe([term])
+    assert found[term].row_error == pytest.approx(0.02), "a loss that looks too small lies below the truth"
+
+
 @pytest.mark.slow
 def test_the_spread_of_the_speed_leaves_out_the_first_row_which_warms_up(tmp_path: Path) -> None:
     study = finished_study(tmp_path)

@@ -108,6 +108,19 @@ def test_intervals_are_over_seeds_only_where_there_are_several(tmp_path: Path, s
     assert told in " ".join(markdown_page(page(found)).split())
 
 
+@pytest.mark.parametrize(("seeds", "whose"), [(1, " for these runs alone"), (2, "")])
+def test_verdicts_of_arms_with_one_seed_are_said_to_be_of_these_runs_wherever_they_stand(
+    tmp_path: Path, seeds: int, whose: str
+) -> None:
+    claims = "baseline: a\nhypotheses: {better: accuracy(b) > accuracy(a), worse: accuracy(b) < accuracy(a)}\n"
+    study = frozen_study(tmp_path, f"{HEAD}seeds: {seeds}\narms: {{a: {{}}, b: {{}}}}\n{claims}")
+    do_all(study, study.runs, skills={"a": 0.5, "b": 0.95}, noise=0.02)
+    found = summarise(open_study(study.folder))
+    assert found.headline.startswith(f"Of 2 hypotheses: 1 supported{whose}, 1 refuted{whose}.")
+    assert [row[1] for row in tables.verdicts(found.hypotheses).rows] == [f"supported{whose}", f"refuted{whose}"]
+    assert f"Supported{whose} (p" in " ".join(text_report(found).split())
+
+
 def test_an_undecided_claim_that_fails_is_not_said_to_hold_and_no_size_is_rounded_to_zero(tmp_path: Path) -> None:
     claims = "baseline: a\nhypotheses: {better: ece(b) > ece(a)}\n"
     text = f"{HEAD}seeds: 2\narms: {{a: {{}}, b: {{}}, c: {{}}}}\n{claims}"

@@ -77,7 +77,17 @@ def test_holm_counts_every_hypothesis_of_the_plan_also_those_not_tested() -> Non
 def test_one_seed_is_judged_by_prompts_and_says_what_that_leaves_out() -> None:
     [one] = judge({"h": parse("accuracy(a) > 0.5")}, {A: arm(0.8, seeds=[0])})
     assert one.verdict == "supported"
+    assert one.is_of_these_runs
+    assert one.sentence.startswith("Supported for these runs alone (p ")
     assert "how much another seed would differ is in no interval" in one.sentence
+    [several] = judge({"h": parse("accuracy(a) > 0.5")}, {A: arm(0.8)})
+    [lent] = judge({"h": parse("accuracy(a) > accuracy(b)")}, {A: arm(0.9, seeds=[0]), B: arm(0.5, draw=2)})
+    for other in (several, lent):
+        assert not other.is_of_these_runs
+        assert other.sentence.startswith("Supported (p ")
+    [close] = judge({"h": parse("accuracy(a) > 0.795")}, {A: arm(0.8, seeds=[0])})
+    assert close.verdict == "undecided"
+    assert not close.is_of_these_runs, "what is not decided is told of nobody"
     memory = Term("peak_memory", "a")
     [blind] = judge({"h": parse("peak_memory(a) < 9")}, {memory: record(8.0)})
     assert blind.verdict == "undecided"

@@ -33,6 +33,8 @@ EVALUATION: Final[Mapping[str, str]] = {"test": "test", "validation": "selection
 """Data -> the evaluation of a run that has its scores."""
 NORMAL_95: Final = 1.96
 """Standard errors in half a 95 % interval."""
+SIDES: Final = ("_low", "_high")
+"""What the columns of an interval's ends are called after the value's."""
 SPEEDS: Final = ("tokens_per_second", "pairs_per_second", "mfu")
 
 
@@ -233,17 +235,21 @@ def _is_of_curve(quantity: Quantity, term: Term) -> bool:
 def _of_rows(outcomes: Sequence[Outcome], quantity: Quantity, term: Term) -> tuple[float | None, int]:
     """Return (the standard error of a curve's value from its validation rows, the number of these rows).
 
-    Runs write the 95 % interval of such values beside them. The error is NaN where that is missing, and None for a
-    value that is not from rows.
+    Runs write the 95 % interval of such values beside them. Of its two sides the longer one is taken: that of a loss is
+    above it and that of a high accuracy below, where the truth of a claim that looks too good would be. The error is
+    NaN where the interval is missing, and None for a value that is not from rows.
     """
     if quantity.source == "record" or not _is_of_curve(quantity, term):
         return None, 0
-    widths = [
-        outcome.at_step(f"{quantity.column}_high", term.step) - outcome.at_step(f"{quantity.column}_low", term.step)
+    sides = [
+        [
+            abs(outcome.at_step(f"{quantity.column}{side}", term.step) - _value(outcome, quantity, term))
+            for side in SIDES
+        ]
         for outcome in outcomes
     ]
     counts = [outcome.at_step("eval_pairs", term.step) for outcome in outcomes]
-    error = math.sqrt(float(np.mean(np.square(widths)))) / (2 * NORMAL_95)
+    error = math.sqrt(float(np.mean(np.square(np.max(sides, axis=1))))) / NORMAL_95
     return error, int(min(counts)) if all(map(math.isfinite, counts)) else 0
 
 

@@ -38,6 +38,9 @@ class PartVerdict:
     num_prompts: int
     not_covered: str
     """What the interval leaves out; empty if nothing."""
+    is_of_these_runs: bool = False
+    """Whether it is about the models at hand alone, since an arm has one seed and nothing tells how much another one
+    would differ."""
 
 
 def in_full(part: PartVerdict) -> str:

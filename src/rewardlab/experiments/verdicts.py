@@ -29,6 +29,8 @@ Finding = Literal["supported", "refuted", "undecided", "not tested"]
 ONE_SEED: Final = (
     "an arm has one seed, so this is about its model: how much another seed would differ is in no interval"
 )
+THESE_RUNS: Final = " for these runs alone"
+"""Follows a verdict that would say too much of arms: by another seed of each it might be another one."""
 OF_OTHERS: Final = "an arm has one seed, and how much another one would differ is taken from {arms}, with several"
 ONE_VALUE: Final = "an arm has one seed and no prompts, so nothing tells how much another run would differ"
 EQUAL: Final = "every seed has the same value; how likely another one is to differ is told by their number alone"
@@ -61,6 +63,11 @@ class Verdict:
     """For an undecided claim, sizes that would decide it with 80 % chance, if truth and noise are as estimated."""
     decide: str
     """The same as a sentence; empty where the claim is decided or was not tested."""
+
+    @property
+    def is_of_these_runs(self) -> bool:
+        """Whether it is decided for the models at hand alone: of other seeds of the same arms it says nothing."""
+        return self.verdict in ("supported", "refuted") and any(part.is_of_these_runs for part in self.parts)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON, NaN as null."""
@@ -323,6 +330,7 @@ def _shown(one: _Tested, alpha: float) -> PartVerdict:
         num_seeds=found.num_seeds,
         num_prompts=found.num_prompts,
         not_covered="; ".join(left_out),
+        is_of_these_runs=found.single_seeds and not found.is_blind,
     )
 
 
@@ -342,7 +350,8 @@ def _sentence(
     said = "; ".join(in_full(part) for part in parts)
     left_out = "".join(f" But {why}." for why in dict.fromkeys(part.not_covered for part in parts) if why)
     if p is not None:
-        return f"{verdict.capitalize()} ({_p(p)}{over}): {said}.{left_out}"
+        whose = THESE_RUNS * any(part.is_of_these_runs for part in parts)
+        return f"{verdict.capitalize()}{whose} ({_p(p)}{over}): {said}.{left_out}"
     known = [q for q in raw if not math.isnan(q)]
     if not known:
         return f"Undecided: {said}.{left_out}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,7 +12,7 @@ from rewardlab.experiments.reporting.afterwards import WORDS, Afterwards, Change
 from rewardlab.experiments.reporting.history import arms_judged
 from rewardlab.experiments.reporting.numbers import Cell, Reader
 from rewardlab.experiments.study import Study
-from rewardlab.experiments.verdicts import Finding, Verdict, judge
+from rewardlab.experiments.verdicts import THESE_RUNS, Finding, Verdict, judge
 
 ORDER: Final[Sequence[Finding]] = ("supported", "refuted", "undecided", "not tested")
 
@@ -51,7 +52,8 @@ class Judged:
     def found(self) -> str:
         """The verdict, and what has to be known with it."""
         so_far = "so far" if self.is_provisional and self.verdict.parts else ""
-        return ", ".join(text for text in (self.verdict.verdict, so_far, WORDS[self.change]) if text)
+        whose = THESE_RUNS * self.verdict.is_of_these_runs
+        return ", ".join(text for text in (f"{self.verdict.verdict}{whose}", so_far, WORDS[self.change]) if text)
 
 
 def judged_of(study: Study, reader: Reader, afterwards: Afterwards) -> tuple[Judged, ...]:
@@ -124,8 +126,9 @@ def counted(judged: Sequence[Judged], removed: Mapping[str, str]) -> str:
 
 
 def _findings(judged: Sequence[Judged]) -> str:
-    of = {finding: sum(one.verdict.verdict == finding for one in judged) for finding in ORDER}
-    return ", ".join(f"{count} {finding}" for finding, count in of.items() if count)
+    of = Counter(f"{one.verdict.verdict}{THESE_RUNS * one.verdict.is_of_these_runs}" for one in judged)
+    told = [f"{finding}{whose}" for finding in ORDER for whose in ("", THESE_RUNS)]
+    return ", ".join(f"{of[one]} {one}" for one in told if of[one])
 
 
 def _hypotheses(count: int) -> str:
