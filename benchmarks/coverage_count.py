@@ -21,6 +21,8 @@ from harness.simulation import WANTED
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs/design/intervals-open.md"
 ROW: Final = re.compile(r"^\| \[(?P<label>[^]]+)\]\((?P<record>[^)]+)\.md\) \| \d+ \|")
 SIZES: Final = (15, 40, 200)
+ELSEWHERE: Final = (("comparisons", "gold"), ("rankings", "ECE"))
+"""How labels begin whose record has cells that a later one has too, and a word of these cells' statistics."""
 SEVERAL: Final = re.compile(r"(?<!\d)(?!1 )\d+ (pairs a prompt|each)|prompts of (?!1\b)\d|1 to 60|a third of all")
 """Words of cases with more than one row a prompt, in the records' forms."""
 
@@ -35,7 +37,7 @@ def count(coverages: Sequence[float]) -> tuple[int, int, int]:
 def records() -> Iterator[tuple[str, list[tuple[str, str, float]]]]:
     """Each row of the page's table: its label, and (statistic, case, coverage) of the cells that it counts.
 
-    Matches are counted from a record of their own; α and the noise ceiling are of one record.
+    Matches and ECE by prompt are counted from records of their own; α and the noise ceiling are of one record.
     """
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if (row := ROW.match(line)) is None:
@@ -49,7 +51,7 @@ def records() -> Iterator[tuple[str, list[tuple[str, str, float]]]]:
                 (statistic, cell["case"], cell[coverage])
                 for statistic, own in cells.items()
                 for cell in own
-                if not (label.startswith("comparisons") and statistic.startswith("gold"))
+                if not any(label.startswith(start) and word in statistic for start, word in ELSEWHERE)
             ],
         )
 

@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 from scipy.optimize import brentq
+from scipy.special import expit
 from scipy.stats import binom, binomtest, norm, ttest_1samp
 
 from rewardlab.analysis.aligned import ScoreSet, align
+from rewardlab.analysis.bounded import Unlikely
 from rewardlab.analysis.paired import (
     PairComparison,
     compare_metric,
@@ -180,6 +182,47 @@ def test_more_nll_is_worse():
     assert worse.not_worse.p > 0.9
     assert better.not_worse.p < 0.01
     assert worse.equivalent.p == pytest.approx(better.equivalent.p, abs=1e-6)
+
+
+def sharp_pairs(generator: np.random.Generator, count: int) -> np.ndarray:
+    """Logits of the preferred replies by a model that is right on nine of ten, and by one as good that is too sure."""
+    true = 6 * generator.normal(size=count)
+    sign = np.where(generator.random(count) < expit(true), 1.0, -1.0)
+    first, second = (true + 0.5 * generator.normal(size=count) for _ in range(2))
+    return sign * np.stack([first, 1.6 * second])
+
+
+@pytest.mark.slow
+def test_a_model_that_is_too_sure_is_not_called_as_good_because_few_of_its_mistakes_were_drawn():
+    def nll(logits: np.ndarray) -> np.ndarray:
+        first, second = np.logaddexp(0, -logits)
+        return second - first
+
+    margin = float(nll(sharp_pairs(np.random.default_rng(0), 400_000)).mean())
+    generator, keys, found = np.random.default_rng(1), tuple(map(str, range(40))), []
+    for _ in range(150):
+        logits = sharp_pairs(generator, 40)
+        ends = Unlikely.of_nll(logits)
+        both = [equivalence("nll", nll(logits), keys, margin=margin, unlikely=one) for one in (ends, None)]
+        found.append([one.is_not_worse for one in both])
+        assert both[0].is_not_worse == (both[0].interval.high < margin), "the interval says what the test says"
+        assert both[0].interval.low <= both[1].interval.low
+    held, plain = np.mean(found, axis=0)
+    assert held <= 0.05 + 2 * (0.05 * 0.95 / 150) ** 0.5
+    assert plain > 0.1, "by what varied alone"
+
+
+def test_a_margin_of_nll_knows_what_mistakes_would_cost():
+    logits = sharp_pairs(np.random.default_rng(2), 60)
+    logits = np.abs(logits)
+    change = np.diff(np.logaddexp(0, -logits), axis=0)[0]
+    keys = tuple(map(str, range(60)))
+    one, other = (
+        equivalence("nll", change, keys, margin=0.02, unlikely=ends) for ends in (Unlikely.of_nll(logits), None)
+    )
+    assert other.not_worse.p < 0.001
+    assert one.not_worse.p > 0.05, "none of its mistakes was drawn"
+    assert one.interval.high > 0.02 > other.interval.high
 
 
 def test_below_ten_prompts_nothing_is_said_about_equivalence():

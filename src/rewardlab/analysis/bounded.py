@@ -20,10 +20,11 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import ndtr
+from scipy.special import expit, ndtr
 
-from rewardlab.analysis.intervals import FloatArray, loss_limits, p_above_skewed
+from rewardlab.analysis.intervals import FloatArray, loss_limits, p_above_skewed, unit_of
 
 _ROUNDING: Final = 1e-12
 
@@ -161,6 +162,46 @@ class Bounded(AtLimit):
     def high(self, tail: float, *, least: float = -math.inf) -> float:
         """Return the limit whose `p_below` is `tail`; `least` if that is higher."""
         return crossing(lambda limit: self.p_below(limit) - tail, self.most, max(self.mean, least))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlikely:
+    """What values of pairs would be if these came out the way that is not expected of them."""
+
+    values: FloatArray
+    """[N]."""
+    chances: FloatArray
+    """[N] how likely each is to come out so."""
+
+    @classmethod
+    def of_nll(cls, logits_2N: FloatArray) -> Unlikely:
+        """Return the changes of NLL from the first model to the second, by the logits of both, if every comparison came
+        out against what both together expect, with the mean of both chances."""
+        against_N = np.where(logits_2N.sum(axis=0) > 0, -1.0, 1.0)
+        first_N, second_N = np.logaddexp(0.0, -against_N * logits_2N)
+        return cls(values=second_N - first_N, chances=expit(-np.abs(logits_2N)).mean(axis=0))
+
+    def mean_of(self, seen: FloatArray, prompt_N: npt.NDArray[np.int64]) -> Bounded:
+        """Return the mean of the values that were `seen` [N], whose ends are Σwv²/Σwv of those on either side of it.
+
+        Of the m pairs of a prompt √m are taken to come out so at once.
+        """
+        mean = float(seen.mean())
+        part_C = np.sqrt(np.bincount(prompt_N)) / seen.size
+        away = self.values - mean
+        moves = Moves(
+            moved_C=np.bincount(prompt_N, seen - mean) / seen.size,
+            down_C=part_C * self._furthest(np.minimum(away, 0.0)),
+            up_C=part_C * self._furthest(np.maximum(away, 0.0)),
+        )
+        return Bounded.of([(moves, 1.0)], mean)
+
+    def _furthest(self, away: FloatArray) -> float:
+        """Return Σwv²/Σwv over distances [N] of one sign, 0 where they are of the other; 0 if all are."""
+        unit = unit_of(away)
+        scaled = away / unit
+        total = float(self.chances @ scaled)
+        return unit * float(self.chances @ np.square(scaled)) / total if total else 0.0
 
 
 def crossing(of: Callable[[float], float], outside: float, inside: float) -> float:

@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.aligned import Aligned
-from rewardlab.analysis.bounded import Bounded, Moves
+from rewardlab.analysis.bounded import Bounded, Moves, Unlikely
 from rewardlab.analysis.intervals import FloatArray, Limits, mean_limits, share_limits
 from rewardlab.analysis.metrics import OrientedComparisons
 from rewardlab.analysis.power import smallest_difference
@@ -290,13 +290,16 @@ def mcnemar(first_N: FloatArray, second_N: FloatArray, clusters: Sequence[str]) 
     return Significance(p=p, method="McNemar, exact")
 
 
-def equivalence(metric: Metric, change_N: FloatArray, clusters: Sequence[str], *, margin: float) -> Equivalence:
+def equivalence(
+    metric: Metric, change_N: FloatArray, clusters: Sequence[str], *, margin: float, unlikely: Unlikely | None = None
+) -> Equivalence:
     """Return whether the second model is shown to be less than `margin` worse, and less than `margin` away.
 
     Two one-sided tests at 5 % each (TOST; Schuirmann 1987, J. Pharmacokinetics and Biopharmaceutics 15, 657-680) by the
     interval of the difference: a p-value is the smallest tail whose limit excludes the margin, for accuracy at least
-    that of a score test there (Tango 1998, Statistics in Medicine 17, 891-908), which the interval allows for. So the
-    p-values and the 90 % interval never contradict each other. NaN below ten prompts.
+    that of a score test there (Tango 1998, Statistics in Medicine 17, 891-908), and for NLL that of the likeliest
+    distribution with an end that `unlikely` gives, which the interval allows for. So the p-values and the 90 % interval
+    never contradict each other. NaN below ten prompts.
     """
     assert margin > 0
     formula = share_limits if metric == "accuracy" else mean_limits
@@ -310,12 +313,15 @@ def equivalence(metric: Metric, change_N: FloatArray, clusters: Sequence[str], *
     bounds = [(1 - margin) / 2, (1 + margin) / 2] if metric == "accuracy" else [-margin, margin]
     worse = _p_above(formula, totals_C3, bounds[0])
     better = 1 - _p_above(formula, totals_C3, bounds[1])
-    if metric == "accuracy":
-        tango = _at_ends(gain_N, clusters)
-        worse, better = max(worse, tango.p_above(-margin)), max(better, tango.p_below(margin))
-        interval = replace(
-            interval, low=min(interval.low, tango.low(ALPHA)), high=max(interval.high, tango.high(ALPHA))
-        )
+    ends = _at_ends(gain_N, clusters) if metric == "accuracy" else None
+    if unlikely is not None:
+        sign = -1.0 if metric in FALLING else 1.0
+        ends = replace(unlikely, values=sign * unlikely.values).mean_of(gain_N, stats.numbered(clusters)[0])
+    if ends is not None:
+        worse, better = max(worse, ends.p_above(-margin)), max(better, ends.p_below(margin))
+        low, high = ends.low(ALPHA), ends.high(ALPHA)
+        low, high = (-high, -low) if metric in FALLING else (low, high)
+        interval = replace(interval, low=min(interval.low, low), high=max(interval.high, high))
     return Equivalence(
         metric=metric,
         margin=margin,
@@ -407,6 +413,11 @@ def compare_pair(
     assert outcome is not None
     first_N, second_N = outcome.values_MN
     judged = columns_of(two, metric) if margin is not None else None
+    unlikely = None
+    if judged is not None and metric == "nll":
+        known_betas = [beta for beta in two.betas if beta is not None]
+        known = zip(two.difference_MN, known_betas, strict=True)
+        unlikely = Unlikely.of_nll(np.stack([logits_of(own, beta=beta) for own, beta in known]))
     paired = compare_metrics(two, tuple(METRICS))
     return PairComparison(
         first=paired.first,
@@ -419,5 +430,11 @@ def compare_pair(
         smallest=smallest_difference(second_N - first_N, outcome.prompt_keys),
         equivalence=None
         if judged is None or margin is None
-        else equivalence(metric, judged.values_MN[1] - judged.values_MN[0], judged.prompt_keys, margin=margin),
+        else equivalence(
+            metric,
+            judged.values_MN[1] - judged.values_MN[0],
+            judged.prompt_keys,
+            margin=margin,
+            unlikely=unlikely,
+        ),
     )

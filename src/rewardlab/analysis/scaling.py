@@ -23,10 +23,10 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import expit
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.bounded import Bounded, Moves
+from rewardlab.analysis.bounded import Unlikely
 from rewardlab.analysis.calibration import ece_estimate
 from rewardlab.analysis.distributions import standard_deviation
-from rewardlab.analysis.intervals import FloatArray, unit_of
+from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.logistic import calibration_slope
 from rewardlab.analysis.score_table import Pairs, score_table
 from rewardlab.core.errors import DataError
@@ -252,41 +252,19 @@ def loss_changes(before: FloatArray, after: FloatArray, labels: FloatArray, keys
     for measure in new:
         change = new[measure] - old[measure]
         plain = stats.mean(change, keys)
-        widened = _with_unlikely(plain, change, new_if[measure] - old_if[measure], chances, keys)
-        found[measure] = replace(widened, method=f"{plain.method}, paired")
+        against_M = new_if[measure] - old_if[measure]
+        found[measure] = _with_unlikely(plain, change, Unlikely(values=against_M, chances=chances), keys)
     return found
 
 
-def _with_unlikely(
-    found: Estimate, values: FloatArray, against: FloatArray, chances: FloatArray, keys: Sequence[str]
-) -> Estimate:
-    """Return a mean of `values` [M] with its interval widened to that of the likeliest distributions with an end.
-
-    The ends are the values Σwv²/Σwv of the pairs that come out the unlikely way: those are `against` [M], with the
-    `chances` w [M]. Of the m pairs of a prompt √m do so at once. This is how claims on losses are tested
-    (`crossed_shares.py`).
-    """
+def _with_unlikely(found: Estimate, values: FloatArray, unlikely: Unlikely, keys: Sequence[str]) -> Estimate:
+    """Return a mean of paired changes [M] with its interval widened to that of the likeliest distributions with an end,
+    as claims on losses are tested (`crossed_shares.py`)."""
+    found = replace(found, method=f"{found.method}, paired")
     if math.isnan(found.low):
         return found
-    index_M, _ = stats.numbered(keys)
-    size_C = np.bincount(index_M).astype(np.float64)
-    part_C = np.sqrt(size_C) / values.size
-    away = against - found.value
-    moves = Moves(
-        moved_C=np.bincount(index_M, values - found.value) / values.size,
-        down_C=part_C * _furthest(np.minimum(away, 0.0), chances),
-        up_C=part_C * _furthest(np.maximum(away, 0.0), chances),
-    )
-    bounded, tail = Bounded.of([(moves, 1.0)], found.value), (1 - found.level) / 2
+    bounded, tail = unlikely.mean_of(values, stats.numbered(keys)[0]), (1 - found.level) / 2
     return replace(found, low=min(found.low, bounded.low(tail)), high=max(found.high, bounded.high(tail)))
-
-
-def _furthest(away: FloatArray, chances: FloatArray) -> float:
-    """Return Σwv²/Σwv over distances [M] of one sign, 0 where they are of the other; 0 if all are."""
-    unit = unit_of(away)
-    scaled = away / unit
-    total = float(chances @ scaled)
-    return unit * float(chances @ np.square(scaled)) / total if total else 0.0
 
 
 def _losses(logits: FloatArray, labels: FloatArray) -> dict[str, FloatArray]:
