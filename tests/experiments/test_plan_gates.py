@@ -223,7 +223,7 @@ def test_the_spread_of_the_speed_leaves_out_each_start_and_weighs_rows_by_their_
 
     def spread(rows: list[dict[str, float]], *resumed: int) -> float:
         record = replace(whole, rows=rows, manifest={"resumed": [{"step": step} for step in resumed]})
-        return Outcome(run=study.runs[0], record=record).of_record("speed_spread")
+        return Outcome.of(study.runs[0], record).of_record("speed_spread")
 
     # The sum of squares around 1025, weighted, over the weights less the sum of their squares over their sum.
     assert spread([{"step": 0}, *rows], 10, 50) == pytest.approx((10 * (125**2 + 25**2 + 2 * 75**2) / 25) ** 0.5 / 1025)
@@ -233,12 +233,26 @@ def test_the_spread_of_the_speed_leaves_out_each_start_and_weighs_rows_by_their_
 
 
 @pytest.mark.slow
+def test_of_the_metrics_of_a_run_only_what_is_asked_of_it_is_kept(tmp_path: Path) -> None:
+    """A study of long runs would not fit into memory with all their rows."""
+    study = finished_study(tmp_path)
+    whole = read_folder(study.run_folder(study.runs[0]))
+    outcome = Outcomes(study, may_read="test").done(study.runs[0].arm)[0]
+    assert (len(whole.rows) > 1, list(outcome.record.rows)) == (True, [whole.rows[-1]])
+    for column in ("eval_accuracy", "gap_loss", "peak_memory_gib", "eval_ece"):
+        for step in (int(whole.rows[1]["step"]), int(whole.rows[-1]["step"])):
+            (row,) = (row for row in whole.rows if row["step"] == step)
+            assert outcome.at_step(column, step) == pytest.approx(row.get(column, math.nan), rel=0, nan_ok=True)
+    assert math.isnan(outcome.at_step("eval_accuracy", step + 1))
+    assert math.isnan(outcome.at_step("eval_accuracy", 1))
+
+
+@pytest.mark.slow
 def test_a_run_that_recorded_nothing_has_no_time_and_no_last_step(tmp_path: Path) -> None:
     study = finished_study(tmp_path)
     record = read_folder(study.run_folder(study.runs[0]))
     recorded, nothing = (
-        Outcome(run=study.runs[0], record=one)
-        for one in (record, replace(record, rows=[], manifest={}, steps_saved=()))
+        Outcome.of(study.runs[0], one) for one in (record, replace(record, rows=[], manifest={}, steps_saved=()))
     )
     for name in ("seconds", "stopped_at"):
         assert recorded.of_record(name) > 0

@@ -84,8 +84,8 @@ def test_a_frame_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.Monk
             raise KeyboardInterrupt
         append_rows(run / "metrics.csv", range(20 + len(frames), 21 + len(frames)))
 
-    of_row = rereading.current_columns
-    monkeypatch.setattr(rereading, "current_columns", lambda row: read.append("row") or of_row(row))
+    of_row = rereading.MetricRows._row
+    monkeypatch.setattr(rereading.MetricRows, "_row", lambda rows, values: read.append("row") or of_row(rows, values))
     of_file = evaluations.sha256_file
     monkeypatch.setattr(evaluations, "sha256_file", lambda path: read.append("scores") or of_file(path))
     monkeypatch.setattr(watch, "sleep", next_frame)
@@ -96,8 +96,8 @@ def test_a_frame_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_page_reads_only_the_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, read = write_run(tmp_path / "run", reached=20), []
-    of_row = rereading.current_columns
-    monkeypatch.setattr(rereading, "current_columns", lambda row: read.append(row) or of_row(row))
+    of_row = rereading.MetricRows._row
+    monkeypatch.setattr(rereading.MetricRows, "_row", lambda rows, values: read.append(values) or of_row(rows, values))
     page = LivePage(folder=run, every_s=5, find_texts=None)
     page.bytes()
     before = len(read)
@@ -130,6 +130,15 @@ def test_rows_are_what_a_dict_of_each_would_be_and_share_their_names(tmp_path: P
     held = [row for row in rows if isinstance(row, rereading.MetricRow)]
     assert len(held) == 60
     assert len({id(row._place) for row in held}) == 2, "names are held once for all rows that have them"
+
+
+def test_earlier_names_of_columns_are_looked_up_once_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = tmp_path / "metrics.csv", []
+    write_text(path, "step,train_acc\n" + "".join(f"{step},0.5\n" for step in range(9)))
+    of_name = rereading.current_column
+    monkeypatch.setattr(rereading, "current_column", lambda name: asked.append(name) or of_name(name))
+    rows = rereading.MetricRows().read(path, [])
+    assert ([*rows[8].items()], len(rows), asked) == ([("step", 8), ("train_accuracy", 0.5)], 9, ["step", "train_acc"])
 
 
 def test_rows_beyond_those_that_are_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

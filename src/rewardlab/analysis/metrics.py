@@ -80,9 +80,14 @@ def column_of(metric: str) -> str:
     return EARLIER_COLUMNS.get(metric, ALIASES.get(metric, metric))
 
 
+def current_column(name: str) -> str:
+    """Return the name today of a column of metrics.csv, perhaps of an earlier version."""
+    return EARLIER_COLUMNS.get(name, name)
+
+
 def current_columns(row: Mapping[str, Cell]) -> dict[str, Cell]:
     """Return the values of a row of metrics.csv, perhaps of an earlier version, by the columns of today."""
-    return {EARLIER_COLUMNS.get(name, name): value for name, value in row.items()}
+    return {current_column(name): value for name, value in row.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,7 +234,7 @@ def _left(study: Study, run: Run) -> dict[str, Any]:
     if not (folder / wanted).is_file():
         raise DataError(f"{folder}: the run left no {wanted}, by which it would be judged.")
     if run.program:
-        _require_judgeable(Outcome(run=run, record=read_folder(folder, distributions=False)), folder / wanted)
+        _require_judgeable(Outcome.of(run, read_folder(folder, distributions=False)), folder / wanted)
     if not run.reads_test:
         return {"selection": sha256_file(folder / SELECTION_SCORES)}
     return {"test_reads": reads_of(study, run)}

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.linearised import observed_in
@@ -23,7 +24,7 @@ from rewardlab.core.types import ScoreRow
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.log import LOG, hashes_of
 from rewardlab.experiments.plan import Kind, Run
-from rewardlab.experiments.quantities import Quantity, quantity_named
+from rewardlab.experiments.quantities import QUANTITIES, Quantity, quantity_named
 from rewardlab.experiments.records import TEST_SCORES, record_of
 from rewardlab.experiments.study import Study
 from rewardlab.report.evaluations import read_scores
@@ -35,15 +36,45 @@ NORMAL_95: Final = 1.96
 """Standard errors in half a 95 % interval."""
 SIDES: Final = ("_low", "_high")
 """What the columns of an interval's ends are called after the value's."""
-SPEEDS: Final = ("tokens_per_second", "pairs_per_second", "mfu")
+OF_ROWS: Final = ("seconds", "peak_memory", "speed_spread", "tokens_per_second", "pairs_per_second", "mfu")
+"""Numbers of a run that are computed from all rows of its metrics."""
+COLUMNS: Final = (
+    *dict.fromkeys(f"{one.column}{end}" for one in QUANTITIES.values() if one.column for end in ("", "_low", "_high")),
+    "eval_pairs",
+)
+"""Columns of metrics.csv that can be asked for at a step, with their intervals."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """A column of metrics.csv over the rows that have it."""
+
+    steps_N: npt.NDArray[np.int64]
+    """In ascending order, each once."""
+    values_N: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What one run left."""
+    """What one run left. Those of all runs are kept, so each holds of its metrics only what is asked of it."""
 
     run: Run
     record: Record
+    """Without the rows of metrics.csv, but for the last one."""
+    curves: Mapping[str, Curve]
+    """Columns of metrics.csv that can be asked for at a step, where some row has them."""
+    numbers: Mapping[str, float]
+    """What is computed from all rows; NaN where it was not measured."""
+
+    @classmethod
+    def of(cls, run: Run, record: Record) -> Outcome:
+        """Return the outcome of a run by its whole record."""
+        return cls(
+            run=run,
+            record=replace(record, rows=record.rows[-1:]),
+            curves={column: curve for column in COLUMNS if (curve := _curve(record.rows, column)) is not None},
+            numbers={name: _number(record, name) for name in OF_ROWS},
+        )
 
     @cached_property
     def chosen_step(self) -> int | None:
@@ -80,27 +111,21 @@ class Outcome:
     def at_step(self, column: str, step: int | None) -> float:
         """Return a column of metrics.csv at a step, or at the chosen checkpoint; NaN where it is empty."""
         wanted = self.chosen_step if step is None else step
-        found = [row[column] for row in self.record.rows if int(row["step"]) == wanted and column in row]
-        return found[-1] if found else math.nan
+        curve = self.curves.get(column)
+        if curve is None or wanted is None:
+            return math.nan
+        place = int(np.searchsorted(curve.steps_N, wanted))
+        is_there = place < len(curve.steps_N) and curve.steps_N[place] == wanted
+        return float(curve.values_N[place]) if is_there else math.nan
 
     def of_record(self, name: str) -> float:
         """Return one number of the run; NaN where it was not measured."""
-        rows = self.record.rows
+        if name in self.numbers:
+            return self.numbers[name]
         if name == "stopped_at":
-            return float(self.record.step) if rows or self.record.step else math.nan
+            return float(self.record.step) if self.record.rows or self.record.step else math.nan
         if name == "best_step":
             return math.nan if self.chosen_step is None else float(self.chosen_step)
-        if name == "seconds":
-            timed_rows = [row["seconds"] for row in rows if "seconds" in row]
-            return math.fsum(timed_rows) if timed_rows else math.nan
-        if name == "peak_memory":
-            return max((row["peak_memory_gib"] for row in rows if "peak_memory_gib" in row), default=math.nan)
-        if name in SPEEDS:
-            timed = [(row["seconds"], row[name]) for row in rows if name in row and row.get("seconds")]
-            whole = math.fsum(seconds for seconds, _ in timed)
-            return math.fsum(seconds * value for seconds, value in timed) / whole if whole else math.nan
-        if name == "speed_spread":
-            return _speed_spread(rows, _resumed_after(self.record))
         counts = self.record.manifest.get("parameters")
         told = [counts.get(one) for one in ("trainable", "total")] if isinstance(counts, Mapping) else []
         found = [float(one) for one in told if isinstance(one, int) and 0 < one < 1 << 63]
@@ -108,6 +133,31 @@ class Outcome:
             return math.nan
         trainable, total = found
         return trainable if name == "trainable_parameters" else trainable / total
+
+
+def _curve(rows: Sequence[Mapping[str, float]], column: str) -> Curve | None:
+    """Return a column over the rows that have it; None if none has."""
+    found = [row for row in rows if column in row]
+    if not found:
+        return None
+    return Curve(
+        steps_N=np.array([int(row["step"]) for row in found]), values_N=np.array([row[column] for row in found])
+    )
+
+
+def _number(record: Record, name: str) -> float:
+    """Return a number that is computed from all rows; NaN where it was not measured."""
+    rows = record.rows
+    if name == "seconds":
+        timed_rows = [row["seconds"] for row in rows if "seconds" in row]
+        return math.fsum(timed_rows) if timed_rows else math.nan
+    if name == "peak_memory":
+        return max((row["peak_memory_gib"] for row in rows if "peak_memory_gib" in row), default=math.nan)
+    if name == "speed_spread":
+        return _speed_spread(rows, _resumed_after(record))
+    timed = [(row["seconds"], row[name]) for row in rows if name in row and row.get("seconds")]
+    whole = math.fsum(seconds for seconds, _ in timed)
+    return math.fsum(seconds * value for seconds, value in timed) / whole if whole else math.nan
 
 
 def _speed_spread(rows: Sequence[Mapping[str, float]], resumed_after: Iterable[int]) -> float:
@@ -199,7 +249,7 @@ class Outcomes:
     def _outcome(self, run: Run) -> Outcome:
         if run.name not in self._read:
             self._require_same_log(run)
-            self._read[run.name] = Outcome(run=run, record=read_folder(self.study.run_folder(run), distributions=False))
+            self._read[run.name] = Outcome.of(run, read_folder(self.study.run_folder(run), distributions=False))
         return self._read[run.name]
 
     def _require_same_log(self, run: Run) -> None:

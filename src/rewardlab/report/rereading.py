@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from rewardlab.analysis.metrics import current_columns
+from rewardlab.analysis.metrics import current_column, current_columns
 from rewardlab.core.files import UTF8, parse_json, to_float
 from rewardlab.report.evaluations import MOST_ROWS
 
-CHUNK_BYTES: Final = 2**24
+CHUNK_BYTES: Final = 2**22
 """Bytes of a record that are read at a time."""
 LOOKED_AT: Final = 4096
 """Bytes before the new rows that show whether the file is still the one that was read."""
@@ -65,7 +65,7 @@ class MetricRows:
     num_lost: int = 0
     """Rows that are damaged."""
     columns: Sequence[str] | None = None
-    """Those of metrics.csv, by its first line."""
+    """Those of metrics.csv, by its first line, as they are called today."""
     by_step: dict[int, MetricRow] = field(default_factory=dict)
     _places: dict[tuple[str, ...], Mapping[str, int]] = field(default_factory=dict)
     """The columns that rows have -> name -> its place among them."""
@@ -120,9 +120,9 @@ class MetricRows:
             self.num_rows += 1
             # Most cells of metrics.csv are empty.
             values = {
-                str(name): number
-                for name, cell in current_columns(cells).items()
-                if name and cell != "" and math.isfinite(number := to_float(cell))
+                name: number
+                for name, cell in cells.items()
+                if cell != "" and name and math.isfinite(number := to_float(cell))
             }
             if "step" not in values or values["step"] < 0:
                 self.num_lost += 1
@@ -141,7 +141,8 @@ class MetricRows:
         """Yield the rows of metrics.csv; one that cannot be read is yielded without cells."""
         for row in csv.reader(text):
             if self.columns is None:
-                self.columns = row
+                # Renamed once: a long run has as many names of cells as it has rows.
+                self.columns = [*map(current_column, row)]
             elif row:
                 # A row that a full disk cut off has fewer cells, and its last number may have lost digits.
                 yield dict(zip(self.columns, row, strict=True)) if len(row) == len(self.columns) else {}
@@ -172,7 +173,7 @@ def _cells_of_jsonl(text: io.StringIO) -> Iterator[Mapping[str, object]]:
             value = parse_json(line)
         except (ValueError, RecursionError):  # not JSON, or thousands of nested brackets
             value = None
-        yield value if isinstance(value, dict) else {}
+        yield current_columns(value) if isinstance(value, dict) else {}
 
 
 @dataclass

@@ -50,8 +50,8 @@ def curves_of(study: Study, reader: Reader) -> tuple[ArmCurve, ...]:
 
 
 def _curve(arm: str, column: str, done: Sequence[Outcome]) -> ArmCurve | None:
-    by_seed = [{int(row["step"]): row[column] for row in outcome.record.rows if column in row} for outcome in done]
-    by_seed = [own for own in by_seed if own]
+    curves = [outcome.curves[column] for outcome in done if column in outcome.curves]
+    by_seed = [dict(zip(own.steps_N.tolist(), own.values_N.tolist(), strict=True)) for own in curves]
     if not by_seed:
         return None
     shared = sorted(set.intersection(*(set(own) for own in by_seed)))
