@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.experiments import running
+from rewardlab.experiments import outcomes, running
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.config import RunConfig
@@ -233,12 +233,17 @@ def test_the_spread_of_the_speed_leaves_out_each_start_and_weighs_rows_by_their_
 
 
 @pytest.mark.slow
-def test_of_the_metrics_of_a_run_only_what_is_asked_of_it_is_kept(tmp_path: Path) -> None:
-    """A study of long runs would not fit into memory with all their rows."""
+def test_of_the_metrics_of_a_run_only_what_is_asked_of_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study of long runs would not fit into memory with all their rows. While they are read a bar says so."""
+    told: list[str] = []
+    monkeypatch.setattr(outcomes, "bar", lambda items, *, title, unit: told.append(title) or items)
     study = finished_study(tmp_path)
     whole = read_folder(study.run_folder(study.runs[0]))
     outcome = Outcomes(study, may_read="test").done(study.runs[0].arm)[0]
     assert (len(whole.rows) > 1, list(outcome.record.rows)) == (True, [whole.rows[-1]])
+    assert told == [f"reading runs of {study.runs[0].arm}"]
     for column in ("eval_accuracy", "gap_loss", "peak_memory_gib", "eval_ece"):
         for step in (int(whole.rows[1]["step"]), int(whole.rows[-1]["step"])):
             (row,) = (row for row in whole.rows if row["step"] == step)

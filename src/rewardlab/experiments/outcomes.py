@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.linearised import observed_in
 from rewardlab.analysis.score_table import ScoreTable, score_table
+from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError, RewardlabError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.types import ScoreRow
@@ -201,7 +202,9 @@ class Outcomes:
         """Return what the finished runs of an arm left, by seed."""
         if arm not in self._done:
             runs = [run for run in self.study.runs if run.arm == arm and record_of(self.study, run).is_over]
-            self._done[arm] = [self._outcome(run) for run in sorted(runs, key=lambda run: run.seed)]
+            by_seed = sorted(runs, key=lambda run: run.seed)
+            # The metrics of long runs take seconds each.
+            self._done[arm] = [self._outcome(run) for run in bar(by_seed, title=f"reading runs of {arm}", unit=" runs")]
         return self._done[arm]
 
     def observe(self, terms: Iterable[Term]) -> tuple[dict[Term, Observed], dict[Term, str]]:
