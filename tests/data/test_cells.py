@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import warnings
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from pprint import pformat
@@ -142,6 +143,33 @@ class TestCells:
         assert contents(load(tmp_path / "f.csv")) == [
             ("hi", "a", "b"),
             ("List fruit", '[{"name": "apple"}]', '[{"name": "car"}]'),
+        ]
+
+    @pytest.mark.parametrize("named", ["subset", "domain"])
+    @pytest.mark.parametrize("written", [json.dumps, str, lambda texts: str(np.array(texts, dtype=object))], ids=repr)
+    def test_lists_of_replies_beside_a_suite_are_read_as_in_json(
+        self, tmp_path: Path, named: str, written: Callable[[list[str]], str]
+    ) -> None:
+        sides = {"chosen": ["It's light.", "Light,\nalways."], "rejected": ["No.", 'A "lamp".']}
+        rows = [{"prompt": "Why?", **sides, named: "chat"}, {"prompt": "How?", **sides, named: "chat"}]
+        with (tmp_path / "f.csv").open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]))
+            table.writeheader()
+            table.writerows({**row, **{name: written(row[name]) for name in sides}} for row in rows)
+        (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        by_json, by_csv = (load(tmp_path / name).preferences for name in ("f.jsonl", "f.csv"))
+        assert [len(one.comparisons) for one in by_csv] == [4, 4]
+        assert [(one.replies, one.comparisons) for one in by_csv] == [(one.replies, one.comparisons) for one in by_json]
+
+    def test_a_list_of_texts_is_one_reply_where_the_first_row_has_none(self, tmp_path: Path) -> None:
+        with (tmp_path / "f.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["prompt", "chosen", "rejected", "subset"])
+            rows.writerow(["Name two fruits.", '["apple", "pear"]', "No.", "chat"])
+            rows.writerow(["Name two cars.", '["a", "b"]', '["c", "d"]', "chat"])
+        assert contents(load(tmp_path / "f.csv")) == [
+            ("Name two fruits.", '["apple", "pear"]', "No."),
+            ("Name two cars.", '["a", "b"]', '["c", "d"]'),
         ]
 
 

@@ -7,10 +7,10 @@ import importlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Preference
@@ -18,6 +18,10 @@ from rewardlab.data.rows import SHAREGPT_ROLES, show
 
 CSV_LISTS: Final = ("responses", "replies", "scores", "ranking")
 """Columns whose cells are JSON lists of any kind."""
+SIDES: Final = ("chosen", "rejected")
+"""Columns whose cells may be lists of texts beside one of `SUITES`."""
+SUITES: Final = frozenset({"subset", "domain"})
+"""Columns by which RewardBench and RM-Bench are known, in which each side may be several replies."""
 OBJECT_LISTS: Final = (
     *("comparisons", "answers", "completions", "summaries", "individual_preference", "three_most_similar_preferences"),
     *("messages", "conversations", "conversation_a", "conversation_b", "annotations"),
@@ -48,9 +52,23 @@ _LOOKS_LIKE_MESSAGES: Final = re.compile(
 # --- CSV -----------------------------------------------------------------------------------------------------
 
 
-def read_cell(column: str, text: str | None) -> object:
-    """Return a cell as a list or a mapping if it holds messages, as a list if the column holds lists, otherwise as
-    text.
+def lists_in(first: Mapping[str, str | None]) -> Sequence[str]:
+    """Return the columns of a table whose cells are lists of any kind, told by its first row: `CSV_LISTS`, and both
+    sides where they are lists of texts, as in RewardBench 2 and RM-Bench. Elsewhere such a text is one reply."""
+    are_lists = not SUITES.isdisjoint(first) and all(
+        are_texts(read_cell(side, first.get(side), SIDES)) for side in SIDES
+    )
+    return (*CSV_LISTS, *SIDES) if are_lists else CSV_LISTS
+
+
+def are_texts(value: object) -> TypeGuard[Sequence[str]]:
+    """Return whether a value is a list of texts and has one."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(entry, str) for entry in value)
+
+
+def read_cell(column: str, text: str | None, lists: Sequence[str] = CSV_LISTS) -> object:
+    """Return a cell as a list or a mapping if it holds messages, as a list if the column holds lists (it is one of
+    `lists`, or one of objects), otherwise as text.
 
     Both are JSON, or what pandas and numpy write for them. Other cells stay text even if they are JSON, since a reply
     may be `[1]` or `[{"name": "apple"}]`.
@@ -61,10 +79,10 @@ def read_cell(column: str, text: str | None) -> object:
     try:
         value = json.loads(bare)
     except (ValueError, RecursionError):
-        is_likely = column in (*CSV_LISTS, *OBJECT_LISTS, HISTORY) or "'role'" in bare or "'from'" in bare
+        is_likely = column in (*lists, *OBJECT_LISTS, HISTORY) or "'role'" in bare or "'from'" in bare
         value = python_literal(bare) if is_likely else None
     if isinstance(value, list) and (
-        column in CSV_LISTS or (column in OBJECT_LISTS and _are_objects([one for one in value if one is not None]))
+        column in lists or (column in OBJECT_LISTS and _are_objects([one for one in value if one is not None]))
     ):
         return value
     return value if holds_messages(value) or (column == HISTORY and _are_exchanges(value)) else text

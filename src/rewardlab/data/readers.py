@@ -15,7 +15,7 @@ from typing import IO, Any
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import UTF8, absent, not_utf8, parse_line, read_json, read_lines, sha256_file, sha256_json
 from rewardlab.core.optional import import_optional
-from rewardlab.data.cells import conversions, converted, read_cell
+from rewardlab.data.cells import CSV_LISTS, conversions, converted, lists_in, read_cell
 from rewardlab.data.finding import Source
 from rewardlab.data.hub import load_hub, one_line, read_hub
 from rewardlab.data.in_memory import fingerprint_of_rows, plain_rows
@@ -253,6 +253,24 @@ def _read_csv(path: Path, separator: str = ",", *, listed: Sequence[str] | None 
 
     `listed` names the columns that may hold lists, None for all.
 
+    Raises DataError as `_read_texts` does.
+    """
+    lists: Sequence[str] | None = None
+    for number, texts in _read_texts(path, separator):
+        if lists is None:
+            lists = CSV_LISTS if listed is not None else lists_in(texts)
+        yield (
+            number,
+            {
+                name: read_cell(name, text, lists) if listed is None or name in listed else text
+                for name, text in texts.items()
+            },
+        )
+
+
+def _read_texts(path: Path, separator: str) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Yield (number of its first line, column -> cell) of each row under a header line.
+
     Raises DataError, naming file and line, for anything that is not CSV in UTF-8 with this separator.
     """
     line = 1
@@ -274,13 +292,7 @@ def _read_csv(path: Path, separator: str = ",", *, listed: Sequence[str] | None 
                         f"Put cells that contain a {SEPARATORS[separator]} in double quotes."
                     )
                 if cells:
-                    yield (
-                        first_line,
-                        {
-                            name: read_cell(name, text) if listed is None or name in listed else text
-                            for name, text in zip_longest(columns, cells)
-                        },
-                    )
+                    yield first_line, dict(zip_longest(columns, cells))
     except _EndlessRecordError as error:
         raise DataError(
             f"{path}:{line}: this row has no end within {MAX_RECORD_CHARACTERS:,} characters. Is a double quote "

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation
+from rewardlab.data.cells import SIDES, are_texts
 from rewardlab.data.formats.context import read_asked, with_system
 from rewardlab.data.formats.judged import read_judged
 from rewardlab.data.formats.mapping import unpacked
@@ -39,22 +40,15 @@ _FULL_TEXT = re.compile(r"""['"]full_text['"]""")
 """The key of WebGPT's question, in an object that was written as text."""
 
 
-def _texts(value: object) -> list[str] | None:
-    """Return a list of texts; None for anything else, such as a list of messages."""
-    if isinstance(value, (list, tuple)) and value and all(isinstance(entry, str) for entry in value):
-        return list(value)
-    return None
-
-
 def _read_rewardbench(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read a pair, or lists of texts as RewardBench 2 and RM-Bench have them: each chosen one is preferred to each
     rejected one."""
-    if all(_texts(row[side]) is None for side in ("chosen", "rejected")):
+    if not any(are_texts(row[side]) for side in SIDES):
         return read_explicit(row, place, rules)
     sides = []
-    for name in ("chosen", "rejected"):
-        texts = [row[name]] if isinstance(row[name], str) else _texts(row[name])
-        if texts is None:
+    for name in SIDES:
+        texts = [row[name]] if isinstance(row[name], str) else row[name]
+        if not are_texts(texts):
             raise UnusableRowError("reply_not_text", f"{name} is {show(row[name])}, wanted texts as on the other side")
         sides.append(texts)
     chosen, rejected = sides
@@ -69,7 +63,7 @@ def _read_rewardbench(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 def _has_lists(row: Row) -> bool:
     """Return whether both sides of a row are lists of texts, as RM-Bench has them; other rows may have a `domain`."""
-    return all(_texts(row.get(side)) is not None for side in ("chosen", "rejected"))
+    return all(are_texts(row.get(side)) for side in SIDES)
 
 
 def _read_safe_rlhf(row: Row, place: str, rules: Rules) -> ParsedRow:
