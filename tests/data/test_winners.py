@@ -147,7 +147,7 @@ def test_ratings_against_the_order_of_the_replies_are_told() -> None:
         "every row. If the higher number is that of the better reply, write both replies as `responses` and the "
         "numbers as `scores`, or turn such rows round."
     )
-    assert not told(nameless(rating_1=[5, 4], rating_2=[1, 4]), **NAMELESS), "sorted by them"
+    assert not told(nameless(rating_1=[5, 4], rating_2=[1, 3]), **NAMELESS), "sorted by them"
     assert not told(nameless(words_1=[5, 4], words_2=[9, 9]), **NAMELESS), "no rating"
 
 
@@ -156,6 +156,34 @@ def test_scores_of_chosen_and_rejected_that_are_against_many_choices_are_told(ag
     rows = [PAIR | {"chosen_score": n, "rejected_score": n + (1 if n < against else -1)} for n in range(20)]
     assert len(told(rows)) == lines
     assert not told([row | {"label": 0.0} for row in rows]), "a label says which is better"
+
+
+def test_equal_scores_of_both_sides_which_count_as_wins_are_told() -> None:
+    rows = [PAIR | {"score_chosen": 5.0, "score_rejected": 5.0 if n < 3 else 1.0} for n in range(20)]
+    (line,) = told(rows)
+    assert line.startswith("score_rejected equals score_chosen in 3 of the first 20 rows, and the reply in chosen")
+    assert not told([row | {"label": 0.5} for row in rows[:3]] + [row | {"label": 1.0} for row in rows[3:]])
+    assert not told(rows[3:])
+
+
+def test_lists_of_texts_that_were_written_as_text_are_told() -> None:
+    rows = [{"prompt": "Why?", "chosen": str(["Because."]), "rejected": str(["It's so.", "No."])} for _ in range(3)]
+    (line,) = told(rows)
+    assert line.startswith("chosen and rejected hold lists that were written as text in 3 of the first 3 rows, such as")
+    assert not told([PAIR | {"chosen": '["a", "b"]', "rejected": "['a', 'b']"}]), "one of them may be a reply"
+    assert not told([PAIR | {"chosen": '["a"]', "rejected": '["b"]'}]), "JSON, as a reply may be"
+    assert not told([rows[0], PAIR, PAIR]), "in a few rows"
+
+
+def test_replies_that_repeat_their_prompt_are_told() -> None:
+    asked = "How do I keep basil alive?"
+    rows = [{"prompt": asked, "chosen": f"{asked} Light.", "rejected": f"\n{asked}\nNo."} for _ in range(3)]
+    (line,) = told(rows)
+    assert "begin with the text of prompt in 3 of the first 3 rows, so the prompt is read twice" in line
+    assert not told([{**row, "rejected": "No."} for row in rows])
+    assert not told([{"prompt": "Hi", "chosen": "Hi there", "rejected": "Hi."}]), "as replies begin"
+    asked = "\n\nHuman: Why is it so?\n\nAssistant:"
+    assert not told([{"prompt": asked, "chosen": f"{asked} So.", "rejected": f"{asked} No."}]), "read without it"
 
 
 def test_ratings_of_both_sides_by_any_name_are_looked_at() -> None:

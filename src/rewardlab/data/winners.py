@@ -1,8 +1,10 @@
-"""What in the rows may name another reply as the better one than the one that is read: told, since labels that are
-turned round in some rows or in all train without an error."""
+"""What in the rows may name another reply as the better one than the one that is read, or another text as the reply:
+told, since labels that are turned round in some rows or in all, and replies with more in them, train without an error.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -13,13 +15,14 @@ from typing import Final
 
 from rewardlab.core.files import to_float
 from rewardlab.core.terminal import number_of, quoted, short
+from rewardlab.data.cells import are_texts, python_literal
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import Source
 from rewardlab.data.formats.mapping import choice_of, unpacked
 from rewardlab.data.formats.places import PLACES, VERDICT, place_of, words_of
 from rewardlab.data.judgements import SCORES
 from rewardlab.data.readers import read_source
-from rewardlab.data.rows import Row, UnreadRow
+from rewardlab.data.rows import Row, UnreadRow, is_open_transcript
 
 logger = logging.getLogger("rewardlab")
 ROWS: Final = 256
@@ -64,6 +67,10 @@ from any score, but these are as a rule what the choice was made by."""
 RANK: Final = re.compile(r"(.*_)?ranks?", re.IGNORECASE)
 """Columns in which, as a rule, 1 is the best."""
 
+LIST: Final = re.compile(r"""\s*\[\s*['"].*['"]\s*\]\s*""", re.DOTALL)
+"""A text that may be a list of texts."""
+LEAST: Final = 16
+"""Characters of a prompt that two replies do not begin with by chance."""
 NUMBER: Final = re.compile(r"(.*_)?(choice|id|idx|index)", re.IGNORECASE)
 """Columns that hold the number of the better reply, as a rule, where they hold 0 and 1."""
 
@@ -97,6 +104,7 @@ def other_winners(rows: Sequence[Row], reading: ReadingConfig) -> list[str]:
     sides = reading.own_columns.get("chosen", "chosen"), reading.own_columns.get("rejected", "rejected")
     pairs = [row for row in rows if all(side in row for side in sides)]
     found = [*_ranks(rows, reading), *_names(pairs, sides), *_numbers(pairs, sides, reading), *_below_0(rows, reading)]
+    found += [*_lists(pairs, sides), *_repeated(pairs, sides, reading)]
     if "label" in reading.own_columns or any({"label", "labels"} & row.keys() for row in pairs):
         return found
     return [*found, *_verdicts(pairs, sides, reading), *_ratings(pairs, sides)]
@@ -175,7 +183,7 @@ def _rated(rows: Sequence[Row], place: tuple[str, str]) -> list[tuple[str, str]]
 
 def _ratings(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
     """Yield a line for each two columns that rate the second reply higher: in more than a few rows, or in any where the
-    names of the replies do not say which is better."""
+    names of the replies do not say which is better; and for those that rate both alike in any row."""
     place = place_of(*sides)
     for pair in dict.fromkeys(
         (*SCORES, *_rated(rows, ("chosen", "rejected")), *(_rated(rows, place) if place else ()))
@@ -191,6 +199,12 @@ def _ratings(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
                 f"{pair[1]} is above {pair[0]} in {against} of the first {number_of(len(rated), 'row')}, and the reply "
                 f"in {sides[0]} counts as the better one in every row. If the higher number is that of the better "
                 f"reply, write both replies as `responses` and the numbers as `scores`, or turn such rows round."
+            )
+        elif equal := sum(first == second for first, second in rated):
+            yield (
+                f"{pair[1]} equals {pair[0]} in {equal} of the first {number_of(len(rated), 'row')}, and the reply in "
+                f"{sides[0]} counts as the better one in every row. If these are ties, take such rows out, or give "
+                f"them a `label` of 0.5 (and the others of 1)."
             )
 
 
@@ -259,6 +273,46 @@ def _names(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
             f"{sides[0]} and {sides[1]} hold {first} and {second}, which are columns of the row: these words are read "
             f"as the replies, not what stands in the columns. Write the texts into {sides[0]} and {sides[1]}."
         )
+
+
+def _lists(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
+    """Yield a line if the sides are lists of texts that were written as text, as pandas writes them into CSV files."""
+    listed = sum(all(_is_written_list(row[side]) for side in sides) for row in rows)
+    if 2 * listed > len(rows):
+        yield (
+            f"{sides[0]} and {sides[1]} hold lists that were written as text in {listed} of the first "
+            f"{number_of(len(rows), 'row')}, such as {short(str(rows[0][sides[0]]))}: each is read as one reply, "
+            f"brackets and all. Write one text into each, or both replies as `responses` with `scores`."
+        )
+
+
+def _is_written_list(value: object) -> bool:
+    """Return whether a text is a list of texts as Python writes it; JSON, which a reply may well be, has double quotes
+    alone."""
+    if not isinstance(value, str) or not LIST.fullmatch(value):
+        return False
+    with suppress(ValueError):
+        json.loads(value)
+        return False
+    return are_texts(python_literal(value))
+
+
+def _repeated(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfig) -> Iterator[str]:
+    """Yield a line if both replies begin with the text of their prompt, which is then read twice. Of a transcript
+    reading takes it out."""
+    name = reading.own_columns.get("prompt", "prompt")
+    repeated = sum(all(_begins_with(row.get(name), row[side]) for side in sides) for row in rows)
+    if 2 * repeated > len(rows):
+        yield (
+            f"{sides[0]} and {sides[1]} begin with the text of {name} in {repeated} of the first "
+            f"{number_of(len(rows), 'row')}, so the prompt is read twice, as the prompt and in each reply. Take it out "
+            f"of the replies."
+        )
+
+
+def _begins_with(prompt: object, reply: object) -> bool:
+    are_texts_too = isinstance(prompt, str) and isinstance(reply, str) and not is_open_transcript(prompt)
+    return are_texts_too and len(start := str(prompt).strip()) >= LEAST and str(reply).lstrip().startswith(start)
 
 
 def _is_name(value: object, row: Row, sides: tuple[str, str]) -> bool:
