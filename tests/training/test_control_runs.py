@@ -91,3 +91,7 @@ def test_everything_that_a_control_leaves_says_that_it_is_one(tmp_path, base_mod
     torch.manual_seed(0)
     LocalEngine.load({"control": best}).close()
     assert said in caplog.text
+    caplog.clear()
+    main(["eval", str(best), "--dataset", str(pairs), "--output-dir", str(tmp_path / "judged"), "--precision", "fp32"])
+    assert caplog.text.count(said) == 1
+    assert said in (tmp_path / "judged" / "report.md").read_text().replace("\\_", "_")

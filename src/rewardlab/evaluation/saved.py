@@ -22,6 +22,7 @@ import torch
 from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load, open_renderer, require_files
 from rewardlab.core.config import require
+from rewardlab.core.controls import notice_of
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import (
     at_home,
@@ -74,6 +75,8 @@ class SavedModel:
             f"--calibrated: {self.path} holds no calibration. Fit and store one with `rewardlab calibrate {self.path} "
             f"--dataset … --store`.",
         )
+        if (control := notice_of(self.spec.provenance.get("control"))) is not None:
+            logger.warning("model %s: %s", self.path, control)
         self.renderer = open_renderer(self.path, self.spec)
         self.decided: dict[str, Any] = {}
         """Setting -> value with which its scores were computed, every `auto` decided; empty before there are scores."""

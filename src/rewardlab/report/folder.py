@@ -95,9 +95,12 @@ class Record:
 
     @property
     def control(self) -> object:
-        """The control experiment by which the data were changed, as it was written; None if they were not."""
+        """The control experiment by which the data were changed, or those of the model that was judged, as it was
+        written; None if they were not."""
         data = self.manifest.get("data")
-        return data.get("control") if isinstance(data, dict) else None
+        if isinstance(data, dict):
+            return data.get("control")
+        return None if self.model is None else self.model.provenance.get("control")
 
     @property
     def shared(self) -> object:
