@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gold_matched import drawn, facts, findings, part, scored, sure
-from rewardlab.core.files import read_jsonl
+from rewardlab.core.files import read_jsonl, sha256_file
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.run import build
 from rewardlab.gold.files.inputs import InputConfig
@@ -115,8 +115,14 @@ def test_losses_are_judged_by_what_soft_labels_allow(tmp_path: Path, pairs: str)
     found = findings(match_parts(kept, runs={"p0": nothing}))
     assert [found[name].status for name in names] == ["warn", "fail"]
 
+    # From another folder a relative name leads nowhere: what the file held is known.
+    sums = frozenset({sha256_file(file.parent / "train.jsonl")})
+    found = findings(match_parts(kept, runs={"p0": replace(run, dataset=("pairs/train.jsonl",), sums=sums)}))
+    assert [found[name].status for name in names] == ["pass", "pass"]
+
     below = replace(run, end_loss=sure(0.05), epoch_loss=sure(0.05))
-    for other in (replace(run, dataset=("elsewhere/train.jsonl",)), replace(run, dataset=()), below):
+    elsewhere = replace(run, dataset=("elsewhere/train.jsonl",))
+    for other in (elsewhere, replace(elsewhere, sums=sums | {"other"}), replace(run, dataset=()), below):
         found = findings(match_parts(kept, runs={"p0": other}))
         assert [found[name].status for name in names] == (["pass"] * 2 if other is below else ["warn", "fail"])
         assert not any("soft" in found[name].evidence for name in names), "its labels are not known to be these"

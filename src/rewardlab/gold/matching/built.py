@@ -14,12 +14,13 @@ import numpy as np
 
 from rewardlab.analysis.matching import BoolArray
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import at_home, read_json
+from rewardlab.core.files import at_home, read_json, sha256_file
 from rewardlab.curation.files.writing import MANIFEST
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.pairing import compared
 from rewardlab.gold.building.run import TOOL
 from rewardlab.gold.matching.columns import Part
+from rewardlab.gold.matching.runs import RunFacts
 
 DECIDING: Final = ("pairs", "min_margin", "drop_cut", "seed", "soft_tau")
 """Settings of `gold build` that decide which pairs of a row are kept, and their labels."""
@@ -42,10 +43,18 @@ def marked(part: Part, files: Sequence[Path]) -> Part:
     )
 
 
-def least_loss_of(part: Part, dataset: Sequence[str]) -> float:
-    """Return the lowest loss that a run on these files can have; 0 where they are not known to be those of the part."""
-    files = [at_home(name).resolve() for name in dataset]
+def least_loss_of(part: Part, run: RunFacts) -> float:
+    """Return the lowest loss that a run can have by its data; 0 where they are not known to be those of the part.
+
+    They are known by their names, or by what the files held: a relative name is that of a place which nobody wrote
+    down.
+    """
+    if part.built_in is None or not part.least_loss:
+        return 0.0
+    files = [at_home(name).resolve() for name in run.dataset]
     are_built = bool(files) and all(part.built_in in (file, file.parent) for file in files)
+    if not are_built and run.sums:
+        are_built = run.sums <= {sha256_file(file) for file in part.built_in.glob("train.*") if file.is_file()}
     return part.least_loss if are_built else 0.0
 
 

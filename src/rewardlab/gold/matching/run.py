@@ -245,7 +245,7 @@ def match_parts(
             else None
             if trained is None
             else trained.built.get(name),
-            least_loss=0.0 if run is None else least_loss_of(test if train is None else train, run.dataset),
+            least_loss=0.0 if run is None else least_loss_of(test if train is None else train, run),
             is_of_training=done.name == "train",
         )
         findings += judge(judged, limits or Limits())

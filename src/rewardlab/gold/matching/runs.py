@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class RunFacts:
     problems: tuple[str, ...]
     dataset: tuple[str, ...] = ()
     """What it was trained on, as its settings name it."""
+    sums: frozenset[str] = frozenset()
+    """SHA-256 of each dataset that it was trained on; empty where one of them has none."""
     learned_over: str = ""
     """The steps over which the training accuracy is a mean, and that of the model, where the proxy was learning in
     them; empty where the accuracy is that of the proxy, or of the end of its run."""
@@ -117,8 +119,17 @@ def read_run(folder: Path, step: int | None = None) -> RunFacts:
         learning_rate=_setting(record, "lr", "learning_rate"),
         problems=tuple(record.problems),
         dataset=tuple(map(str, dataset)) if isinstance(dataset, list) else (),
+        sums=_sums(record.manifest),
         learned_over=learned_over,
     )
+
+
+def _sums(manifest: Mapping[str, Any]) -> frozenset[str]:
+    """Return the hashes of the training data that a run wrote down; none where one of them is missing."""
+    data = manifest.get("data")
+    sources = data.get("train") if isinstance(data, dict) else None
+    sums = [one.get("sha256") if isinstance(one, dict) else None for one in sources or ()]
+    return frozenset(map(str, sums)) if all(sums) else frozenset()
 
 
 def _setting(record: Record, *names: str) -> float | None:
