@@ -15,6 +15,7 @@ from rewardlab.commands.training import parse_train
 from rewardlab.core.config import from_mapping, read_settings, settings_of, to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED, SETTLED
+from rewardlab.data.config import RenderingConfig, TrainingDataConfig
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.probing.config import ProbeConfig
@@ -135,3 +136,27 @@ def test_paths_and_numbers_of_numpy_are_taken_as_python_code_has_them():
     for wrong in ({"steps": np.float64(3)}, {"steps": np.bool_(True)}, {"lr": np.float64("nan")}):
         with pytest.raises(ConfigError, match=f"RewardTrainerConfig: {next(iter(wrong))}: expected"):
             RewardTrainerConfig.of(model="m", dataset="d", **wrong)
+
+
+def holding(section, name, value):
+    """A section with a value of any type, as users can build one: the tests check types at run time."""
+    object.__setattr__(section, name, value)
+    return section
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("hf_split", holding(TrainingDataConfig(), "hf_split", 3)),
+        ("truncation", TrainingDataConfig(rendering=holding(RenderingConfig(), "truncation", "left"))),
+    ],
+)
+def test_a_section_that_holds_a_value_of_another_type_is_refused_by_its_setting(name, section):
+    with pytest.raises(ConfigError, match=rf"TrainingDataConfig: {name}: "):
+        RewardTrainerConfig(data=section)
+
+
+@pytest.mark.parametrize("value", ["512", "long", 512.5, None, True])
+def test_a_length_of_another_type_is_refused(value):
+    with pytest.raises(ConfigError, match="--max-seq-len"):
+        holding(RenderingConfig(), "max_seq_len", value).__post_init__()

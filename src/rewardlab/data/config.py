@@ -189,6 +189,10 @@ class RenderingConfig:
             "--system-prompt: has a lone surrogate (half a character), which no tokenizer can read. Write it in UTF-8.",
         )
         require(
+            self.max_seq_len in ("auto", "model") or isinstance(self.max_seq_len, int),
+            f"--max-seq-len: got {self.max_seq_len!r}, wanted a whole number, 'auto' or 'model'.",
+        )
+        require(
             isinstance(self.max_seq_len, str) or self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "
             f"{USUAL_LENGTH} suits most data.",
