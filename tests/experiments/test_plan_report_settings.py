@@ -65,17 +65,20 @@ def test_a_main_effect_is_the_mean_over_all_arms_with_the_value(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("skills", "best", "advice"),
+    ("setting", "values", "best", "advice"),
     [
-        ({"a": 0.8, "b": 0.7, "c": 0.6}, "0", []),
-        ({"a": 0.6, "b": 0.7, "c": 0.8}, "0.2", ["above 0.2"]),
+        ("label_smoothing", (0.2, 0.1, 0.0), "0", []),
+        ("label_smoothing", (0.0, 0.1, 0.2), "0.2", ["above 0.2"]),
+        ("max_drop_fraction", (0.1, 0.5, 1.0), "1", []),
+        ("warmup_steps", (10, 5, 0), "0", []),
+        ("warmup_steps", (10, 5, 1), "1", ["below 1"]),
     ],
-    ids=["lowest there is", "edge"],
 )
 def test_a_grid_is_not_to_be_widened_beyond_what_there_is(
-    tmp_path: Path, skills: dict[str, float], best: str, advice: list[str]
+    tmp_path: Path, setting: str, values: tuple[float, ...], best: str, advice: list[str]
 ) -> None:
-    arms = "{a: {label_smoothing: 0.0}, b: {label_smoothing: 0.1}, c: {label_smoothing: 0.2}}"
+    skills = dict(zip("abc", (0.6, 0.7, 0.8), strict=True))
+    arms = "{" + ", ".join(f"{arm}: {{{setting}: {value}}}" for arm, value in zip("abc", values, strict=True)) + "}"
     found = summarise(finished_study(tmp_path, f"{HEAD}arms: {arms}\n", skills=skills))
     (effect,) = found.sensitivities[0].effects
     assert effect.best == best

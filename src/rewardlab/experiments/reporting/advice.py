@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, get_args
 
 from rewardlab.analysis.health import ADVICE
+from rewardlab.core.config import Setting, settings_of
+from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import number_of
 from rewardlab.core.types import Estimate
 from rewardlab.experiments.gates import GateVerdict
@@ -21,18 +23,12 @@ from rewardlab.experiments.reporting.hypotheses import Judged
 from rewardlab.experiments.reporting.numbers import Cell, interval
 from rewardlab.experiments.reporting.sensitivity import Sensitivity
 from rewardlab.experiments.reporting.tried import PATIENCE, Settings, advised, controls, idle_patience, named
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 LARGE_GAP: Final = 0.10
 """Accuracy on training minus validation rows from which on a model learns by heart."""
 LARGE_ECE: Final = 0.10
 """Expected calibration error from which on probabilities mislead."""
-
-LOWEST: Final[Mapping[str, float]] = {
-    **dict.fromkeys(("lr", "label_smoothing", "weight_decay", "warmup_steps", "warmup_ratio", "min_lr_ratio"), 0),
-    **dict.fromkeys(("regularization_lambda", "score_regularization_lambda", "center_lambda", "lora_dropout"), 0),
-    **dict.fromkeys(("batch_size", "lora_rank", "steps"), 1),
-}
-"""The lowest value of settings, below which there is nothing to try."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +160,7 @@ def _edges(sensitivities: Sequence[Sensitivity]) -> Iterator[Advice]:
             if not effect.best_at_edge:
                 continue
             side = "below" if effect.best == effect.values[0].value else "above"
-            if side == "below" and float(effect.best) <= LOWEST.get(effect.setting, -math.inf):
+            if not _goes_on(effect.setting, float(effect.best), -math.inf if side == "below" else math.inf):
                 continue
             told = "; ".join(f"{one.value}: {interval(one.estimate)}" for one in effect.values)
             yield Advice(
@@ -172,6 +168,26 @@ def _edges(sensitivities: Sequence[Sensitivity]) -> Iterator[Advice]:
                 f"be the best there is.",
                 because=f"{found.column.title} by {effect.setting}: {told}",
             )
+
+
+def _goes_on(name: str, value: float, towards: float) -> bool:
+    """Return whether a setting may have values beyond this one; yes where its section alone cannot say so."""
+    setting = settings_of(RewardTrainerConfig).get(name)
+    if setting is None:
+        return True
+    kinds = {setting.hint, *get_args(setting.hint)}
+    is_whole = int in kinds and float not in kinds and value.is_integer()
+    beyond = value + math.copysign(1, towards) if is_whole else math.nextafter(value, towards)
+    here, there = (int(value), int(beyond)) if is_whole else (value, beyond)
+    return _is_allowed(setting, there) or not _is_allowed(setting, here)
+
+
+def _is_allowed(setting: Setting, value: float) -> bool:
+    try:
+        setting.part(**{setting.name: value})
+    except ConfigError:
+        return False
+    return True
 
 
 def _best_at_the_end(study: _Study) -> Iterator[Advice]:
