@@ -57,6 +57,17 @@ def test_a_verdict_about_the_margin_is_said_with_its_p_and_interval():
     assert "b less than 0.9 worse in accuracy: shown (p < 0.0001" in report(0.2, 3.0, margin=0.9)
 
 
+def test_tests_of_several_kinds_are_told_with_the_numbers_that_they_are_of():
+    said = re.findall(r"^p.*:.*$", report(2.0, 0.2), re.MULTILINE)
+    assert said[0] == "p of accuracy: sign flips by prompt, exact"
+    assert said[1].startswith("p of NLL: sign flips by prompt, ")
+
+
+def test_a_test_of_two_models_that_differ_nowhere_is_no_other_kind_of_test():
+    own = {"a": judged(rows(2.0)), "b": judged(rows(0.2))}
+    assert "p: sign flips by prompt, exact, after" in " ".join(paired_lines({"c": own["b"], **own}))
+
+
 def test_what_is_left_out_is_counted():
     broken = rows(1.0)
     broken[0] = rows_of([(math.nan, 0.0)])[0]

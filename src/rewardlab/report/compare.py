@@ -74,12 +74,22 @@ def paired_table(compared: Sequence[Paired]) -> str:
             digits = digits_of(found.difference, least=DIGITS[metric])
             rows.append([what, format_estimate(found.difference, digits=digits), format_p(found.test.p)])
             notes[what] = [found.difference]
-    methods = dict.fromkeys(
-        paired.metrics[metric].test.method for paired in compared for metric in METRICS if metric in paired.metrics
-    )
-    foot = [*column_notes(notes), f"p: {'; '.join(methods)}"]
+    methods: dict[str, dict[str, None]] = {}
+    for metric in METRICS:
+        for paired in compared:
+            if metric in paired.metrics:
+                methods.setdefault(paired.metrics[metric].test.method, {})[TITLES[metric]] = None
+    tests = [f"p of {'; '.join(titles)}: {method}" for method, titles in methods.items()]
+    foot = [*column_notes(notes), *(tests if len(methods) > 1 else [f"p: {method}" for method in methods])]
     head = minus(compared[0]) if len(compared) == 1 else "paired"
     return "\n".join([text_table([head, "difference", "p"], rows), *_wrapped(foot)])
+
+
+def tests_told(compared: Iterable[Paired]) -> str:
+    """Return the kinds of tests of accuracies, each once: one that says more of a kind that is told says it of a pair
+    alone."""
+    methods = dict.fromkeys(paired.metrics["accuracy"].test.method for paired in compared)
+    return "; ".join(one for one in methods if not any(one != other and one.startswith(other) for other in methods))
 
 
 def minus(paired: Paired) -> str:
@@ -129,9 +139,8 @@ def paired_lines(judged: Mapping[str, object], *, chose: bool = False) -> list[s
         for paired, p in zip(compared, adjusted, strict=True)
     ]
     notes = column_notes({"accuracy": [paired.metrics["accuracy"].difference for paired in compared]})
-    methods = dict.fromkeys(paired.metrics["accuracy"].test.method for paired in compared)
     holms = ", after Holm's correction" if len(compared) > 1 else ""
-    said = f"p: {'; '.join(methods)}{holms}"
+    said = f"p: {tests_told(compared)}{holms}"
     if chose:
         said = (
             f"no p: {last} was chosen by these data, which flatters the differences too; test data that chose nothing "

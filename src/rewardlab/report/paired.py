@@ -11,7 +11,7 @@ from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.paired import ALPHA, Paired, compare_metrics
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.types import Estimate, ScoreRow
-from rewardlab.report.compare import TITLES, format_p
+from rewardlab.report.compare import TITLES, format_p, tests_told
 from rewardlab.report.document import Block, Paragraph, Section, shown, with_intervals
 from rewardlab.report.evaluations import read_scores
 from rewardlab.report.folder import Record
@@ -106,7 +106,6 @@ def _table(first: str, pairs: Sequence[Paired]) -> Block:
                 format_count(pair.comparisons),
             )
         )
-    methods = dict.fromkeys(pair.metrics["accuracy"].test.method for pair in pairs)
     return with_intervals(
         caption=f"On the same rows: each run minus {first}",
         header=("run", TITLES["accuracy"], "p", TITLES["nll"], "right alone", "wrong alone", "comparisons"),
@@ -115,7 +114,7 @@ def _table(first: str, pairs: Sequence[Paired]) -> Block:
         label="difference of accuracy",
         mark=0.0,
         notes=(
-            f"p of accuracy: {'; '.join(methods)}{', after Holm’s correction' if len(pairs) > 1 else ''}.",
+            f"p of accuracy: {tests_told(pairs)}{', after Holm’s correction' if len(pairs) > 1 else ''}.",
             *column_notes(
                 {
                     TITLES[name]: [pair.metrics[name].difference for pair in pairs if name in pair.metrics]
