@@ -277,6 +277,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ("--model m --dataset d --lora --lora-target-modules ,", "--lora-target-modules: name at least one layer"),
         ("--learning-rate 1e-5", "unknown flag '--learning-rate'. Did you mean '--lr'?"),
         ("--use-peft", "unknown flag '--use-peft'. Did you mean '--lora'?"),
+        ("--model_name m", "unknown flag '--model_name'. Did you mean '--model'?"),
         ("--logging_steps 5", "unknown flag '--logging_steps'. Did you mean '--log-every'?"),
         ("--eval-steps 5", "unknown flag '--eval-steps'. Did you mean '--eval-every'?"),
         ("--save-steps=5", "unknown flag '--save-steps'. Did you mean '--save-every'?"),

@@ -87,14 +87,16 @@ def publisher(url: str, every: str = "best", **more: Any) -> Publisher:
     return Publisher(url, model="rm", token="secret-1", every=every, **({"timeout_s": 20.0} | more))
 
 
-def test_the_server_is_asked_with_the_token_for_the_folder_as_an_absolute_path(admin, url, saved):
+def test_the_server_is_asked_with_the_token_for_the_folder_as_an_absolute_path(admin, url, saved, caplog):
     one = publisher(url)
     one.saved(Path("run/best"), 5)
     one.saved(Path("run/step_10"), 10)
     assert admin.asked == [("Bearer secret-1", {"model": "rm", "folder": str(saved / "run/best")})]
     assert (one.swaps, one.failures, one.digest) == (1, 0, "d" * 64)
-    one.finish(Path("run/best"), 5)
+    with caplog.at_level(logging.INFO, logger="rewardlab"):
+        one.finish(Path("run/best"), 5)
     assert len(admin.asked) == 1, "the server has it already"
+    assert "published 1 time to http" in caplog.text
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 409, 422])

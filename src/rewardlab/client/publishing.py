@@ -14,6 +14,7 @@ from rewardlab.client.failures import RefusedError, UnavailableError
 from rewardlab.client.http import Http
 from rewardlab.client.rendering import digest_in
 from rewardlab.core.errors import EndpointError
+from rewardlab.core.terminal import number_of
 
 logger = logging.getLogger("rewardlab")
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Publisher:
         if self.published != folder or self.every != "best":
             self.publish(folder, step=step)
         failed = f", {self.failures} failed" if self.failures else ""
-        logger.info("published %d times to %s%s", self.swaps, self.url, failed)
+        logger.info("published %s to %s%s", number_of(self.swaps, "time"), self.url, failed)
 
     def publish(self, folder: Path, *, step: int) -> bool:
         """Ask the server to swap to a folder; return whether it did. Any failure is a warning; nothing is raised."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "model_name_or_path": "model",
+        "model_name": "model",
         "learning_rate": "lr",
         "num_train_epochs": "epochs",
         "max_steps": "steps",

@@ -117,7 +117,7 @@ def _memory(costs: Mapping[str, Cost], arms: Sequence[str]) -> str:
     """Return what the numbers of memory hold."""
     text = (
         "GiB: weights, gradients, optimiser and activations of a micro-batch, on a device that holds them whole. Where "
-        "no --micro-token-budget is set it is taken to have 8,192 tokens; on a GPU a run may take more."
+        "an arm sets no micro_token_budget it is taken to have 8,192 tokens; on a GPU a run may take more."
     )
     counted = [arm for arm in arms if costs[arm].gib is not None]
     without = [arm for arm in counted if costs[arm].activations_gib is None]
@@ -126,7 +126,7 @@ def _memory(costs: Mapping[str, Cost], arms: Sequence[str]) -> str:
     which = "" if without == counted else f" of {', '.join(without)}"
     return (
         f"{text}\nThe activations{which} come on top, and may be more: config.json of the model is not on this "
-        f"machine, or --micro-token-budget is auto."
+        "machine, or its micro_token_budget is auto."
     )
 
 
