@@ -56,9 +56,12 @@ def test_what_train_saves_can_be_judged_scored_and_verified(base_model, pairs_fi
     assert capsys.readouterr().out.startswith(f"{folder}: verified. ")
 
     out = tmp_path / "judged"
-    main(["eval", "--model", folder, "--dataset", str(test_data), "--output-dir", str(out)])
+    with test_data.open("a") as file:
+        file.write('{"prompt": "Why?", "chosen": "", "rejected": "No."}\n')
+    judge = ["eval", "--model", folder, "--dataset", str(test_data), "--output-dir", str(out)]
+    main([*judge, "--max-drop-fraction", "0.1"])
     printed = capsys.readouterr().out
-    assert re.search(r"^held-out\[.+\]: 12 rows read, 12 kept, dropped none$", printed, re.MULTILINE)
+    assert re.search(r"^held-out\[.+\]: 13 rows read, 12 kept, dropped empty_reply 1$", printed, re.MULTILINE)
     judged = json.loads((tmp_path / "run/evals/test.metrics.json").read_text())
     metrics = json.loads((out / "eval.metrics.json").read_text())
     assert metrics["all"]["sums"] == pytest.approx(judged["all"]["sums"])

@@ -45,7 +45,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     reports = dict.fromkeys(
         f"{report.name}[{report.split}]: {report.rows_read} {plural(report.rows_read, unit_of(report.format))} read, "
         f"{report.kept} kept, "
-        f"dropped {dict(report.dropped) or 'none'}"
+        f"dropped {', '.join(f'{cause} {count}' for cause, count in report.dropped.items()) or 'none'}"
         for one in judged.models.values()
         for report in one.sources
     )
