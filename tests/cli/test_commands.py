@@ -73,6 +73,14 @@ def test_what_train_saves_can_be_judged_scored_and_verified(base_model, pairs_fi
 
 
 @pytest.mark.slow
+def test_eval_tells_of_messages_that_were_written_as_text(saved, tmp_path, capsys):
+    rows = [{"prompt": f'[{{"role": "user", "content": "{n}"}}]', "chosen": "a", "rejected": "b"} for n in range(3)]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    main(["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")])
+    assert "in 3 rows a text is messages written as JSON, and is read as a text" in "".join(capsys.readouterr())
+
+
+@pytest.mark.slow
 def test_eval_takes_a_seeded_limit_and_says_where_the_numbers_are(saved, pairs_file, tmp_path, capsys):
     main(["eval", "--model", str(saved), "--dataset", str(pairs_file), "--limit", "5", "--output-dir", str(tmp_path)])
     printed = capsys.readouterr().out

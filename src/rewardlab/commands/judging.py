@@ -36,20 +36,23 @@ def evaluate(arguments: Sequence[str]) -> None:
     claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
     from rewardlab.data.formats import unit_of
+    from rewardlab.data.reading import tell_oddities
     from rewardlab.evaluation.models import judge_folders
     from rewardlab.report.ensembles import ensemble_block
     from rewardlab.report.judged import judged_blocks
 
     run = config.run
     judged = judge_folders(config, finish=lambda place: report_on(run.output_dir, now=place))
-    reports = dict.fromkeys(
+    reports = {
         f"{report.name}[{report.split}]: {report.rows_read} {plural(report.rows_read, unit_of(report.format))} read, "
         f"{report.kept} kept, "
-        f"dropped {', '.join(f'{cause} {count}' for cause, count in report.dropped.items()) or 'none'}"
+        f"dropped {', '.join(f'{cause} {count}' for cause, count in report.dropped.items()) or 'none'}": report
         for one in judged.models.values()
         for report in one.sources
-    )
+    }
     say(*reports)
+    for report in reports.values():
+        tell_oddities(report)
     ensemble = judged.ensemble
     computed = f"{run.precision}, calibrated by the temperature of each model" if run.calibrated else run.precision
     for block in judged_blocks(judged.results, computed, slices=run.slice, thresholds=run.thresholds):
