@@ -101,10 +101,14 @@ def test_lists_in_cells_of_a_csv_file_are_lists_or_refused(tmp_path):
             lines.writerow([dump(value) if isinstance(value, list) else value for value in BEST_OF.values()])
         return folder
 
-    (one,) = read_suite("rewardbench2", written(json.dumps)).items
-    assert one.replies == ("a", "b", "c", "d")
+    def halves(value):
+        return repr(value)[:-2] + "]"
+
+    for dump in (json.dumps, repr):
+        (one,) = read_suite("rewardbench2", written(dump)).items
+        assert one.replies == ("a", "b", "c", "d")
     with pytest.raises(DataError, match="chosen is .*wanted a list as JSON"):
-        read_suite("rewardbench2", written(repr))
+        read_suite("rewardbench2", written(halves))
 
 
 def test_a_lone_correct_reply_need_not_be_a_list(tmp_path):
