@@ -68,6 +68,23 @@ except (ConfigError, RankError) as error:
     print(error)
 """
 
+AGAIN = """
+import os, time
+from datetime import timedelta
+from rewardlab.distributed import sharding
+
+sharding.MAX_WAIT = timedelta(seconds=60)
+leave = sharding._leave
+def late():
+    if os.environ["RANK"] == "0":
+        time.sleep(0.5)
+    leave()
+sharding._leave = late
+for _ in range(3):
+    with sharding.joined_ranks() as ranks:
+        print(sum(ranks.gather(1)))
+"""
+
 
 @pytest.fixture
 def place(monkeypatch):
@@ -92,6 +109,7 @@ def test_a_process_that_waits_for_others_says_so_and_a_signal_ends_it(around, nu
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith(f"process 0 of 2, counted from 0, waits at 127.0.0.1:{place} (MASTER_ADDR")
+            assert "for the others, for at most 5 minutes; what one" in line
             process.send_signal(number)
             assert process.wait(60) == -number
         finally:
@@ -121,23 +139,48 @@ def test_processes_that_torchrun_starts_again_meet_anew(tmp_path):
     assert answer.stdout.splitlines() == ["attempt 1: 2 are there"] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("failing", [0, 1])
-def test_processes_that_wait_are_told_why_one_of_them_does_not_come(failing, place):
+def both(program: str, *words: str) -> list[str]:
+    """What two processes print that run a program as the ranks of one run, which no torchrun has started."""
+    path = os.pathsep.join(filter(None, sys.path))
     begun = [
         subprocess.Popen(
-            [sys.executable, "-c", NOT_ALL, str(failing)],
-            env={**os.environ, "RANK": str(rank), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            [sys.executable, "-c", program, *words],
+            env={**os.environ, "RANK": str(rank), "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in (0, 1)
     ]
     try:
-        said = [process.communicate(timeout=300)[0] for process in begun]
+        return [process.communicate(timeout=300)[0] for process in begun]
     finally:
         for process in begun:
             process.kill()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_ready_for_the_next_run_before_the_first_one_is_meets_it(place):
+    """It joined the store of the run before, which ended then, and the first rank missed it."""
+    assert both(AGAIN) == ["2\n2\n2\n"] * 2
+
+
+def test_the_store_of_a_run_that_is_over_takes_the_next_one(place, monkeypatch):
+    timeout = timedelta(seconds=60)
+    served = TCPStore("127.0.0.1", place, is_master=True, wait_for_workers=False)
+    stores = [served, TCPStore("127.0.0.1", place, is_master=False, timeout=timeout)]
+    monkeypatch.setattr(meeting, "_served", [served])
+    for _ in range(2):
+        monkeypatch.setattr(meeting, "TOOK_PART", set())  # the second time, the other rank is a new process
+        with ThreadPoolExecutor(2) as threads:
+            outcomes = threads.map(lambda rank: _agreed_name(stores[rank], rank, 2, timeout, "gloo")[1], range(2))
+            assert set(outcomes) == {""}
+        meeting.part()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
+def test_processes_that_wait_are_told_why_one_of_them_does_not_come(failing, place):
+    said = both(NOT_ALL, str(failing))
     why = "this process sees no GPU\n"
     assert said[failing] == why
     assert said[1 - failing] == f"this process ended, because rank {failing} failed before the ranks met: {why}"

@@ -51,6 +51,12 @@ TOOK_PART: Final[set[str]] = set()
 
 Of the process, as its place among the others is.
 """
+_served: Final[list[Any]] = []
+"""On the first rank, the store of its newest meeting, kept until its process ends or it meets by another.
+
+A process may train several times, and a rank that is ready for the next run before the first one has left the last
+would else join a store that ends, and be missed at the one that follows it.
+"""
 READ: Final = "read"
 """Keys with this, after the name of the meeting, and the number of a rank: it knows that it does not take place."""
 TELLS_FOR_S: Final = 600.0
@@ -79,7 +85,8 @@ def meet(backend: str, *, timeout: timedelta) -> str:
     try:
         # Meeting the other ranks waits in native code, where Python's handlers are not called; with the default ones a
         # signal still ends the process.
-        waits = f"{who} waits at {place} (MASTER_ADDR, MASTER_PORT) for the others"
+        limit = f"for at most {timeout / timedelta(minutes=1):g} minutes; what one that has ended printed says why"
+        waits = f"{who} waits at {place} (MASTER_ADDR, MASTER_PORT) for the others, {limit}"
         with _telling(waits, TELL_AFTER_S), signals_as_ever():
             store, rank, size = _joined(timeout)
             store.set_timeout(timeout)
@@ -148,7 +155,17 @@ def _joined(timeout: timedelta) -> tuple[Any, int, int]:
     wait([joining], timeout.total_seconds() + OWN_LIMIT_S)
     if not joining.done():
         raise dist.DistNetworkError("what listens there answers nothing, so it is another program.")
-    return joining.result()
+    store, rank, size = joining.result()
+    if not rank:
+        _served[:] = [store]
+    return store, rank, size
+
+
+def part() -> None:
+    """Say that the meeting is over, on the first rank, which may go on: whoever comes to its store now is not late."""
+    for store in _served:
+        with suppress(dist.DistError):  # torchrun may end first, and what was to be done together is done
+            store.delete_key(MET)
 
 
 def _who_and_where() -> tuple[str, str]:
