@@ -174,7 +174,7 @@ def test_the_store_of_a_run_that_is_over_takes_the_next_one(place, monkeypatch):
         with ThreadPoolExecutor(2) as threads:
             outcomes = threads.map(lambda rank: _agreed_name(stores[rank], rank, 2, timeout, "gloo")[1], range(2))
             assert set(outcomes) == {""}
-        meeting.part()
+        meeting.end_meeting()
 
 
 @pytest.mark.slow

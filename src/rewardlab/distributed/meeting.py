@@ -161,7 +161,7 @@ def _joined(timeout: timedelta) -> tuple[Any, int, int]:
     return store, rank, size
 
 
-def part() -> None:
+def end_meeting() -> None:
     """Say that the meeting is over, on the first rank, which may go on: whoever comes to its store now is not late."""
     for store in _served:
         with suppress(dist.DistError):  # torchrun may end first, and what was to be done together is done

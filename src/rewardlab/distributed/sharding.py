@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rewardlab.core.errors import ConfigError, RunInterrupted
 from rewardlab.core.pending import let_finish
-from rewardlab.distributed.meeting import meet, part, require_alone, tell_of_failure
+from rewardlab.distributed.meeting import end_meeting, meet, require_alone, tell_of_failure
 from rewardlab.distributed.others import Others
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
 from rewardlab.model.half import HalfWeights
@@ -141,7 +141,7 @@ def _leave() -> None:
     keeps their meshes in a registry.
     """
     let_finish()
-    part()
+    end_meeting()
     dist.destroy_process_group()
     while _meshes:
         # PyTorch has no public way to drop the process groups that a mesh keeps.
