@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,9 @@ from killing import KILLED_AT_WRITES, EndedError, ended_at_write, run_program
 from reward_models import save_tiny
 from rewardlab.cli import main
 from rewardlab.core import placing
+from rewardlab.core.errors import ArtifactError
 from rewardlab.core.placing import MOVING
-from rewardlab.evaluation import evaluate
+from rewardlab.evaluation import evaluate, models
 
 DATA = ("--dataset", "pairs.jsonl", "--output-dir", "out")
 COMMANDS = {
@@ -128,7 +130,7 @@ def test_what_was_ended_while_it_wrote_is_begun_anew_by_the_same_command(inputs,
 
 
 @pytest.mark.parametrize(("more", "said"), [((), "Their scores are kept"), (("--no-reuse",), "scored again")])
-def test_an_error_at_the_second_of_two_models_leaves_nothing_of_the_first(here, monkeypatch, log, more, said):
+def test_a_fault_of_ours_at_the_second_of_two_models_leaves_nothing_of_the_first(here, monkeypatch, log, more, said):
     words, judged, judge = (*COMMANDS["models"], *more), 0, evaluate.write_evaluation
 
     def failing(*given: Any) -> None:
@@ -149,6 +151,46 @@ def test_an_error_at_the_second_of_two_models_leaves_nothing_of_the_first(here, 
     main([*words])
     assert ("kept scores: m1 has scored" in log.text) == (not more)
     assert set(json.loads((here / "out/models.json").read_text())) == {"m1", "m2"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ArtifactError("m2: damaged"), SystemExit), (RuntimeError("one of torch"), RuntimeError)]
+)
+def test_an_error_at_a_model_leaves_the_results_of_those_before_it(here, monkeypatch, capsys, log, error, status):
+    words, judge = COMMANDS["models"], models.evaluate_into
+
+    def failing(place: Path, config: Any, *given: Any) -> Any:
+        if config.run.model == "m2":
+            (place / "half").write_text("written")
+            raise error
+        return judge(place, config, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(models, "evaluate_into", failing)
+        with pytest.raises(status):
+            main([*words])
+        assert "out: has the results of m1 alone. With --overwrite the same command judges all of them" in log.text
+        found = content(here / "out")
+        assert set(json.loads((here / "out/models.json").read_text())) == {"m1"}
+        assert json.loads((here / "out/manifest.json").read_text())["config"]["models"] == ["m1"]
+        assert {name.partition("/")[0] for name in found if "/" in name} == {"m1"}
+        assert {"m1/eval.scores.jsonl", "m1/manifest.json", "report.html"} <= set(found)
+        with pytest.raises(status):  # earlier results stay, which may be of all models
+            main([*words, "--overwrite"])
+        assert content(here / "out") == found
+    main(["compare", "out/m1", "scores2"])
+    assert "already holds an evaluation" in refused(words, capsys)
+    main([*words, "--overwrite"])
+    assert set(json.loads((here / "out/models.json").read_text())) == {"m1", "m2"}
+
+
+def test_an_error_at_a_member_of_an_ensemble_leaves_nothing(here, monkeypatch):
+    (here / "m2").unlink()
+    shutil.copytree((here / "m1").resolve(), here / "m2")
+    (here / "m2/model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(SystemExit):
+        main([*COMMANDS["ensemble"]])
+    assert content(here / "out") == {}
 
 
 @pytest.mark.slow

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 from rewardlab.core.config import require, to_mapping
+from rewardlab.core.errors import RewardlabError
 from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import provenance, sha256_file, write_json
+from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import EVALUATION_FILES, MANIFEST, MODELS_FILE, SPEC_SUM
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.terminal import listed
@@ -25,6 +28,7 @@ from rewardlab.evaluation.suite_ensembles import NAMES, judge_as_one, require_sc
 from rewardlab.evaluation.suites import JudgedSuites, evaluate_suites, evaluate_suites_into
 
 logger = logging.getLogger("rewardlab")
+One = TypeVar("One")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,7 @@ def judge_folders(config: EvalConfig, *, finish: Finish | None = None) -> Judged
     `models.json` there holds the metrics of all. They get their places together, once `finish` has added to them.
 
     Raises as `evaluate_folder` does, and ConfigError for a penalty without an ensemble and for an ensemble of one model
-    that is not a probe.
+    that is not a probe. An error at one of several models leaves the results of those before it (`_judge_each`).
     """
     config.require_complete()
     _require_penalised(config)
@@ -104,11 +108,14 @@ def judge_folders(config: EvalConfig, *, finish: Finish | None = None) -> Judged
     placed = placing_evaluation(out, inputs, overwrite=config.run.overwrite, rooms=list(named))
     with placed as place, _telling_of(judged, config):
         members = members_of(config)
-        for number, (name, folder) in enumerate(named.items(), start=1):
-            logger.info("model %d of %d: %s (%s)", number, len(named), name, folder)
-            own = config.replace(model=folder, models=(), ensemble=(), output_dir=out / name)
-            evaluated = evaluate_into(place / name, own, members if folder in config.run.ensemble else None)
-            judged[name] = _model(folder, out / name, evaluated)
+
+        def judge(name: str, own: EvalConfig) -> JudgedModel:
+            of_ensemble = members if own.run.model in config.run.ensemble else None
+            return _model(own.run.folders[0], out / name, evaluate_into(place / name, own, of_ensemble))
+
+        error = _judge_each(named, config, judge, judged)
+        if error is not None:
+            config = _without_others(place, config, named, judged)
         if members is not None:
             members.release()
         judged |= {name: _with_card(one) for name, one in judged.items()}
@@ -133,6 +140,7 @@ def judge_folders(config: EvalConfig, *, finish: Finish | None = None) -> Judged
             ensemble = judge_ensemble(place, config, dict(of_folder[folder] for folder in config.run.ensemble))
         if finish is not None:
             finish(place)
+    _raise_later(error, out, judged)
     return Judged(models=judged, ensemble=ensemble)
 
 
@@ -141,8 +149,8 @@ def judge_suites(config: EvalConfig, *, finish: Finish | None = None) -> dict[st
 
     Returns name -> its suites, the combinations of the ensemble last.
 
-    Folders are those of `judge_folders`. Raises as `evaluate_suites` and `require_scales` do, and ConfigError for a
-    penalty without an ensemble.
+    Folders are those of `judge_folders`, and so is what an error at one of several models leaves. Raises as
+    `evaluate_suites` and `require_scales` do, and ConfigError for a penalty without an ensemble.
     """
     config.require_complete()
     _require_penalised(config)
@@ -158,10 +166,10 @@ def judge_suites(config: EvalConfig, *, finish: Finish | None = None) -> dict[st
     judged: dict[str, JudgedSuites] = {}
     placed = placing_evaluation(out, (), overwrite=config.run.overwrite, rooms=rooms)
     with placed as place, _telling_of(judged, config):
-        for name, folder in named.items():
-            own = config.replace(model=folder, models=(), ensemble=(), output_dir=out / name)
-            judged[name] = evaluate_suites_into(place / name, own)
-        facts: dict[str, Mapping[str, object]] = {name: {"model": folder} for name, folder in named.items()}
+        error = _judge_each(named, config, lambda name, own: evaluate_suites_into(place / name, own), judged)
+        if error is not None:
+            config = _without_others(place, config, named, judged)
+        facts: dict[str, Mapping[str, object]] = {name: {"model": named[name]} for name in judged}
         if config.run.ensemble:
             of_folder = {folder: name for name, folder in named.items()}
             members = {name: judged[name] for name in map(of_folder.__getitem__, config.run.ensemble)}
@@ -170,7 +178,47 @@ def judge_suites(config: EvalConfig, *, finish: Finish | None = None) -> dict[st
         _write(place, config, facts, data={}, tokens={})
         if finish is not None:
             finish(place)
+    _raise_later(error, out, judged)
     return judged
+
+
+def _judge_each(
+    named: Mapping[str, str], config: EvalConfig, judge: Callable[[str, EvalConfig], One], judged: dict[str, One]
+) -> RewardlabError | RuntimeError | None:
+    """Judge the models (name -> folder) one after the other into `judged`. Return the error that ends this, if those
+    before are to be written all the same: unless they belong to an ensemble, which needs all, or would take the place
+    of earlier results, which may be of all."""
+    for number, (name, folder) in enumerate(named.items(), start=1):
+        logger.info("model %d of %d: %s (%s)", number, len(named), name, folder)
+        try:
+            judged[name] = judge(
+                name, config.replace(model=folder, models=(), ensemble=(), output_dir=config.run.output_dir / name)
+            )
+        except (RewardlabError, RuntimeError) as error:  # of a model or its rows, or torch's, such as of memory
+            if not judged or config.run.ensemble or config.run.overwrite:
+                raise
+            return error
+    return None
+
+
+def _without_others(
+    place: Path, config: EvalConfig, named: Mapping[str, str], judged: Mapping[str, object]
+) -> EvalConfig:
+    """Remove what was written of models that were not judged; return the settings that name those that were."""
+    for name in named.keys() - judged.keys():
+        remove(place / name)
+    return config.replace(model="", models=tuple(named[name] for name in judged))
+
+
+def _raise_later(error: RewardlabError | RuntimeError | None, out: Path, judged: Mapping[str, object]) -> None:
+    """Raise what ended the work on several models, now that the results of those before are written."""
+    if error is not None:
+        logger.warning(
+            "%s: has the results of %s alone. With --overwrite the same command judges all of them",
+            out,
+            listed([*judged]),
+        )
+        raise error
 
 
 @contextmanager
