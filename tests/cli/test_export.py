@@ -138,8 +138,8 @@ def test_what_is_there_is_replaced_only_when_asked_for(tmp_path, folder, capsys,
     (out / "precious").write_text("mine")
     said = refusal(capsys, "export", str(folder), "--output-dir", str(out))
     assert (
-        said
-        == f"--output-dir {out}: it exists and is not empty. Name another folder, or replace it with --overwrite.\n"
+        said == f"--output-dir {out}: it exists and is not empty. Name another folder, or replace it with --overwrite. "
+        "What an ended command left under this name is whole.\n"
     )
     assert (out / "precious").read_text() == "mine"
     said = refusal(capsys, "export", str(folder), "--output-dir", str(out), "--overwrite")

@@ -364,14 +364,17 @@ def test_a_signal_that_comes_while_they_are_moved_waits_and_is_told_that_all_is_
     assert hidden(tmp_path) == []
 
 
-def test_a_signal_before_that_says_that_the_command_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "said", "status"), [(signal.SIGTERM, "stopped by SIGTERM", 75), (signal.SIGINT, "interrupted", 130)]
+)
+def test_a_signal_before_that_says_that_the_command_begins_anew(tmp_path: Path, number, said, status) -> None:
     with (
-        pytest.raises(RunInterrupted, match=BEGINS_ANEW) as ended,
+        pytest.raises(RunInterrupted, match=rf"{said}\. {BEGINS_ANEW}") as ended,
         ended_by_signals(BEGINS_ANEW),
         placing(tmp_path, lambda: NAMES),
     ):
-        signal.raise_signal(signal.SIGTERM)
-    assert ended.value.exit_status == 75
+        signal.raise_signal(number)
+    assert ended.value.exit_status == status
     assert tree(tmp_path) == {}
 
 

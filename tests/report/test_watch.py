@@ -77,6 +77,12 @@ def test_the_view_of_a_finished_run_ends_by_itself(tmp_path: Path) -> None:
     assert "Finished at step 40 of 40." in screen.getvalue()
 
 
+def test_a_pipe_gets_the_last_frame_with_the_end_of_its_line(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    watch(write_run(tmp_path / "run"), every_s=0.01, console=Console(file=screen, width=100))
+    assert re.fullmatch(r"[^\n].*[^\n]\n", screen.getvalue(), re.DOTALL)
+
+
 def test_the_view_of_a_run_that_something_else_ended_ends_too(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", reached=20)
     write_json(run / ENDED, {"error": "RunInterrupted", "text": "stopped by SIGTERM after step 20 of 40."})

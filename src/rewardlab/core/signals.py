@@ -186,9 +186,9 @@ _whole: Final[list[list[Path]]] = []
 def ended_by_signals(then: str) -> Iterator[None]:
     """Let signals end the block wherever it is, so that nothing half written stays behind.
 
-    Raises RunInterrupted for a signal other than Ctrl-C, with a message that ends by `then`, or by where the results
-    are if they are whole already; then there is nothing left to do, and the exit status is 0. Ctrl-C stays what it is,
-    but for such results, which are told. Of blocks in each other the outermost does this. It decorates functions, too.
+    Raises RunInterrupted with a message that ends by `then`, or by where the results are if they are whole already;
+    then there is nothing left to do, and the exit status is 0, but for Ctrl-C. Of blocks in each other the outermost
+    does this. It decorates functions, too.
     """
     places: list[Path] = []
     _whole.append(places)
@@ -197,7 +197,7 @@ def ended_by_signals(then: str) -> Iterator[None]:
             yield
     except KeyboardInterrupt as ended:
         # A command that another one calls is a part of its work, so that the other one says what is to be done.
-        if len(_whole) > 1 or not (places or isinstance(ended, Terminated)):
+        if len(_whole) > 1:
             raise
         said = f"What it had to write is whole: {places[-1]}" if places else then
         if isinstance(ended, Terminated):
@@ -217,6 +217,8 @@ def results_are_whole(place: Path) -> None:
 GOES_ON: Final = "The same command goes on from what is finished."
 BEGINS_ANEW: Final = "The same command begins anew."
 """For `ended_by_signals`: what a command does whose work is kept, and one whose work is not."""
+IS_WHOLE: Final = "What an ended command left under this name is whole."
+"""For the error that refuses to replace a result which gets its name when all of it is written."""
 
 
 class StopRequests:

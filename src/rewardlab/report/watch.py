@@ -69,8 +69,11 @@ def watch(folder: Path, *, every_s: float, once: bool = False, console: Console 
             shown = _waiting(folder) if record is None else frame(record, age_s=_age_s(folder), width=console.width)
             live.update(shown, refresh=True)
             if record is not None and (record.finished or record.ended):
-                return
+                break
             sleep(every_s)
+    # In a terminal the cursor is below the last frame already; a file or a pipe has only this frame.
+    if not console.is_terminal:
+        console.line()
 
 
 def frame(record: Record, *, age_s: float | None = None, width: int = WIDE) -> RenderableType:

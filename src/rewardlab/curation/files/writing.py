@@ -14,6 +14,7 @@ from rewardlab.core.files import read_json, replacing, sha256_file
 from rewardlab.core.folders import remove_left_over, removed_at_end
 from rewardlab.core.lock import only_process
 from rewardlab.core.optional import import_optional
+from rewardlab.core.signals import IS_WHOLE
 from rewardlab.core.terminal import visible
 from rewardlab.curation.rewriting import ENDINGS as LINES
 from rewardlab.curation.rewriting import ending_of, replacing_lines, require_package
@@ -113,7 +114,7 @@ def require_output_folder(folder: Path, inputs: Iterable[Path], *, tool: str, wh
         )
     if not overwrite:
         raise ConfigError(
-            f"--output-dir {folder}: holds {what}. Name another folder, or replace them with --overwrite."
+            f"--output-dir {folder}: holds {what}. Name another folder, or replace them with --overwrite. {IS_WHOLE}"
         )
 
 

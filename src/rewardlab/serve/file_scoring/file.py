@@ -14,7 +14,7 @@ from rewardlab.core.errors import ConfigError, DataError, naming
 from rewardlab.core.files import sha256_file
 from rewardlab.core.folders import remove_left_over, removed_at_end
 from rewardlab.core.lock import only_process
-from rewardlab.core.signals import held_back, results_are_whole
+from rewardlab.core.signals import IS_WHOLE, held_back, results_are_whole
 from rewardlab.core.spec import CUT_MIDDLE, REFUSING, RendererSpec, read_spec
 from rewardlab.core.terminal import plural
 from rewardlab.data.readers import require_rows
@@ -286,7 +286,9 @@ def require_places(source: Path, target: Path, *, overwrite: bool) -> None:
     if target.exists() and not target.is_file():
         raise ConfigError(f"--output {target}: is not an ordinary file. Name the file to write.")
     if target.exists() and not overwrite:
-        raise ConfigError(f"--output {target}: it already exists. Name another file, or replace it with --overwrite.")
+        raise ConfigError(
+            f"--output {target}: it already exists. Name another file, or replace it with --overwrite. {IS_WHOLE}"
+        )
 
 
 def conversion(output_as: str, affine: tuple[float, float] | None) -> Callable[[list[float]], list[float]]:

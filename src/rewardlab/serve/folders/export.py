@@ -15,6 +15,7 @@ from rewardlab.core.config import require
 from rewardlab.core.files import provenance
 from rewardlab.core.folders import replacing_folder
 from rewardlab.core.run_folder import holds_run
+from rewardlab.core.signals import IS_WHOLE
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.model.files import ADAPTER_CONFIG
 
@@ -94,7 +95,8 @@ def require_apart(source: Path, target: Path, *, overwrite: bool) -> None:
         return
     require(
         overwrite,
-        f"--output-dir {target}: it exists and is not empty. Name another folder, or replace it with --overwrite.",
+        f"--output-dir {target}: it exists and is not empty. Name another folder, or replace it with --overwrite. "
+        f"{IS_WHOLE}",
     )
     require(
         not holds_run(target), f"--output-dir {target}: it holds a run, with files of its own. Name another folder."
