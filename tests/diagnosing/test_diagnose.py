@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from killing import EndedError
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message, prompt_key
 from rewardlab.diagnosing.config import DiagnoseConfig
-from rewardlab.diagnosing.run import diagnose
+from rewardlab.diagnosing.run import FOUND, PAGE, diagnose
 
 TOPICS = ("basil", "light", "water", "soil", "Paris", "France")
 
@@ -94,6 +95,25 @@ def test_other_files_are_left_alone_and_another_configuration_needs_a_word(tmp_p
         main(["diagnose", *words_for(base_model, pairs, folder)])
     assert ended.value.code == 2
     assert [path.name for path in folder.iterdir() if path.suffix] == ["mine.txt"]
+
+
+def test_what_ends_it_between_its_two_results_leaves_both_as_they_were(tmp_path, base_model, monkeypatch):
+    pairs, folder = write_long(tmp_path / "long.jsonl"), tmp_path / "found"
+    config = DiagnoseConfig.of(model=str(base_model), dataset=(str(pairs),), output_dir=folder, seeds=5)
+    config = config.replace(max_seq_len=128, precision="fp32", diagnostic_length_threshold=8)
+    diagnose(config)
+    earlier = {name: (folder / name).read_bytes() for name in (FOUND, PAGE)}
+
+    def ending(*_: object) -> None:
+        raise EndedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rewardlab.diagnosing.run.write_text", ending)
+        with pytest.raises(EndedError):
+            diagnose(config.replace(seeds=6))
+    assert {name: (folder / name).read_bytes() for name in (FOUND, PAGE)} == earlier
+    diagnose(config.replace(seeds=6))
+    assert all((folder / name).read_bytes() != content for name, content in earlier.items())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_json, sha256_file, sha256_json, write_json, write_text
 from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import only_writer
+from rewardlab.core.together import together
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.template_files import template_of
 from rewardlab.diagnosing.arms import Arms
@@ -167,6 +168,8 @@ def _begun(path: Path) -> object:
 def _write(config: DiagnoseConfig, diagnosis: Diagnosis, seconds: float) -> None:
     folder = config.run.output_dir
     values = {**json_report(diagnosis), "config": to_mapping(config), "seconds": seconds, "provenance": provenance()}
-    write_json(folder / FOUND, values)
-    write_text(folder / PAGE, markdown_report(diagnosis))
+    # Of a call with more seeds or other limits, neither takes the place of an earlier one without the other.
+    with together(last=folder / FOUND):
+        write_json(folder / FOUND, values)
+        write_text(folder / PAGE, markdown_report(diagnosis))
     logger.info("wrote %s and %s in %.0f s", folder / FOUND, folder / PAGE, seconds)
