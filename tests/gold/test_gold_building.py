@@ -256,7 +256,10 @@ def test_a_folder_is_replaced_only_if_asked_and_only_its_own(tmp_path):
     built = run(tmp_path, rows)
     with pytest.raises(ConfigError, match=r"holds preferences\..*--overwrite"):
         run(tmp_path, rows)
+    settings = json.loads((built.folder / "manifest.json").read_text())["settings"]
     run(tmp_path, rows[:10], overwrite=True)
+    again = json.loads((built.folder / "manifest.json").read_text())["settings"]
+    assert again == settings, "the same settings make the same preferences, whatever they replace"
     assert len(labelled.lines(built.folder / "labels.train.jsonl")) == 10
     (built.folder / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="did not write"):

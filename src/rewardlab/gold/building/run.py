@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -71,7 +71,7 @@ def _build(config: BuildConfig, inputs: list[Path]) -> Built:
         told = {
             "tool": TOOL,
             "format": FORMAT,
-            "settings": to_mapping(config),
+            "settings": to_mapping(replace(config, overwrite=False)),  # what decides the preferences
             "inputs": read,
             "counts": built.counts.as_dict(),
             "sides": dict(built.sides),
