@@ -29,7 +29,8 @@ from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.model import attention
 from rewardlab.model.config import DEFAULT_COMPUTE
-from rewardlab.model.load import disk_class_of, wrap
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import wrap
 from rewardlab.serve.engine.local import LocalEngine
 
 CPU = torch.device("cpu")

@@ -16,7 +16,8 @@ from torch import nn
 from harness import flops, gpu_runs, machine, ours, peers, results, timing
 from harness.gpu_runs import DATA, MODELS, PAIRS, scaled
 from harness.random_model import build, config_folder, random_weights
-from rewardlab.model.load import disk_class_of, read_config, resolve_precision
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import read_config, resolve_precision
 from rewardlab.model.reward import disk_name
 from rewardlab.training.cost.peak_flops import makers_peak_flops
 from rewardlab.training.cost.throughput import PeakFlops

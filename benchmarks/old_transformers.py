@@ -43,7 +43,8 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.model.attention import padded_implementation
-from rewardlab.model.load import disk_class_of, wrap
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import wrap
 from rewardlab.model.reward import RewardModel
 
 SIZES = tiny.SIZES

@@ -41,7 +41,8 @@ from rewardlab.data.templates import build_renderer
 from rewardlab.data.token_report import tokenize
 from rewardlab.model import lora
 from rewardlab.model.builtin import resolve_model_name
-from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import choose_layout, load_reward_model, read_config
 from rewardlab.model.reward import RewardModel, disk_name
 from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.monitoring.records import Records

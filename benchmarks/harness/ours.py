@@ -17,7 +17,8 @@ from harness.flops import Work, layout_work
 from rewardlab.core.config import from_mapping
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, weigh
-from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import choose_layout, load_reward_model, read_config
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer

@@ -15,7 +15,8 @@ from common import GROUPED, SIZES, make_tokenizer, write_base_model
 from rewardlab.artifact.load import load
 from rewardlab.artifact.weights import write_weights
 from rewardlab.core.spec import read_spec
-from rewardlab.model.load import disk_class_of, read_config
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import read_config
 from rewardlab.model.outline import read_outline
 from rewardlab.model.sharded_weights import ALONE, Weight
 

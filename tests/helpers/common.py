@@ -49,7 +49,8 @@ from rewardlab.data.groups import Groups, Part
 from rewardlab.data.store import TokenStore, encode
 from rewardlab.data.templates import build_renderer
 from rewardlab.model import attention
-from rewardlab.model.load import disk_class_of, wrap
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import wrap
 from rewardlab.model.reward import AttentionLayout, RewardModel
 
 # Hypothesis takes an example of more than 200 ms for a failure; on a busy machine any may take that. And it does not

@@ -15,7 +15,8 @@ from harness.tiny import GROUPED, SIZES
 from rewardlab.batch import pack
 from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
-from rewardlab.model.load import choose_layout, disk_class_of, require_sound_layout
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import choose_layout, require_sound_layout
 from rewardlab.model.selftest import EXACT, distance_from_alone
 from test_layout import FAMILIES, one_by_one
 

@@ -15,7 +15,8 @@ from rewardlab.core.errors import ModelError
 from rewardlab.core.types import TokenGroup
 from rewardlab.model import attention
 from rewardlab.model.config import ModelConfig
-from rewardlab.model.load import choose_layout, disk_class_of, require_sound_layout
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import choose_layout, require_sound_layout
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
 from rewardlab.score import Scorer, score_groups

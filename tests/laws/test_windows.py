@@ -28,7 +28,8 @@ from rewardlab.model import attention_backends
 from rewardlab.model.attention_formula import Formula, formulas_of
 from rewardlab.model.compute import trial
 from rewardlab.model.config import ModelConfig
-from rewardlab.model.load import choose_layout, disk_class_of
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import choose_layout
 from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.selftest import EXACT, layout_error
 from rewardlab.training.cost.throughput import attended_pairs

@@ -8,7 +8,7 @@ import torch
 from common import CONFIGS
 from rewardlab.model import precision
 from rewardlab.model.config import ComputeConfig
-from rewardlab.model.load import disk_class_of
+from rewardlab.model.disk_class import disk_class_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -33,7 +33,8 @@ from rewardlab.core.errors import ModelError
 from rewardlab.core.spec import read_spec
 from rewardlab.model import attention
 from rewardlab.model.config import ModelConfig
-from rewardlab.model.load import choose_layout, disk_class_of
+from rewardlab.model.disk_class import disk_class_of
+from rewardlab.model.load import choose_layout
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 

@@ -21,10 +21,11 @@ from rewardlab.data.templates import build_renderer
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import BUILTIN_NAMES, BackboneConfig, ComputeConfig
+from rewardlab.model.disk_class import disk_class_of, is_made
 from rewardlab.model.files import require_same_sizes, require_whole_files
 from rewardlab.model.heads import require_place_for_head
 from rewardlab.model.hub import commit_of, file_of
-from rewardlab.model.load import PRECISION, disk_class_of, read_config
+from rewardlab.model.load import PRECISION, read_config
 from rewardlab.model.precision import choose_precision
 from rewardlab.model.reward import AttentionLayout
 
@@ -194,6 +195,12 @@ def open_base(
         require_whole_files(folder)
     config = read_config(path, trust_remote_code=model.trust_remote_code)
     disk_class = disk_class_of(config)
+    if is_made(disk_class):
+        logger.info(
+            "model: transformers has no sequence-classification class for %s; what is saved is read by rewardlab and "
+            "vLLM, and not by AutoModelForSequenceClassification",
+            config.model_type,
+        )
     if folder is not None:
         require_same_sizes(folder, config, disk_class)
     if computes:

@@ -29,6 +29,9 @@ OLDER_ROPE: Final = (
     "rotary_emb_base",
 )
 """Fields in which transformers 4 looks for position settings. Where one is missing, it takes a default silently."""
+KNOWN_THEN: Final = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
+"""Kinds of positions that transformers 4 has. Models with a newer one are read by transformers 5 alone, which takes the
+older fields for settings of their own."""
 NEUTRAL: Final = {"partial_rotary_factor": 1, "rotary_pct": 1}
 """Values of these fields that mean the same as leaving the field out."""
 ACTIVATIONS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
@@ -139,7 +142,7 @@ def older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
         local = rope.get("sliding_attention") or {}
         older |= {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
         rope = rope["full_attention"]
-    if not isinstance(rope, dict) or "rope_theta" not in rope:
+    if not isinstance(rope, dict) or "rope_theta" not in rope or rope.get("rope_type", "default") not in KNOWN_THEN:
         return older
     older["rope_theta"] = rope["rope_theta"]
     if rope.get("rope_type", "default") != "default":

@@ -31,6 +31,7 @@ from rewardlab.model.applying import apply_compute
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
+from rewardlab.model.disk_class import disk_class_of
 from rewardlab.model.files import (
     INDEX,
     ONE_FILE,
@@ -42,15 +43,7 @@ from rewardlab.model.files import (
 )
 from rewardlab.model.forked import computing
 from rewardlab.model.half import hold_half, line_about_others
-from rewardlab.model.load import (
-    PRECISION,
-    choose_layout,
-    disk_class_of,
-    divide_and_fill,
-    read_classifier,
-    read_config,
-    wrap,
-)
+from rewardlab.model.load import PRECISION, choose_layout, divide_and_fill, read_classifier, read_config, wrap
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout
 from rewardlab.model.sharded_weights import Division, fill_head, outline_of, places_in
 from rewardlab.score import Scorer

@@ -16,8 +16,9 @@ import torch
 from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.model.attention import padded_implementation
 from rewardlab.model.builtin import resolve_model_name
+from rewardlab.model.disk_class import disk_class_of
 from rewardlab.model.files import told
-from rewardlab.model.load import disk_class_of, read_classifier, read_config
+from rewardlab.model.load import read_classifier, read_config
 from rewardlab.model.reward import HEAD_ON_DISK
 
 logger = logging.getLogger("rewardlab")

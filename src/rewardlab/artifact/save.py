@@ -399,7 +399,18 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
     for name in ("_attn_implementation", "attn_implementation", "_name_or_path", *QUANTIZED, *ACTIVATIONS, *OLDER_ROPE):
         values.pop(name, None)
     values |= older_rope(values)
-    write_json(folder / "config.json", json.loads(json.dumps(values, default=str)))
+    write_json(folder / "config.json", _with_infinities(json.loads(json.dumps(values, default=str))))
+
+
+def _with_infinities(value: Any) -> Any:
+    """Return a value of JSON with infinite numbers as transformers writes and reads them: Mamba's limits of time."""
+    if isinstance(value, dict):
+        return {name: _with_infinities(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_infinities(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return {"__float__": "Infinity" if value > 0 else "-Infinity"}
+    return value
 
 
 def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:

@@ -268,7 +268,8 @@ def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: t
 
 def _inner_width(text_config: Any) -> int:
     # Architectures without this field (GPT-2 and its like) have feed-forward parts of four times the hidden width.
-    return getattr(text_config, "intermediate_size", None) or 4 * int(text_config.hidden_size)
+    inner = getattr(text_config, "intermediate_size", None) or 4 * int(text_config.hidden_size)
+    return max(inner) if isinstance(inner, list | tuple) else inner  # Gemma 3n has one for each layer
 
 
 def _choose_elementwise(

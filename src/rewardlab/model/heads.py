@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from rewardlab.core.errors import ModelError
+from rewardlab.model.disk_class import SEQUENCE_CLASSIFIER
 from rewardlab.model.files import CONFIG, told
 from rewardlab.model.reward import HEAD_ON_DISK
-
-SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
 
 
 def is_classifier(config: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
@@ -36,6 +36,7 @@ from rewardlab.model.config import (
     looks_local,
     misspelt_builtin,
 )
+from rewardlab.model.disk_class import disk_class_of
 from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_counts, told
 from rewardlab.model.half import line_about_others
 from rewardlab.model.heads import is_classifier, needs_own_code, not_causal, require_one_output
@@ -101,20 +102,6 @@ def _adapters_alone(folder: Path) -> str:
         f"rendered for them is in the merged folder. Go on from that: {where}. Adapters of another project are "
         f"imported first: `rewardlab import {quoted(str(folder))} --output-dir NEW`."
     )
-
-
-def disk_class_of(config: Any) -> Any:
-    """Return the `…ForSequenceClassification` class for a configuration.
-
-    Raises ModelError if transformers has no such class for the model type.
-    """
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise ModelError(
-            f"transformers has no sequence-classification class for model type {config.model_type!r}, so no engine "
-            f"could load the reward model. Use a model that has one, such as Llama, Qwen2, Qwen3, Mistral, Gemma, "
-            f"Phi-3 or GPT-NeoX."
-        )
-    return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
 
 
 def choose_layout(

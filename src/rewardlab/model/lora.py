@@ -35,9 +35,11 @@ HEAD_NAMES: Final = (HEAD_ON_DISK, "head", "classifier")
 """Usual names of the head; it trains and is saved whether it is named or not."""
 TEXT_PART: Final = "language_model"
 """Name of the text model in the backbone of a model that reads images too."""
-WITHOUT_GRADIENT: Final = frozenset({"dt_proj", "indexer"})
-"""Words in the paths of linear layers whose output gets no gradient: Mamba multiplies by the weight itself, and what an
-indexer gives only selects tokens."""
+WITHOUT_GRADIENT: Final = frozenset({"correction_coefs", "dt_proj", "indexer"})
+"""Words in the paths of linear layers whose output gets no gradient: Mamba and Gemma 3n's AltUp
+multiply by the weight itself, and what an indexer gives only selects tokens."""
+FUSED_OUTPUTS: Final = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Model types of which PEFT refuses adapters for `out_proj`: fused kernels multiply by its weight themselves."""
 WHOLE_CHOICES: Final[Mapping[str, str | None]] = {"all-linear": "all-linear", "peft-default": None}
 """Words that stand for a choice of layers to adapt -> PEFT's value for it."""
 
@@ -88,6 +90,7 @@ def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
 
     Unless layers were `named`, also those that get no gradient. Of these a named one is an error after the first step.
     """
+    unseen = WITHOUT_GRADIENT | ({"out_proj"} if _model_type(backbone) in FUSED_OUTPUTS else set())
     text = f"{TEXT_PART}." if isinstance(getattr(backbone, TEXT_PART, None), nn.Module) else ""
     return [
         path
@@ -96,9 +99,13 @@ def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
         and (
             not path.startswith(text)
             or "Router" in type(module).__name__
-            or not (named or WITHOUT_GRADIENT.isdisjoint(path.split(".")))
+            or not (named or unseen.isdisjoint(path.split(".")))
         )
     ]
+
+
+def _model_type(backbone: nn.Module) -> str:
+    return str(getattr(getattr(backbone, "config", None), "model_type", ""))
 
 
 def without_experts(backbone: nn.Module, targets: str | Sequence[str] | None) -> str | Sequence[str] | None:

@@ -19,6 +19,7 @@ from transformers import AutoConfig
 from transformers.utils import cached_file, find_adapter_config_file
 
 from rewardlab.core.errors import ModelError
+from rewardlab.model.disk_class import is_foreign
 from rewardlab.model.files import INDEX, ONE_FILE, Found, Named, read_headers, shards_in, transformers_names
 from rewardlab.model.reward import HEAD_ON_DISK
 
@@ -79,7 +80,7 @@ def read_outline(disk_class: Any, name: str, implementation: str, *, new_head: b
     With `new_head` a head of another shape in the files counts as missing.
     """
     # Code that comes with a model may load its weights in its own way.
-    if not disk_class.__module__.startswith("transformers.models."):
+    if is_foreign(disk_class):
         return "its class is not one of transformers"
     config = AutoConfig.from_pretrained(name, num_labels=1)
     if getattr(config, "quantization_config", None) is not None:

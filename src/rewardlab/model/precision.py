@@ -123,8 +123,8 @@ def _two_layers(model_config: Any, disk_class: Any, layout: AttentionLayout, dty
     """Build the architecture in its true width, with two layers, a small vocabulary and random weights."""
     small = tiny_config(model_config)
     text, shape = small.get_text_config(), model_config.get_text_config()
-    if getattr(shape, "intermediate_size", 0):
-        text.intermediate_size = shape.intermediate_size
+    if inner := getattr(shape, "intermediate_size", 0):
+        text.intermediate_size = inner[:2] if isinstance(inner, list) else inner
     small.num_labels = 1
     implementation = padded_implementation(text) if layout == "padded" else NAME
     with torch.random.fork_rng(devices=[]):

@@ -40,6 +40,10 @@ def tiny_config(config: Any, *, window: int | None = None) -> Any:
     if window is not None:
         small.sliding_window = window
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or []))
+    # What is set for each layer alone, such as the widths of Gemma 3n, is that of the first two.
+    of_layers = [name for name, value in vars(small).items() if _is_of_layers(value, config.num_hidden_layers)]
+    for name in of_layers:
+        setattr(small, name, getattr(small, name)[:2])
     small.num_hidden_layers = 2
     # One layer of each kind, if there are two kinds, so that both are tested.
     if kinds:
@@ -50,9 +54,17 @@ def tiny_config(config: Any, *, window: int | None = None) -> Any:
             setattr(small, name, None)
         except StrictDataclassFieldValidationError:  # some configurations must have a number
             setattr(small, name, 0)
-    if getattr(small, "intermediate_size", 0):
-        small.intermediate_size = min(small.intermediate_size, 256)
+    if inner := getattr(small, "intermediate_size", 0):
+        widths = [min(width, 256) for width in (inner if isinstance(inner, list) else [inner])]
+        small.intermediate_size = widths if isinstance(inner, list) else widths[0]
+    # In Gemma 3n the last layers take keys and values of earlier ones; of two layers none can.
+    if getattr(small, "num_kv_shared_layers", 0):
+        small.num_kv_shared_layers = 0
     return small
+
+
+def _is_of_layers(value: object, layers: int) -> bool:
+    return isinstance(value, list) and len(value) == layers
 
 
 def probe_groups(vocabulary: int, shapes: Sequence[tuple[int, Sequence[int]]] = PROBED) -> list[TokenGroup]:

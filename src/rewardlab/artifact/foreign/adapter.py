@@ -35,9 +35,10 @@ from rewardlab.core.schema import read_object
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.core.types import IntArray
 from rewardlab.data.chat import load_tokenizer
+from rewardlab.model.disk_class import disk_class_of
 from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_same_sizes, told, weight_files
 from rewardlab.model.hub import commit_of
-from rewardlab.model.load import disk_class_of, read_config
+from rewardlab.model.load import read_config
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, width_of
 
 logger = logging.getLogger("rewardlab")

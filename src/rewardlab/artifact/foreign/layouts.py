@@ -27,9 +27,10 @@ from rewardlab.artifact.foreign.weights import Entry, entries_in, entries_of, re
 from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.core.files import is_number
 from rewardlab.core.terminal import number_of
+from rewardlab.model.disk_class import disk_class_of
 from rewardlab.model.files import require_same_sizes, told, transformers_names
 from rewardlab.model.heads import is_classifier
-from rewardlab.model.load import disk_class_of, read_config
+from rewardlab.model.load import read_config
 from rewardlab.model.reward import width_of
 
 Kind = Literal["seq-cls", "v_head", "value-head", "linear-head"]

@@ -36,14 +36,14 @@ def shape_of(model: RewardModel) -> ModelShape:
     every = "sliding_attention" if window and getattr(config, "use_sliding_window", True) else "full_attention"
     kinds = list(getattr(config, "layer_types", None) or [every] * config.num_hidden_layers)
     windowed = kinds.count("sliding_attention") if window else 0
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None) or 0  # a model of recurrent layers alone has none
     return ModelShape(
         frozen_weights=round(weights[False]),
         trained_weights=round(weights[True]),
         last_frozen=last[False],
         last_trained=last[True],
         head_weights=model.head.weight.numel(),
-        attention_width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
+        attention_width=heads and heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
         full_layers=kinds.count("full_attention"),
         windowed_layers=windowed,
         window=window,

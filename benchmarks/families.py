@@ -1,0 +1,299 @@
+"""Every causal family of transformers as a reward model: does it train, load back and give its own scores?
+
+    python benchmarks/families.py
+    python benchmarks/families.py --families granite cohere2
+
+A tiny model of each family, with random weights, is trained for two steps, all weights and with LoRA, saved, loaded
+again by `rewardlab.load`, and read by its sequence-classification class alone. What is compared are the canaries.
+Exits with 1 if a score is further off than float32 arithmetic explains, or if anything but a plain refusal happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from harness import machine, results, tiny
+from rewardlab.analysis.faults import largest_distance
+from rewardlab.artifact.load import load
+from rewardlab.core.errors import RewardlabError
+from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
+from rewardlab.data.synthetic import generate
+from rewardlab.model.disk_class import disk_class_of, is_made
+from rewardlab.model.load import quiet_transformers, read_config
+from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
+
+VOCABULARY: Final = 384
+SIZES: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "lru_width", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "expert_ffn_hidden_size"), 64
+    ),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "zero_expert_num"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 4),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "num_experts_per_tok", "moe_k", "moe_topk"), 2),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("head_dim", "rotary_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "state_size"), 8),
+    **dict.fromkeys(("mamba_n_heads", "mamba_d_head", "hidden_size_per_layer_input"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "num_shared_experts", "mamba_n_groups"), 1),
+    **dict.fromkeys(("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"), 1),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 512),
+    "linear_num_value_heads": 4,
+    "num_kv_shared_layers": 0,
+    "sliding_window": 64,
+    "initializer_range": 0.2,
+}
+"""What makes a model tiny, under the names that the families have for it."""
+ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma4_text": {"global_head_dim": 8, "num_global_key_value_heads": 2},
+    "gemma4_unified_text": {"global_head_dim": 8, "num_global_key_value_heads": 2},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1},
+    "zamba2": {"mamba_headdim": 8, "n_mamba_heads": 8, "layers_block_type": ["mamba", "hybrid"] * 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+}
+"""Sizes of one family that have to fit each other."""
+TOKENS: Final = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+LARGEST: Final = 30e6
+"""Parameters above which a model is not tiny, since sizes of another name decide."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What became of one family."""
+
+    family: str
+    kind: str = ""
+    """Whose its sequence-classification class is: that of `transformers`, or one `made` by rewardlab."""
+    layout: str = ""
+    why_padded: str = ""
+    full: str = ""
+    """`ok`, or the error, with all weights trained."""
+    lora: str = ""
+    distance: float | None = None
+    """Largest distance of a score from the canonical one, over both runs and both ways of loading."""
+    not_built: str = ""
+    """Why there is no tiny model of the family."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the families one after the other, and write what became of each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", nargs="+", help="model types of transformers; by default all causal ones")
+    results.add_flags(parser)
+    options = parser.parse_args(arguments)
+    before = machine.load_average()
+    outcomes = []
+    for family in options.families or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        with tempfile.TemporaryDirectory() as scratch:
+            outcomes.append(outcome_of(family, Path(scratch)))
+        print(row_of(outcomes[-1]), file=sys.stderr, flush=True)
+    allowed = SCORE_TOLERANCE["float32"]
+    results.write(
+        "families",
+        "tiny",
+        page=page_of(outcomes, allowed),
+        data={"allowed": allowed, "outcomes": [asdict(outcome) for outcome in outcomes]},
+        options=options,
+        device=torch.device("cpu"),
+        load=(before, machine.load_average()),
+    )
+    return int(any(is_wrong(outcome, allowed) for outcome in outcomes))
+
+
+def is_wrong(outcome: Outcome, allowed: float) -> bool:
+    """Whether a score is too far off, or an error is none of those meant for users."""
+    said = (outcome.full, outcome.lora)
+    return (outcome.distance or 0.0) > allowed or any(text.startswith("crash") for text in said)
+
+
+def config_of(family: str) -> Any:
+    """A tiny configuration of the family. Raises what the family's class raises if its sizes do not fit each other."""
+    kind = CONFIG_MAPPING[family]
+    known = kind()
+    sizes = {name: size for name, size in SIZES.items() if _has(known, name)}
+    if "qk_rope_head_dim" in sizes:
+        sizes.pop("head_dim", None)  # the sum of two others there
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    return kind(**{**sizes, **TOKENS, **ALSO.get(family, {})})
+
+
+def _has(config: Any, name: str) -> bool:
+    try:
+        return getattr(config, name, None) is not None
+    except RuntimeError:  # one value a layer
+        return True
+
+
+def fill_padding(model: torch.nn.Module) -> None:
+    """Give the padding token's embedding numbers, as pretrained models have: some norms have no gradient at zero."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            torch.nn.init.normal_(module.weight.data[module.padding_idx], std=SIZES["initializer_range"])
+
+
+def outcome_of(family: str, folder: Path) -> Outcome:
+    """Build, train, save and load a tiny model of the family."""
+    outcome = Outcome(family=family)
+    try:
+        torch.manual_seed(0)
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+            model = AutoModelForCausalLM.from_config(config_of(family))
+            if sum(weight.numel() for weight in model.parameters()) > LARGEST:
+                raise ValueError("its sizes have other names")
+            fill_padding(model)
+            model.save_pretrained(folder / "base")
+    # Each family has rules of its own for its sizes.
+    except Exception as error:  # reported in the table
+        outcome.not_built = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        return outcome
+    tiny.byte_tokenizer([], vocab_size=VOCABULARY).save_pretrained(str(folder / "base"))
+    pairs = [
+        {"prompt": pair.preference.prompt[0].content, "chosen": replies[0], "rejected": replies[1]}
+        for pair in generate(16, seed=0, topics="train")
+        for replies in [[turns[0].content for turns in pair.preference.replies]]
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    outcome.full = tried(outcome, folder, lora=False)
+    outcome.lora = tried(outcome, folder, lora=True)
+    return outcome
+
+
+def tried(outcome: Outcome, folder: Path, *, lora: bool) -> str:
+    """Train and load back; returns `ok` or the error, and notes the rest in `outcome`."""
+    lines = Lines()
+    logger = logging.getLogger("rewardlab")
+    logger.addHandler(lines)
+    try:
+        run = train(
+            RewardTrainerConfig.of(
+                model=str(folder / "base"),
+                dataset=(str(folder / "pairs.jsonl"),),
+                output_dir=folder / ("lora" if lora else "full"),
+                steps=2,
+                batch_size=4,
+                lr=1e-3,
+                eval_fraction=0.0,
+                max_seq_len=256,
+                precision="fp32",
+                lora=lora,
+            )
+        )
+        outcome.kind = "made" if is_made(disk_class_of(read_config(str(run.last)))) else "transformers"
+        distance = max(_distances(run.last))
+    except RewardlabError as error:
+        return f"refused: {' '.join(str(error).split())}"
+    # A family that ends in anything else is what this script looks for.
+    except Exception as error:  # reported in the table
+        return f"crash: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    finally:
+        logger.removeHandler(lines)
+    outcome.distance = max(outcome.distance or 0.0, distance)
+    outcome.layout = next((line.split()[1].rstrip(";") for line in lines.kept if line.startswith("layout:")), "")
+    reasons = (line for line in lines.kept if line.startswith("attention: padded, because "))
+    outcome.why_padded = next(reasons, "").removeprefix("attention: padded, because ").split(";")[0]
+    return "ok"
+
+
+def _distances(folder: Path) -> list[float]:
+    """How far the canaries are from their scores: by `load`, in the layout it chooses, and by the class alone."""
+    canaries = read_spec(folder).canaries
+    wanted = [canary.score for canary in canaries]
+    scorer = load(folder)
+    disk_class = disk_class_of(read_config(str(folder)))
+    with quiet_transformers():
+        plain = disk_class.from_pretrained(folder, dtype=torch.float32).eval()
+    backbone = getattr(plain, plain.base_model_prefix)
+    with torch.no_grad():
+        states = [backbone(torch.tensor([canary.token_ids]), use_cache=False).last_hidden_state for canary in canaries]
+        alone = [float(plain.score(state[0, -1])) for state in states]
+    together = scorer.score([canary.messages for canary in canaries])
+    return [largest_distance(wanted, scores) for scores in (together, alone)]
+
+
+class Lines(logging.Handler):
+    """Keeps the lines of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.kept.append(record.getMessage())
+
+
+def row_of(outcome: Outcome) -> str:
+    """One line for the terminal."""
+    if outcome.not_built:
+        return f"{outcome.family}: not built: {outcome.not_built}"
+    distance = "" if outcome.distance is None else f", {outcome.distance:.1e}"
+    return f"{outcome.family}: {outcome.layout or '–'}: {outcome.full} | {outcome.lora}{distance}"
+
+
+def page_of(outcomes: Sequence[Outcome], allowed: float) -> list[str]:
+    """The page: what trains, what is refused, and what could not be tried."""
+    trained = [outcome for outcome in outcomes if "ok" in (outcome.full, outcome.lora)]
+    built = [outcome for outcome in outcomes if not outcome.not_built]
+    refused = [outcome for outcome in built if outcome not in trained]
+    return [
+        "# Families of causal models",
+        "",
+        f"Tiny models with random weights, trained for two steps; transformers {transformers.__version__}. Distances "
+        f"of the canaries from the canonical scores, by `load` and by the class alone, in units of max(1, abs(score)); "
+        f"{allowed:g} is allowed. {len(trained)} families of {len(outcomes)} train.",
+        "",
+        results.table(
+            ["family", "class", "layout", "why padded", "all weights", "LoRA", "largest distance"],
+            [
+                [
+                    f"`{outcome.family}`",
+                    outcome.kind,
+                    outcome.layout,
+                    outcome.why_padded or "–",
+                    outcome.full,
+                    outcome.lora,
+                    "–" if outcome.distance is None else f"{outcome.distance:.1e}",
+                ]
+                for outcome in trained
+            ],
+        ),
+        "",
+        "## Refused",
+        "",
+        results.table(["family", "message"], [[f"`{outcome.family}`", outcome.full] for outcome in refused]),
+        "",
+        "## Not tried",
+        "",
+        "No tiny model could be built by the sizes that this script knows.",
+        "",
+        results.table(
+            ["family", "error"],
+            [[f"`{outcome.family}`", outcome.not_built] for outcome in outcomes if outcome.not_built],
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

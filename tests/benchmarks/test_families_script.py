@@ -1,0 +1,48 @@
+"""The script that tries every causal family: what it finds, and what it writes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import families
+from rewardlab.core.errors import ModelError
+
+
+@pytest.mark.slow
+def test_families_train_and_what_has_no_tiny_model_is_told(tmp_path: Path, capsys):
+    status = families.main(["--families", "llama", "granite", "bert-generation", "clip", "--results", str(tmp_path)])
+    (record,) = tmp_path.glob("families.tiny.*.json")
+    outcomes = {one["family"]: one for one in json.loads(record.read_text())["data"]["outcomes"]}
+    assert status == 0
+    assert [outcomes[name]["kind"] for name in ("llama", "granite")] == ["transformers", "made"]
+    assert all(outcomes[name][kind] == "ok" for name in ("llama", "granite") for kind in ("full", "lora"))
+    assert outcomes["llama"]["layout"] == "shared"
+    assert outcomes["bert-generation"]["full"].startswith("refused: ")
+    assert outcomes["clip"]["not_built"]
+    page = capsys.readouterr().out
+    assert "2 families of 4 train" in page
+    assert "`bert-generation`" in page.split("## Refused")[1]
+
+
+def test_an_error_that_is_not_meant_for_users_fails_the_script(tmp_path: Path, monkeypatch):
+    outcome = families.Outcome(family="llama")
+
+    def broken(config: object) -> None:
+        raise errors.pop(0)
+
+    errors: list[Exception] = [ModelError("not this one"), KeyError("gate")]
+    monkeypatch.setattr(families, "train", broken)
+    outcome.full = families.tried(outcome, tmp_path, lora=False)
+    assert outcome.full == "refused: not this one"
+    assert not families.is_wrong(outcome, 1e-4)
+    outcome.lora = families.tried(outcome, tmp_path, lora=True)
+    assert outcome.lora == "crash: KeyError: 'gate'"
+    assert families.is_wrong(outcome, 1e-4)
+
+
+def test_scores_too_far_off_fail_the_script():
+    assert families.is_wrong(families.Outcome(family="llama", full="ok", lora="ok", distance=2e-4), 1e-4)
+    assert not families.is_wrong(families.Outcome(family="llama", full="ok", lora="ok", distance=1e-6), 1e-4)
