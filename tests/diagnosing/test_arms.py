@@ -99,7 +99,7 @@ def test_conversations_of_which_nothing_was_judged_say_nothing_of_how_far_conver
         Contrast.of([(more, 1.0), (more_beside, -1.0)]).estimate()
         == Contrast.of([(arm, 1.0), (beside, -1.0)]).estimate()
     )
-    assert share_of(more, more) == share_of(arm, arm)
+    assert repr(share_of(more, more)) == repr(share_of(arm, arm)), "equal, also where both are NaN"
 
 
 @pytest.mark.parametrize("seed", range(4))

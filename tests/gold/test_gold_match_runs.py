@@ -84,7 +84,7 @@ def test_accuracies_are_those_of_the_model_and_not_of_what_was_trained_after_it(
     assert [one.train_accuracy and one.train_accuracy.value for one in (chosen, last)] == pytest.approx([0.65, 1.0])
     assert [one.own_accuracy and one.own_accuracy.value for one in (chosen, last)] == [0.6, 0.7]
     assert [one.own_accuracy_on for one in (chosen, last)] == ["selection", "step_90"]
-    assert read_run(folder) == chosen, "of scores in a file the model that the run chose is assumed"
+    assert repr(read_run(folder)) == repr(chosen), "of scores in a file the model that the run chose is assumed"
     assert read_run(folder, 50).own_accuracy is None, "nothing judged this model"
 
     without = "\n".join(",".join(line.split(",")[:3]) for line in lines) + "\n"

@@ -28,8 +28,8 @@ class _Expanded(io.RawIOBase):
     The stream reader of the package takes a file that was cut off for one that ended, so frames are followed here.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._package: Any = import_optional("zstandard", f"{path}: reading .zst", "data")
+    def __init__(self, path: Path, package: Any) -> None:
+        self._package = package
         self._frames: Any = self._package.ZstdDecompressor()
         self._frame: Any = None
         """What expands the current frame; None between two."""
@@ -83,8 +83,10 @@ def open_zst(path: Path, encoding: str, *, errors: str | None = None, newline: s
 
     Raises DataError, saying how to install it, without the package zstandard.
     """
+    # Imported before the stream is made: Python closes one that was made in part, which then has no file.
+    package = import_optional("zstandard", f"{path}: reading .zst", "data")
     return io.TextIOWrapper(
-        io.BufferedReader(_Expanded(path), 1 << 16), encoding=encoding, errors=errors, newline=newline
+        io.BufferedReader(_Expanded(path, package), 1 << 16), encoding=encoding, errors=errors, newline=newline
     )
 
 

@@ -59,7 +59,10 @@ def test_a_folder_that_really_lies_below_an_allowed_one_is_swapped_in(client, fo
 
 @pytest.mark.parametrize(
     "name",
-    ["../outside/model_there", "link_out", "linked_file", "../allowed_not", "../..", "loop", "../outside/not_there"],
+    [
+        *("../outside/model_there", "link_out", "linked_file", "../allowed_not", "../..", "../outside/not_there"),
+        *("loop", "loop/x", "loop/../link_out", "none/../loop/../link_out", "loop_inside"),
+    ],
 )
 def test_a_folder_that_leads_outside_is_forbidden_whether_it_is_there_or_not(client, folders, engine, name):
     before = dict(engine.digests)
@@ -74,7 +77,6 @@ def test_a_folder_that_leads_outside_is_forbidden_whether_it_is_there_or_not(cli
         ("allowed/empty", "tiny", 422, "not_swapped"),
         ("allowed/none", "tiny", 422, "not_swapped"),
         ("allowed/one/model", "tiny", 422, "not_swapped"),
-        ("allowed/loop_inside", "tiny", 422, "not_swapped"),
         ("allowed/" + "a" * 300, "tiny", 422, "not_swapped"),
         ("allowed/one", "other", 404, "unknown_model"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -279,8 +280,11 @@ def require_places(source: Path, target: Path, *, overwrite: bool) -> None:
     """Raise DataError unless there is something to read, ConfigError unless the output may be written."""
     require_rows(source)
     format_of(target)
-    if target.is_symlink() and not target.resolve().parent.is_dir():
-        raise ConfigError(f"--output {target}: is a link to {target.resolve()}, whose folder does not exist.")
+    real = Path(os.path.realpath(target))
+    if real.is_symlink():
+        raise ConfigError(f"--output {target}: a link in a loop, which leads back to itself. Name another file.")
+    if target.is_symlink() and not real.parent.is_dir():
+        raise ConfigError(f"--output {target}: is a link to {real}, whose folder does not exist.")
     if target.exists() and target.samefile(source):
         raise ConfigError(f"--output {target}: it is the file to be scored. Name another one.")
     if target.exists() and not target.is_file():

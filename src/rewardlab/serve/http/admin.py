@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -132,26 +133,31 @@ def allowed_folder(given: str, allowed: Sequence[Path]) -> Path:
 
     Raises InvalidError unless it is an absolute path; ForbiddenError if it is not allowed, whether or not it exists,
     so that a client cannot find out which files the server has; NotSwappedError if it is allowed but does not exist;
-    and OSError or RuntimeError if it cannot be read.
+    and OSError if it cannot be read.
     """
     if "\0" in given or not Path(given).is_absolute():
         raise InvalidError("folder: name the folder by its absolute path on the server's disk.", param="folder")
-    try:
-        real = Path(given).resolve()
-    except (OSError, RuntimeError):
-        raise _forbidden(given) from None
-    if not _below(real, allowed):
+    real = _real(Path(given), allowed)
+    if real is None:
         raise _forbidden(given)
     if not real.is_dir():
         raise NotSwappedError(f"{short(given)}: there is no such folder.", param="folder")
     for path in real.rglob("*"):
-        if path.is_symlink() and not _below(path.resolve(), allowed):
+        if path.is_symlink() and _real(path, allowed) is None:
             raise _forbidden(given)
     return real
 
 
-def _below(path: Path, allowed: Sequence[Path]) -> bool:
-    return any(path.is_relative_to(folder) for folder in allowed)
+def _real(path: Path, allowed: Sequence[Path]) -> Path | None:
+    """Return where a path really leads; None unless that is known, and below an allowed folder.
+
+    Behind a link that leads back to itself, `realpath` leaves the rest of the path as it stands, with its links. A
+    real path has none, so one that has some is not allowed. `Path.resolve` tells of such a link only before Python 3.13.
+    """
+    real = Path(os.path.realpath(path))
+    if not any(real.is_relative_to(folder) for folder in allowed):
+        return None
+    return None if any(part.is_symlink() for part in (real, *real.parents)) else real
 
 
 def _forbidden(given: str) -> ForbiddenError:
