@@ -152,7 +152,7 @@ def _real(path: Path, allowed: Sequence[Path]) -> Path | None:
     """Return where a path really leads; None unless that is known, and below an allowed folder.
 
     Behind a link that leads back to itself, `realpath` leaves the rest of the path as it stands, with its links. A
-    real path has none, so one that has some is not allowed. `Path.resolve` tells of such a link only before Python 3.13.
+    real path has none, so one with links is not allowed. `Path.resolve` refuses such a link only before Python 3.13.
     """
     real = Path(os.path.realpath(path))
     if not any(real.is_relative_to(folder) for folder in allowed):
