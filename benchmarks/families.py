@@ -158,10 +158,14 @@ def outcome_of(family: str, folder: Path) -> Outcome:
     outcome = Outcome(family=family)
     try:
         torch.manual_seed(0)
+        config = config_of(family)
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_config(config_of(family))
-            if sum(weight.numel() for weight in model.parameters()) > LARGEST:
-                raise ValueError("its sizes have other names")
+            # Where sizes have other names, a model may be larger than memory. On the meta device it takes none.
+            with torch.device("meta"):
+                count = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+            if count > LARGEST:
+                raise ValueError(f"{count:.2g} parameters, since sizes have other names")
+            model = AutoModelForCausalLM.from_config(config)
             fill_padding(model)
             model.save_pretrained(folder / "base")
     # Each family has rules of its own for its sizes.
@@ -184,6 +188,8 @@ def tried(outcome: Outcome, folder: Path, *, lora: bool) -> str:
     """Train and load back; returns `ok` or the error, and notes the rest in `outcome`."""
     lines = Lines()
     logger = logging.getLogger("rewardlab")
+    level = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(lines)
     try:
         run = train(
@@ -209,6 +215,7 @@ def tried(outcome: Outcome, folder: Path, *, lora: bool) -> str:
         return f"crash: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     finally:
         logger.removeHandler(lines)
+        logger.setLevel(level)
     outcome.distance = max(outcome.distance or 0.0, distance)
     outcome.layout = next((line.split()[1].rstrip(";") for line in lines.kept if line.startswith("layout:")), "")
     reasons = (line for line in lines.kept if line.startswith("attention: padded, because "))
