@@ -66,6 +66,7 @@ SIZES: Final[Mapping[str, Any]] = {
 ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "bamba": {"attn_layer_indices": [1, 3]},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma4_text": {"global_head_dim": 8, "num_global_key_value_heads": 2},
     "gemma4_unified_text": {"global_head_dim": 8, "num_global_key_value_heads": 2},

@@ -146,7 +146,11 @@ class TestCells:
         ]
 
     @pytest.mark.parametrize("named", ["subset", "domain"])
-    @pytest.mark.parametrize("written", [json.dumps, str, lambda texts: str(np.array(texts, dtype=object))], ids=repr)
+    @pytest.mark.parametrize(
+        "written",
+        [json.dumps, str, lambda texts: str(np.array(texts, dtype=object))],
+        ids=["json", "python", "numpy"],
+    )
     def test_lists_of_replies_beside_a_suite_are_read_as_in_json(
         self, tmp_path: Path, named: str, written: Callable[[list[str]], str]
     ) -> None:

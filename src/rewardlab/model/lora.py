@@ -86,7 +86,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
 
 def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
     """Return the paths of linear layers that can have no adapter: those that no text goes through, in a model that
-    reads images too, and routers, which return more than a product.
+    reads images too, routers, which return more than a product, and layers of several products at once (DeepSeek V4).
 
     Unless layers were `named`, also those that get no gradient. Of these a named one is an error after the first step.
     """
@@ -98,7 +98,7 @@ def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
         if isinstance(module, nn.Linear)
         and (
             not path.startswith(text)
-            or "Router" in type(module).__name__
+            or any(word in type(module).__name__ for word in ("Router", "Grouped"))
             or not (named or unseen.isdisjoint(path.split(".")))
         )
     ]
