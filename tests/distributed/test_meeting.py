@@ -85,6 +85,19 @@ for _ in range(3):
         print(sum(ranks.gather(1)))
 """
 
+FAILS = """
+from contextlib import suppress
+from rewardlab.distributed import meeting, others, sharding
+
+others.LOOK_EVERY_S, others.GRACE_S = 0.01, 0.1
+with suppress(Exception), sharding.joined_ranks() as ranks:
+    if ranks.is_first:
+        raise KeyError
+    ranks.wait()
+for store in meeting._served:
+    print("another run has met:", store.check([meeting.MET]))
+"""
+
 
 @pytest.fixture
 def place(monkeypatch):
@@ -162,6 +175,12 @@ def both(program: str, *words: str) -> list[str]:
 def test_a_rank_that_is_ready_for_the_next_run_before_the_first_one_is_meets_it(place):
     """It joined the store of the run before, which ended then, and the first rank missed it."""
     assert both(AGAIN) == ["2\n2\n2\n"] * 2
+
+
+@pytest.mark.slow
+def test_the_store_of_a_run_that_failed_takes_the_next_one(place):
+    """The process that keeps it may live on, and train again beside processes that were started anew."""
+    assert "another run has met: False" in both(FAILS)[0]
 
 
 def test_the_store_of_a_run_that_is_over_takes_the_next_one(place, monkeypatch):

@@ -20,6 +20,7 @@ from transformers import (
     Cohere2Config,
     Gemma3nTextConfig,
     Gemma4TextConfig,
+    GitConfig,
     GraniteConfig,
     LlamaConfig,
     OlmoeConfig,
@@ -134,7 +135,7 @@ def test_a_class_is_made_once_and_only_where_there_is_none():
     assert made.config_class is GraniteConfig
 
 
-@pytest.mark.parametrize("config", [WhisperConfig, BertGenerationConfig])
+@pytest.mark.parametrize("config", [WhisperConfig, BertGenerationConfig, GitConfig])
 def test_models_that_are_no_decoders_of_text_alone_get_none(config: type):
     with pytest.raises(ModelError, match="neither a sequence-classification class nor a causal model of text alone"):
         disk_class_of(config())

@@ -140,8 +140,9 @@ def older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     # Gemma 3 has one set of settings for each kind of layer; transformers 4 has a separate field for the local ones.
     if isinstance(rope, dict) and isinstance(rope.get("full_attention"), dict):
         local = rope.get("sliding_attention") or {}
-        older |= {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
         rope = rope["full_attention"]
+        if "rope_theta" in local and rope.get("rope_type", "default") in KNOWN_THEN:
+            older["rope_local_base_freq"] = local["rope_theta"]
     if not isinstance(rope, dict) or "rope_theta" not in rope or rope.get("rope_type", "default") not in KNOWN_THEN:
         return older
     older["rope_theta"] = rope["rope_theta"]

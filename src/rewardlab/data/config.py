@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Final, Literal
 
 from rewardlab.core.config import require, require_between
@@ -189,7 +190,7 @@ class RenderingConfig:
             "--system-prompt: has a lone surrogate (half a character), which no tokenizer can read. Write it in UTF-8.",
         )
         require(
-            self.max_seq_len in ("auto", "model") or isinstance(self.max_seq_len, int),
+            self.max_seq_len in ("auto", "model") or isinstance(self.max_seq_len, Integral),
             f"--max-seq-len: got {self.max_seq_len!r}, wanted a whole number, 'auto' or 'model'.",
         )
         require(

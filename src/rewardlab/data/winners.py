@@ -277,12 +277,13 @@ def _names(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
 
 def _lists(rows: Sequence[Row], sides: tuple[str, str]) -> Iterator[str]:
     """Yield a line if the sides are lists of texts that were written as text, as pandas writes them into CSV files."""
-    listed = sum(all(_is_written_list(row[side]) for side in sides) for row in rows)
-    if 2 * listed > len(rows):
+    found = [row for row in rows if all(_is_written_list(row[side]) for side in sides)]
+    if 2 * len(found) > len(rows):
         yield (
-            f"{sides[0]} and {sides[1]} hold lists that were written as text in {listed} of the first "
-            f"{number_of(len(rows), 'row')}, such as {short(str(rows[0][sides[0]]))}: each is read as one reply, "
-            f"brackets and all. Write one text into each, or both replies as `responses` with `scores`."
+            f"{sides[0]} and {sides[1]} hold lists that were written as text in {len(found)} of the first "
+            f"{number_of(len(rows), 'row')}, such as {short(str(found[0][sides[0]]))}: each is read as one reply, "
+            f"brackets and all. If these are several replies, write one text into each, or both replies as "
+            f"`responses` with `scores`."
         )
 
 
@@ -305,8 +306,8 @@ def _repeated(rows: Sequence[Row], sides: tuple[str, str], reading: ReadingConfi
     if 2 * repeated > len(rows):
         yield (
             f"{sides[0]} and {sides[1]} begin with the text of {name} in {repeated} of the first "
-            f"{number_of(len(rows), 'row')}, so the prompt is read twice, as the prompt and in each reply. Take it out "
-            f"of the replies."
+            f"{number_of(len(rows), 'row')}, so it is read twice, as the prompt and in each reply. If the replies do "
+            f"not repeat it themselves, take it out of them."
         )
 
 

@@ -127,8 +127,7 @@ def joined_ranks(*, timeout_s: float = TIMEOUT_S) -> Iterator[Ranks]:
         others.end()
         logger.setLevel(level)
         # If a rank failed, destroying the process groups could hang: it waits for ranks that may be gone.
-        if together:
-            _leave()
+        (_leave if together else end_meeting)()
 
 
 def _leave() -> None:

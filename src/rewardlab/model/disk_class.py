@@ -57,7 +57,8 @@ def _causal_name(config: Any) -> str | None:
     """Return the name of the family's causal class; None unless its backbone is a decoder of text alone."""
     kind = type(config)
     decodes_alone = config.get_text_config() is config and not getattr(config, "is_encoder_decoder", False)
-    if not decodes_alone or kind not in MODEL_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    sees_or_hears = any(word in part for part in kind.sub_configs for word in ("audio", "image", "vision"))
+    if sees_or_hears or not decodes_alone or kind not in MODEL_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
     name: str = MODEL_FOR_CAUSAL_LM_MAPPING[kind].__name__
     return name if name.endswith(_CAUSAL) else None

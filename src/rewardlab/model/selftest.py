@@ -43,7 +43,8 @@ def tiny_config(config: Any, *, window: int | None = None) -> Any:
     # What is set for each layer alone, such as the widths of Gemma 3n, is that of the first two.
     of_layers = [name for name, value in vars(small).items() if _is_of_layers(value, config.num_hidden_layers)]
     for name in of_layers:
-        setattr(small, name, getattr(small, name)[:2])
+        values = getattr(small, name)
+        setattr(small, name, [*values[:2], *values[: 2 - len(values)]])
     small.num_hidden_layers = 2
     # One layer of each kind, if there are two kinds, so that both are tested.
     if kinds:
