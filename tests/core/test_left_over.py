@@ -243,9 +243,10 @@ def test_a_signal_in_a_command_of_another_one_is_told_by_the_other_one(tmp_path)
     assert ended.value.exit_status == 75
 
 
-def test_ctrl_c_before_anything_is_whole_stays_what_it_is():
-    with pytest.raises(KeyboardInterrupt), ended_by_signals(BEGINS_ANEW):
+def test_ctrl_c_before_anything_is_whole_says_what_the_same_command_does():
+    with pytest.raises(RunInterrupted, match=f"^interrupted. {BEGINS_ANEW}$") as ended, ended_by_signals(BEGINS_ANEW):
         signal.raise_signal(signal.SIGINT)
+    assert ended.value.exit_status == 130
 
 
 @pytest.fixture

@@ -272,8 +272,8 @@ class TestOutputs:
         with pytest.raises(SystemExit) as ended:
             main(["data", "convert", str(path), "--output", str(tmp_path / "out.jsonl")])
         assert ended.value.code == status
-        begins = "interrupted" if status == 130 else f"stopped by {number.name}. The same command begins anew."
-        assert capsys.readouterr().err.strip() == begins
+        how = "interrupted" if status == 130 else f"stopped by {number.name}"
+        assert capsys.readouterr().err.strip() == f"{how}. The same command begins anew."
         assert [one.name for one in tmp_path.iterdir()] == ["in.jsonl"]
 
     def test_a_file_that_changes_while_it_is_read_is_an_error(
