@@ -225,6 +225,14 @@ def test_a_margin_of_nll_knows_what_mistakes_would_cost():
     assert one.interval.high > 0.02 > other.interval.high
 
 
+def test_where_models_disagree_a_mistake_is_what_both_together_do_not_expect():
+    ends = Unlikely.of_nll(np.array([[5.0, 2.0], [-1.0, 1.0]]))
+    chance = 1 / (1 + np.exp([5.0, 2.0])) + 1 / (1 + np.exp([-1.0, 1.0]))
+    assert ends.chances == pytest.approx(chance / 2)
+    lost = np.logaddexp(0, [[5.0, 2.0], [-1.0, 1.0]])
+    assert ends.values == pytest.approx(lost[1] - lost[0])
+
+
 def test_below_ten_prompts_nothing_is_said_about_equivalence():
     found = equivalence("accuracy", changes(3, 2), tuple(str(number % 9) for number in range(N)), margin=0.05)
     assert math.isnan(found.not_worse.p)

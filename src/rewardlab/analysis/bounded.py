@@ -179,7 +179,7 @@ class Unlikely:
         out against what both together expect, with the mean of both chances."""
         against_N = np.where(logits_2N.sum(axis=0) > 0, -1.0, 1.0)
         first_N, second_N = np.logaddexp(0.0, -against_N * logits_2N)
-        return cls(values=second_N - first_N, chances=expit(-np.abs(logits_2N)).mean(axis=0))
+        return cls(values=second_N - first_N, chances=expit(against_N * logits_2N).mean(axis=0))
 
     def mean_of(self, seen: FloatArray, prompt_N: npt.NDArray[np.int64]) -> Bounded:
         """Return the mean of the values that were `seen` [N], whose ends are Σwv²/Σwv of those on either side of it.
