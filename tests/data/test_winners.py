@@ -179,7 +179,7 @@ def test_replies_that_repeat_their_prompt_are_told() -> None:
     asked = "How do I keep basil alive?"
     rows = [{"prompt": asked, "chosen": f"{asked} Light.", "rejected": f"\n{asked}\nNo."} for _ in range(3)]
     (line,) = told(rows)
-    assert "begin with the text of prompt in 3 of the first 3 rows, so the prompt is read twice" in line
+    assert "begin with the text of prompt in 3 of the first 3 rows, so it is read twice" in line
     assert not told([{**row, "rejected": "No."} for row in rows])
     assert not told([{"prompt": "Hi", "chosen": "Hi there", "rejected": "Hi."}]), "as replies begin"
     asked = "\n\nHuman: Why is it so?\n\nAssistant:"
