@@ -27,6 +27,7 @@ from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.terminal import plural
 from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup, is_readable
+from rewardlab.data.bulk import render_conversations
 from rewardlab.data.chat import Overlong, Renderer, to_messages
 from rewardlab.data.layout import Rendered, lay_out
 from rewardlab.data.merging import Limits, MergedGroups
@@ -390,10 +391,10 @@ class Scorer:
         known: Mapping[Conversation, Rendered],
     ) -> list[TokenGroup]:
         """Return the conversations as groups, neighbours with one prompt together. Raises as `score` does."""
-        # Iterating over a text or a single message would give characters or keys, which fail with an obscure message
-        # further down. A single conversation is an equally likely mistake, so all of them get a message of their own.
-        given: list[Any] = [] if isinstance(conversations, str | Mapping) else list(conversations)
-        if isinstance(conversations, str | Mapping) or any(isinstance(one, Message | Mapping) for one in given):
+        # A text or a message would be iterated over, by characters or keys; a single conversation is as likely.
+        is_one = isinstance(conversations, str | Mapping)
+        given: list[Any] = [] if is_one else list(conversations)
+        if is_one or any(isinstance(one, Message | Mapping) for one in given):
             raise RenderError(
                 "score takes a list of conversations, each a list of messages. Put a single one into a list; for "
                 "replies to one prompt there is score_replies(prompt, replies)."
@@ -406,10 +407,11 @@ class Scorer:
                 raise RenderError(
                     f"conversation {number}: a text has half a surrogate pair, which no tokenizer can read. Replace it."
                 )
+        rendered = {**known, **render_conversations((one for one in messages if one not in known), self.renderer)}
         # Only neighbours are grouped, so that groups, and with them the scores, come in the order of the argument.
         groups: list[TokenGroup] = []
         for _, numbers in groupby(range(len(messages)), key=lambda number: messages[number][:-1]):
-            groups.append(self._group(list(numbers), messages, known))
+            groups.append(_group(list(numbers), messages, rendered))
         num_cut = sum(
             prompt > 0 or reply > 0
             for group in groups
@@ -425,23 +427,23 @@ class Scorer:
             )
         return groups
 
-    def _group(
-        self, numbers: Sequence[int], messages: Sequence[Conversation], known: Mapping[Conversation, Rendered]
-    ) -> TokenGroup:
-        """Render the conversations with these numbers, which have the same prompt, and lay them out as one group."""
-        rendered: dict[int, Rendered] = {}
-        for position, number in enumerate(numbers):
-            try:
-                whole = messages[number]
-                rendered[position] = known[whole] if whole in known else self.renderer.render(whole[:-1], whole[-1:])
-            except RenderError as error:
-                what_to_do = f" {SHORTEN}" if isinstance(error, Overlong) else ""
-                raise RenderError(f"conversation {number}: {error}{what_to_do}") from error
-        preference = Preference(
-            id=f"conversation {numbers[0]}",
-            source="score",
-            prompt=messages[numbers[0]][:-1],
-            replies=tuple(messages[number][-1:] for number in numbers),
-            comparisons=(),
-        )
-        return lay_out(preference, rendered)
+
+def _group(
+    numbers: Sequence[int], messages: Sequence[Conversation], rendered: Mapping[Conversation, Rendered | RenderError]
+) -> TokenGroup:
+    """Lay out conversations of one prompt as a group. Raises RenderError naming one that could not be rendered."""
+    kept: dict[int, Rendered] = {}
+    for position, number in enumerate(numbers):
+        outcome = rendered[messages[number]]
+        if isinstance(outcome, RenderError):
+            what_to_do = f" {SHORTEN}" if isinstance(outcome, Overlong) else ""
+            raise RenderError(f"conversation {number}: {outcome}{what_to_do}") from outcome
+        kept[position] = outcome
+    preference = Preference(
+        id=f"conversation {numbers[0]}",
+        source="score",
+        prompt=messages[numbers[0]][:-1],
+        replies=tuple(messages[number][-1:] for number in numbers),
+        comparisons=(),
+    )
+    return lay_out(preference, kept)

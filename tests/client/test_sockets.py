@@ -364,7 +364,9 @@ from rewardlab.client.rendering import Artifact
 from rewardlab.data.chat import to_messages
 
 folder = Artifact(Path(sys.argv[1]), truncate=False)
-same = [folder.render(to_messages(canary.messages)).item == canary.token_ids for canary in folder.spec.canaries]
+known = folder.spec.canaries
+rendered = folder.render_all([to_messages(canary.messages) for canary in known])
+same = [one.item == canary.token_ids for one, canary in zip(rendered, known, strict=True)]
 print(len(same), all(same), "torch" in sys.modules)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 from common import CHATML, make_tokenizer
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
-from rewardlab.data.bulk import Overlong, render_all, render_replies, render_uncut
-from rewardlab.data.chat import Renderer, ReplyTooLong, common_text
+from rewardlab.data import bulk
+from rewardlab.data.bulk import Overlong, render_all, render_conversations, render_replies, render_uncut
+from rewardlab.data.chat import Renderer, ReplyTooLong
 from rewardlab.data.config import RenderingConfig
-from rewardlab.data.layout import Rendered
+from rewardlab.data.layout import Rendered, common_text
 from rewardlab.data.store import LeftOut
 from rewardlab.data.templates import build_renderer
 
@@ -134,6 +136,29 @@ def test_all_at_once_and_one_at_a_time_give_the_same(template: str | None, trunc
     # With `drop` the rows with such a reply are left out for another one, which is too long.
     assert fewer or "template_refuses" in kinds or not refused or truncation == "drop"
     assert refused or "template_refuses" not in kinds
+
+
+@pytest.mark.parametrize("truncation", TRUNCATIONS)
+def test_conversations_rendered_part_by_part_are_those_of_the_renderer(monkeypatch, truncation):
+    monkeypatch.setattr(bulk, "CHARACTERS_AT_A_TIME", 500)
+    renderer = build_renderer(make_tokenizer(ENDS_ODDLY), RenderingConfig(max_seq_len=120, truncation=truncation))
+    conversations = [row.prompt + reply[-1:] for row in preferences() for reply in row.replies]
+    assert len(set(conversations)) < len(conversations), "some come twice"
+    found = render_conversations(conversations, renderer)
+    assert list(found) == list(dict.fromkeys(conversations))
+    kinds = set()
+    for turns, outcome in found.items():
+        kinds.add(type(outcome))
+        if isinstance(outcome, RenderError):
+            with pytest.raises(type(outcome)) as refused:
+                renderer.render(turns[:-1], turns[-1:])
+            assert str(refused.value) == str(outcome)
+        else:
+            wanted = renderer.render(turns[:-1], turns[-1:])
+            assert outcome.token_ids.tolist() == wanted.token_ids.tolist()
+            assert replace(outcome, token_ids=wanted.token_ids) == wanted
+    assert {Rendered, RenderError} <= kinds
+    assert render_conversations([], renderer) == {}
 
 
 def test_the_beginning_that_two_texts_share_is_found_where_they_part():

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import math
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from rewardlab.data.rows import MAX_CHARACTERS
 from rewardlab.data.templates import build_renderer
 from rewardlab.score import Scorer
 from rewardlab.serve.file_scoring import rows as rows_module
+from rewardlab.serve.file_scoring.backends import LocalScorer
 from rewardlab.serve.file_scoring.file import ScoreSettings, score_file
 from rewardlab.serve.file_scoring.journal import partial_of
 
@@ -62,21 +64,44 @@ def model(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_each_conversation_is_rendered_once(model, tmp_path, monkeypatch):
-    source, rendered, render = tmp_path / "rows.jsonl", [], Renderer.render
+def test_each_conversation_is_encoded_once(model, tmp_path, monkeypatch):
+    source, encoded, encode_all = tmp_path / "rows.jsonl", [], Renderer.encode_all
     source.write_text(
-        "".join(json.dumps({"prompt": f"How {n}?", "responses": ["No.", "So."]}) + "\n" for n in range(3))
+        "".join(json.dumps({"prompt": f"How {n % 3}?", "responses": ["No.", "So.", "No."]}) + "\n" for n in range(6))
     )
 
-    def counted(self, prompt, reply):
-        rendered.append(prompt[-1].content + reply[-1].content)
-        return render(self, prompt, reply)
+    def counted(self, conversations, texts):
+        encoded.extend(prompt[-1].content + reply.content for *prompt, reply in conversations)
+        return encode_all(self, conversations, texts)
 
-    monkeypatch.setattr(Renderer, "render", counted)
+    monkeypatch.setattr(Renderer, "encode_all", counted)
     score_file(model, source, tmp_path / "scored.jsonl")
-    assert sorted(text for text in rendered if text.startswith("How ")) == [
+    assert sorted(text for text in encoded if text.startswith("How ")) == [
         f"How {n}?{reply}" for n in range(3) for reply in ("No.", "So.")
     ]
+
+
+def test_rows_to_come_are_rendered_while_others_are_computed(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_module, "ROWS_AT_A_TIME", 2)
+    render, compute = LocalScorer.render, LocalScorer.compute
+    begun = [threading.Event() for _ in range(4)]
+    computed: list[bool] = []
+    source = tmp_path / "rows.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"How {n}?", "response": "No."}) + "\n" for n in range(8)))
+
+    def rendering(self, rows):
+        begun[int(rows[0].prompt[4]) // 2].set()
+        return render(self, rows)
+
+    def computing(self, rows):
+        answer = compute(self, rows)
+        computed.append(all(event.wait(timeout=60) for event in begun[: len(computed) + 2]))
+        return answer
+
+    monkeypatch.setattr(LocalScorer, "render", rendering)
+    monkeypatch.setattr(LocalScorer, "compute", computing)
+    score_file(model, source, tmp_path / "scored.jsonl")
+    assert computed == [True] * 4, "the part after the one that is computed was taken up meanwhile"
 
 
 def test_typed_control_tokens_are_told_and_score_as_text(model, tmp_path, caplog):

@@ -23,7 +23,7 @@ from rewardlab.client.rendering import Artifact, ByFunction, Formatting, Renderi
 from rewardlab.client.rows import Answered, Row
 from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import REFUSING, OutputAs
-from rewardlab.core.types import Message, prompt_key
+from rewardlab.core.types import Conversation, Message, prompt_key
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.rows import UnusableRowError
 
@@ -316,14 +316,18 @@ def rendered_rows(formatting: Formatting, rows: Sequence[Row], *, keep: bool, ba
 
     `bare` says that the model takes a text prompt as it is, as in `data/prompts.py`. Raises RenderError without `keep`.
     """
-    made: list[Rendering | Answered] = []
+    asked: list[Conversation | Exception] = []
     for row in rows:
         try:
-            (conversation,) = conversations_of(row.prompt, [row.reply], bare=bare)
-            made.append(formatting.render(conversation))
+            asked += conversations_of(row.prompt, [row.reply], bare=bare)
         except (RenderError, UnusableRowError) as error:
-            made.append(_refused(row, error, keep=keep))
-    return made
+            asked.append(error)
+    made = iter(formatting.render_all([one for one in asked if not isinstance(one, Exception)]))
+    outcomes = [one if isinstance(one, Exception) else next(made) for one in asked]
+    return [
+        one if isinstance(one, Rendering) else _refused(row, one, keep=keep)
+        for row, one in zip(rows, outcomes, strict=True)
+    ]
 
 
 def _refused(row: Row, error: Exception, *, keep: bool) -> Answered:

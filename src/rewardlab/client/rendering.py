@@ -18,8 +18,10 @@ from rewardlab.core.errors import ArtifactError, ConfigError, RenderError
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, REFUSING, REMEDY, RewardSpec, read_spec
 from rewardlab.core.types import Conversation
+from rewardlab.data.bulk import render_conversations
 from rewardlab.data.chat import Overlong, Renderer, load_tokenizer, to_messages
 from rewardlab.data.cut_canaries import faults_of_cuts
+from rewardlab.data.layout import Rendered
 
 KEY: Final = "rewardlab_spec_sha256"
 """Key of a folder's digest in its config.json."""
@@ -56,8 +58,8 @@ class Rendering:
 class Formatting(Protocol):
     """Renders conversations for an engine."""
 
-    def render(self, conversation: Conversation) -> Rendering:
-        """Render one conversation. Raises RenderError."""
+    def render_all(self, conversations: Sequence[Conversation]) -> list[Rendering | RenderError]:
+        """Return each conversation rendered, or why it cannot be."""
 
 
 class ByFunction:
@@ -65,6 +67,16 @@ class ByFunction:
 
     def __init__(self, render_fn: RenderFn) -> None:
         self._render_fn = render_fn
+
+    def render_all(self, conversations: Sequence[Conversation]) -> list[Rendering | RenderError]:
+        """Return each conversation as `render` does, or its RenderError."""
+        made: list[Rendering | RenderError] = []
+        for conversation in conversations:
+            try:
+                made.append(self.render(conversation))
+            except RenderError as error:
+                made.append(error)
+        return made
 
     def render(self, conversation: Conversation) -> Rendering:
         """Return a conversation as the caller's function renders it. Errors of the function are not caught.
@@ -118,22 +130,24 @@ class Artifact:
         if self._truncate:
             self._renderer = self._renderer.that_cuts
 
-    def render(self, conversation: Conversation) -> Rendering:
-        """Return the tokens of a conversation as the model was trained on.
+    def render_all(self, conversations: Sequence[Conversation]) -> list[Rendering | RenderError]:
+        """Return the tokens of each conversation as the model was trained on; a RenderError for one that cannot be
+        rendered, or that is above the length limit and may not be cut."""
+        with self._lock:
+            outcomes = render_conversations(conversations, self._renderer)
+        return [self._rendering(outcomes[conversation]) for conversation in conversations]
 
-        Raises RenderError if it cannot be rendered, or if it is above the length limit and may not be cut.
-        """
-        try:
-            with self._lock:
-                rendered = self._renderer.render(conversation[:-1], conversation[-1:])
-        except Overlong as error:
-            raise self._refusal(error.num_tokens) from error
-        if rendered.full_length > len(rendered.token_ids) and not self._truncate:
-            raise self._refusal(rendered.full_length)
+    def _rendering(self, outcome: Rendered | RenderError) -> Rendering | RenderError:
+        if isinstance(outcome, Overlong):
+            return self._refusal(outcome.num_tokens)
+        if isinstance(outcome, RenderError):
+            return outcome
+        if outcome.full_length > len(outcome.token_ids) and not self._truncate:
+            return self._refusal(outcome.full_length)
         return Rendering(
-            item=rendered.token_ids.tolist(),
-            truncated_tokens=rendered.truncated_tokens,
-            truncated_reply_tokens=rendered.truncated_reply_tokens,
+            item=outcome.token_ids.tolist(),
+            truncated_tokens=outcome.truncated_tokens,
+            truncated_reply_tokens=outcome.truncated_reply_tokens,
         )
 
     def _refusal(self, num_tokens: int | None) -> RenderError:

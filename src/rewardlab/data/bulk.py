@@ -6,7 +6,7 @@ it use its own threads, and every text is encoded once: replies to one prompt sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,14 +19,15 @@ from rewardlab.data.chat import (
     Renderer,
     ReplyTooLong,
     common_beginning,
-    common_text,
     with_sentinel,
 )
-from rewardlab.data.layout import Rendered, common_prefix_length
+from rewardlab.data.layout import Rendered, common_prefix_length, common_text
 from rewardlab.data.markers import RenderedText
 from rewardlab.data.store import LeftOut
 
 NOTHING: Final = RenderedText("")
+CHARACTERS_AT_A_TIME: Final = 1 << 20
+"""What the tokenizer returns for a text takes some hundred times the memory of the text."""
 
 
 @dataclass(slots=True)
@@ -68,6 +69,33 @@ def render_replies(preferences: Sequence[Preference], renderer: Renderer) -> lis
     replies = [[_Reply(preference.prompt, reply) for reply in preference.replies] for preference in preferences]
     _render([reply for siblings in replies for reply in siblings], renderer)
     return _results(replies)
+
+
+def render_conversations(
+    conversations: Iterable[Conversation], renderer: Renderer
+) -> dict[Conversation, Rendered | RenderError]:
+    """Return for each conversation, whose last turn is the reply, its tokens, or the error for which it has none.
+
+    Equal ones are rendered once, and about `CHARACTERS_AT_A_TIME` characters together.
+    """
+    outcomes: dict[Conversation, Rendered | RenderError] = {}
+    part: list[_Reply] = []
+    num_characters = 0
+
+    def finish() -> None:
+        _render(part, renderer)
+        (results,) = _results([part])
+        outcomes.update(zip((one.prompt + one.reply for one in part), results, strict=True))
+        part.clear()
+
+    for turns in dict.fromkeys(conversations):
+        part.append(_Reply(turns[:-1], turns[-1:]))
+        num_characters += sum(len(message.content) for message in turns)
+        if num_characters >= CHARACTERS_AT_A_TIME:
+            finish()
+            num_characters = 0
+    finish()
+    return outcomes
 
 
 def render_uncut(preferences: Sequence[Preference], renderer: Renderer) -> list[list[Rendered | RenderError]]:

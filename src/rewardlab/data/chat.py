@@ -19,7 +19,7 @@ from rewardlab.core.spec import CUT_FEWEST, CUT_MIDDLE, REFUSING, STOP, Renderer
 from rewardlab.core.terminal import brief
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.cutting import cut, cut_middle
-from rewardlab.data.layout import Rendered, build_group, common_prefix_length
+from rewardlab.data.layout import Rendered, build_group, common_prefix_length, common_text
 from rewardlab.data.limits import require_embedded, within_limits
 from rewardlab.data.longest import longest_token
 from rewardlab.data.markers import Markers, RenderedText
@@ -216,10 +216,10 @@ class Renderer:
         prompt leaves no room for it), RenderError if the template refuses the conversation, if control tokens cannot be
         told apart, or if the rendering ends in an unexpected token.
         """
-        token_ids = self.token_ids(prompt + reply)
+        text, token_ids = self._encode(prompt + reply)
         if len(token_ids) > self.spec.max_length:
             return self.render_cut(prompt, reply, full_length=len(token_ids))
-        return self._finish(prompt, reply, token_ids, truncated_tokens=0)
+        return self._finish(prompt, reply, text, token_ids, truncated_tokens=0)
 
     def render_cut(self, prompt: Conversation, reply: Conversation, *, full_length: int) -> Rendered:
         """Return what `render` does, for a conversation known to take `full_length` tokens, above the limit.
@@ -228,22 +228,29 @@ class Renderer:
         """
         if self.refuses:
             raise Overlong.counted(full_length, self.spec.max_length)
-        conversation, token_ids = self._cut((prompt + reply)[:-1], reply[-1:])
+        conversation, text, token_ids = self._cut((prompt + reply)[:-1], reply[-1:])
         num_reply = min(len(reply), sum(message.role != "system" for message in conversation))
         prompt, reply = conversation[:-num_reply], conversation[-num_reply:]
         lost = full_length - len(token_ids)
         if self.spec.truncation == CUT_MIDDLE:
-            rendered = self._finish(prompt, reply, token_ids, truncated_tokens=0)
+            rendered = self._finish(prompt, reply, text, token_ids, truncated_tokens=0)
             return replace(rendered, truncated_reply_tokens=lost)
-        return self._finish(prompt, reply, token_ids, truncated_tokens=lost)
+        return self._finish(prompt, reply, text, token_ids, truncated_tokens=lost)
 
     def _finish(
-        self, prompt: Conversation, reply: Conversation, token_ids: IntArray, *, truncated_tokens: int
+        self,
+        prompt: Conversation,
+        reply: Conversation,
+        text: RenderedText,
+        token_ids: IntArray,
+        *,
+        truncated_tokens: int,
     ) -> Rendered:
-        """Return the rendering with the number of tokens before the content of the reply."""
+        """Return the rendering, of which text and tokens are known, with the number of tokens before the content of the
+        reply."""
         self.require_known_end(token_ids)
-        (text, _), other = self._encode(prompt + reply), self.texts([with_sentinel(prompt, reply)])
-        (before,) = self.encode_beginnings([common_beginning(text, other[0])])
+        (other,) = self.texts([with_sentinel(prompt, reply)])
+        (before,) = self.encode_beginnings([common_beginning(text, other)])
         return Rendered(
             token_ids=token_ids,
             prompt_tokens=common_prefix_length([before, token_ids]),
@@ -298,32 +305,38 @@ class Renderer:
             )
         return OVERLONG
 
-    def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray]:
-        """Return (what is kept of prompt + reply, its tokens). Raises ReplyTooLong if the reply does not fit."""
+    def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, RenderedText, IntArray]:
+        """Return (what is kept of prompt + reply, its text, its tokens). Raises ReplyTooLong if the reply does not
+        fit."""
+        texts: dict[Conversation, RenderedText] = {}
+
+        def encode(conversation: Conversation) -> IntArray:
+            texts[conversation], token_ids = self._encode(conversation)
+            return token_ids
+
+        limit = self.spec.max_length
         if self.spec.truncation == CUT_MIDDLE:
-            kept, token_ids = cut_middle(
-                prompt + reply, encode=self.token_ids, starts_of=self._token_starts, limit=self.spec.max_length
-            )
+            kept, token_ids = cut_middle(prompt + reply, encode=encode, starts_of=self._token_starts, limit=limit)
             if kept is None:
                 raise PromptTooLong(
                     f"the prompt leaves no room for a beginning and an end of the reply: {len(token_ids)} tokens are "
-                    f"above the limit of {self.spec.max_length} (--max-seq-len when the model was trained)."
+                    f"above the limit of {limit} (--max-seq-len when the model was trained)."
                 )
-            return kept, token_ids
+            return kept, texts[kept], token_ids
         kept, token_ids = cut(
             prompt + reply,
             num_last=len(reply),
-            encode=self.token_ids,
+            encode=encode,
             starts_of=self._token_starts,
-            limit=self.spec.max_length,
+            limit=limit,
             rule=self.spec.truncation,
         )
         if kept is None:
             raise ReplyTooLong(
-                f"a reply takes {len(token_ids)} tokens with its headers, above the limit of {self.spec.max_length} "
+                f"a reply takes {len(token_ids)} tokens with its headers, above the limit of {limit} "
                 f"(--max-seq-len when the model was trained)."
             )
-        return kept, token_ids
+        return kept, texts[kept], token_ids
 
     def _token_starts(self, content: str) -> list[int]:
         """Return the character at which each token of `content` begins."""
@@ -430,18 +443,3 @@ def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:
 def common_beginning(first: RenderedText, second: str) -> RenderedText:
     """Return the beginning of the first text up to where the second differs."""
     return first.beginning(len(common_text(first.text, second)))
-
-
-def common_text(first: str, second: str) -> str:
-    """Return the beginning that two texts share; all of `first` if it begins with `second`."""
-    if first.startswith(second):
-        return first
-    # Bisection over slices is much faster than comparing characters: they share at least `low` and at most `high`.
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return first[:low]

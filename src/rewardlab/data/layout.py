@@ -88,3 +88,18 @@ def common_prefix_length(sequences: Sequence[IntArray]) -> int:
         if len(differs):
             first = first[: differs[0]]
     return len(first)
+
+
+def common_text(first: str, second: str) -> str:
+    """Return the beginning that two texts share; all of `first` if it begins with `second`."""
+    if first.startswith(second):
+        return first
+    # Bisection over slices is much faster than comparing characters: they share at least `low` and at most `high`.
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return first[:low]

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, IntArray, Message
-from rewardlab.data.chat import Renderer, common_text, with_sentinel
-from rewardlab.data.layout import Rendered, common_prefix_length
+from rewardlab.data.chat import Renderer, with_sentinel
+from rewardlab.data.layout import Rendered, common_prefix_length, common_text
 
 Part = Literal["prompt", "header", "reply", "ending"]
 ENDS: Final = ("yes", "12 )", "No")

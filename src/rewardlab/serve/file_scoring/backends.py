@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 from rewardlab.analysis.ensembles import Combination, combinations
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.core.types import Conversation
+from rewardlab.data.bulk import render_conversations
 from rewardlab.data.chat import Overlong
 from rewardlab.data.layout import Rendered
 from rewardlab.data.prompts import conversations_of
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from rewardlab.score import Scorer
 
 logger = logging.getLogger("rewardlab")
+PAUSE_S: Final = 0.002
+"""Seconds that a part waits before it is computed: little against computing it, and enough for what the loop has to do
+in between."""
 Entry = float | str | list[float]
 """The outcome of a reply, one of: its score; [score, tokens cut from its prompt] if some were cut; [score, tokens cut
 from its prompt, tokens cut from its middle] if some of the latter were; with bootstrap heads always [score, both
@@ -131,6 +137,24 @@ class LocalModel:
         return ComputeConfig(**{field.name: decided["compute"][field.name] for field in fields(ComputeConfig)})
 
 
+Look = tuple[int, int, int]
+"""Of a reply that can be scored: tokens cut from its prompt, tokens cut from its middle, tokens that are scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedRows:
+    """Rows on their way to scores, with all that needs no model done."""
+
+    looks: Sequence[Sequence[Look | str]]
+    """For each reply of each row what is known about it, or why it cannot be scored."""
+    scorable: Sequence[Conversation]
+    """The conversations to score, in order."""
+    rendered: Mapping[Conversation, Rendered]
+    """Their tokens."""
+    num_typed: int
+    """Replies in whose conversation a control token is typed."""
+
+
 class LocalScorer:
     """A loaded model that scores rows. It is asked by one thread at a time."""
 
@@ -162,26 +186,36 @@ class LocalScorer:
 
     def score(self, rows: Sequence[Asked]) -> Answer:
         """Return the scores of rows, computed together."""
-        bare = self.scorer.renderer.spec.joins_texts
+        return self.compute(self.render(rows))
+
+    def render(self, rows: Sequence[Asked]) -> RenderedRows:
+        """Return what `compute` computes of these rows. Another thread may call it meanwhile."""
+        renderer = self.scorer.renderer
+        bare = renderer.spec.joins_texts
         conversations = [conversations_of(row.prompt, row.replies, bare=bare) for row in rows]
-        rendered: dict[Conversation, Rendered] = {}
-        looks = [[self._look(turns, rendered) for turns in several] for several in conversations]
-        num_tokens = [sum(look[2] for look in seen if isinstance(look, tuple)) for seen in looks]
+        outcomes = render_conversations((turns for several in conversations for turns in several), renderer)
+        looks = [[self._look(outcomes[turns]) for turns in several] for several in conversations]
         scorable = [
             turns
             for several, seen in zip(conversations, looks, strict=True)
             for turns, look in zip(several, seen, strict=True)
             if isinstance(look, tuple)
         ]
-        found = iter(self._scored(scorable, rendered))
+        num_typed = sum(renderer.num_typed(turns) > 0 for several in conversations for turns in several)
+        rendered = {turns: found for turns, found in outcomes.items() if isinstance(found, Rendered)}
+        return RenderedRows(looks, scorable, rendered, num_typed)
 
-        def made(look: tuple[int, int, int]) -> Entry:
+    def compute(self, rows: RenderedRows) -> Answer:
+        """Return the scores of rows that were rendered, computed together."""
+        found = iter(self._scored(rows.scorable, rows.rendered))
+
+        def made(look: Look) -> Entry:
             score, spread = next(found)
             return entry(score, *look[:2], spread=spread)
 
-        scores = [[made(look) if isinstance(look, tuple) else look for look in seen] for seen in looks]
-        num_typed = sum(self.scorer.renderer.num_typed(turns) > 0 for several in conversations for turns in several)
-        return Answer(scores, num_typed, num_tokens)
+        scores = [[made(look) if isinstance(look, tuple) else look for look in seen] for seen in rows.looks]
+        num_tokens = [sum(look[2] for look in seen if isinstance(look, tuple)) for seen in rows.looks]
+        return Answer(scores, rows.num_typed, num_tokens)
 
     def _scored(
         self, conversations: Sequence[Conversation], rendered: Mapping[Conversation, Rendered]
@@ -193,19 +227,15 @@ class LocalScorer:
         scores_R = combinations(scores_BR, penalty=self._combination.penalty)[self._combination.how]
         return list(zip(scores_R.tolist(), scores_BR.std(axis=0, ddof=1).tolist(), strict=True))
 
-    def _look(self, conversation: Conversation, kept: dict[Conversation, Rendered]) -> tuple[int, int, int] | str:
-        """Return how many tokens are cut from the prompt and from the reply, and how many are scored; or why the reply
-        cannot be scored. What was rendered is put into `kept`."""
-        try:
-            rendered = self.scorer.renderer.render(conversation[:-1], conversation[-1:])
-        except Overlong as error:
-            return self._refusal(error.num_tokens)
-        except RenderError as error:
-            return str(error)
-        if self.refuses and rendered.full_length > len(rendered.token_ids):
-            return self._refusal(rendered.full_length)
-        kept[conversation] = rendered
-        return rendered.truncated_tokens, rendered.truncated_reply_tokens, len(rendered.token_ids)
+    def _look(self, outcome: Rendered | RenderError) -> Look | str:
+        """Return what is known about a reply before it is scored, or why it cannot be scored."""
+        if isinstance(outcome, Overlong):
+            return self._refusal(outcome.num_tokens)
+        if isinstance(outcome, RenderError):
+            return str(outcome)
+        if self.refuses and outcome.full_length > len(outcome.token_ids):
+            return self._refusal(outcome.full_length)
+        return outcome.truncated_tokens, outcome.truncated_reply_tokens, len(outcome.token_ids)
 
     def _refusal(self, num_tokens: int | None) -> str:
         renderer = self.scorer.renderer
@@ -231,9 +261,10 @@ def entry(
 
 
 class LocalBackend:
-    """A model in this process."""
+    """A model in this process. While it computes, a thread renders the rows to come."""
 
-    num_parts = 1
+    num_parts = 2
+    """One part is computed while the next is rendered."""
 
     def __init__(self, model: LocalModel, members: Members | None = None) -> None:
         """Raises ArtifactError if the folder has no spec that can be read."""
@@ -243,16 +274,25 @@ class LocalBackend:
         self.identity = model.identity()
         self.bare = self.spec.renderer.joins_texts
         self._scorer: LocalScorer | None = None
+        self._renders: ThreadPoolExecutor | None = None
+        self._computes = asyncio.Lock()
 
     async def start(self, decided: Mapping[str, Any]) -> Mapping[str, Any]:
         """Load the model. Raises ArtifactError if it fails its checks."""
         self._scorer = LocalScorer(self.model, decided, self._members)
+        # A single thread, since two may not use a tokenizer at once.
+        self._renders = ThreadPoolExecutor(1, thread_name_prefix="rewardlab-render")
         return self._scorer.decided
 
     async def score_rows(self, rows: Sequence[Asked]) -> Answer:
         """Return the scores of rows, computed together."""
         assert self._scorer is not None, "start it first"
-        return self._scorer.score(rows)
+        rendered = await asyncio.get_running_loop().run_in_executor(self._renders, self._scorer.render, rows)
+        async with self._computes:
+            # Computing blocks the loop. Before that it keeps the scores of the last part and asks for the next one.
+            await asyncio.sleep(PAUSE_S)
+            # Not in a thread of its own, where Ctrl-C would have to wait for its end.
+            return self._scorer.compute(rendered)
 
     def tell(self, num_typed: int, num_replies: int, name: str) -> None:
         """Warn if control tokens are typed in texts."""
@@ -260,4 +300,6 @@ class LocalBackend:
 
     async def close(self) -> None:
         """Let the model go."""
-        self._scorer = None
+        if self._renders is not None:
+            self._renders.shutdown(cancel_futures=True)
+        self._scorer = self._renders = None
