@@ -66,7 +66,8 @@ def conversation(drawn: list[tuple[str, str]], system: str | None) -> Conversati
 
 def cut_or_none(renderer: Renderer, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray] | None:
     try:
-        return renderer._cut(prompt, reply)
+        kept, _, token_ids = renderer._cut(prompt, reply)
+        return kept, token_ids
     except ReplyTooLong:
         return None
 

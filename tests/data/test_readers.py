@@ -228,6 +228,14 @@ class TestFiles:
         with pytest.raises(DataError, match=rf"{re.escape(str(path))}{message}"):
             list(READERS[path.suffix](path) if path.suffix in READERS else read_each_row(path))
 
+    def test_a_compressed_file_that_is_damaged_and_not_utf8_is_refused(self, tmp_path: Path) -> None:
+        # Its bytes are read once more for the message, to the end, where the checksum is wrong.
+        packed = bytearray(gzip.compress(b"\xff"))
+        packed[-8] ^= 1
+        (tmp_path / "f.jsonl.gz").write_bytes(packed)
+        with pytest.raises(DataError, match=r"f\.jsonl\.gz: cannot be read \(CRC check failed .*complete\?"):
+            list(read_each_row(tmp_path / "f.jsonl.gz"))
+
     def test_a_table_with_commas_is_none_with_tabs(self, tmp_path: Path) -> None:
         (tmp_path / "f.tsv").write_text("prompt,chosen,rejected\na,b,c\n")
         with pytest.raises(DataError, match=r"f\.tsv:1: the header .* is separated by commas, wanted tabs\. Save the"):

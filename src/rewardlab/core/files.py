@@ -40,6 +40,8 @@ PREFERENCE_LINE = '{"prompt": …, "chosen": …, "rejected": …}'
 """An example of a line of a file of preferences."""
 UTF8 = "utf-8-sig"
 """The codec that reads UTF-8 with or without the byte order mark that some programs write."""
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, DamagedZstError)
+"""What compressed files raise that are damaged or not whole."""
 PACKAGES = ("rewardlab", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "scipy")
 
 
@@ -248,7 +250,7 @@ def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tup
                     line = file.readline(most)
     except UnicodeDecodeError as error:
         raise not_utf8(path) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error, DamagedZstError) as error:
+    except DAMAGED as error:
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
         ) from error
@@ -256,8 +258,11 @@ def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tup
 
 def not_utf8(path: Path) -> DataError:
     """Return the error for a file that is not UTF-8, with line, byte, and what to do."""
-    with _open_text(path) as file:
-        line, why = about_bytes(file.buffer)
+    try:
+        with _open_text(path) as file:
+            line, why = about_bytes(file.buffer)
+    except DAMAGED as error:
+        return DataError(f"{path}: cannot be read ({error}). Is it UTF-8 text, and complete?")
     return DataError(f"{path}:{line}: not UTF-8 text: {why}")
 
 
