@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from rewardlab.artifact.foreign.config import ImportConfig
-from rewardlab.core.config import require, require_between, require_seed
+from rewardlab.core.config import require_between, require_seed
+from rewardlab.core.values import require
 from rewardlab.evaluation.compare_config import CompareConfig
 from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
 from rewardlab.serve.http.config import LimitsConfig, ServeConfig

@@ -12,10 +12,10 @@ from contextlib import suppress
 from importlib.metadata import version
 
 from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout, open_streams
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
 from rewardlab.core.signals import ignore_at_exit, leave_quickly
 from rewardlab.core.terminal import brief, short
+from rewardlab.core.values import did_you_mean
 
 OUT_OF_MEMORY = (
     "error: out of memory. Lower --micro-token-budget, end other programs that use the device, or take a smaller model."

@@ -21,12 +21,13 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 
-from rewardlab.core.config import Setting, did_you_mean, field_texts, fits, from_mapping, read_settings, settings_of
+from rewardlab.core.config import Setting, field_texts, from_mapping, read_settings, settings_of
 from rewardlab.core.earlier_names import renamed, renamed_flags
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import at_home
 from rewardlab.core.other_names import ALSO_CALLED, VALUES_ALSO_CALLED, in_other_units
 from rewardlab.core.terminal import brief, listed, short, visible
+from rewardlab.core.values import did_you_mean, fits
 from rewardlab.training.settings.conventions import Conventions
 
 logger = logging.getLogger("rewardlab")

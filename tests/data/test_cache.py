@@ -123,7 +123,7 @@ ONLY_WORDS = {
     *("core/bars.py", "core/config.py", "core/config_file.py", "core/config_yaml.py", "core/controls.py"),
     *("core/earlier_names.py", "core/errors.py", "core/libc.py", "core/optional.py", "core/other_names.py"),
     *("core/folders.py", "core/schema.py", "core/signals.py", "core/terminal.py", "core/together.py"),
-    "core/undecodable.py",
+    *("core/undecodable.py", "core/values.py"),
 }
 """Modules that data import and whose changes change no stored byte: how progress is told, how settings are read, how
 folders and files are replaced, what they and errors are called, what signals do."""

@@ -19,11 +19,12 @@ from rewardlab.artifact.canaries import score_tokens
 from rewardlab.artifact.config import require_agreement, require_config, require_sizes
 from rewardlab.artifact.seal import one_model_of, require_seal
 from rewardlab.artifact.shards import BIAS
-from rewardlab.core.config import from_mapping, require
+from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import ArtifactError, ConfigError, ModelError, RenderError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import REMEDY, RewardSpec, read_spec
 from rewardlab.core.types import Log
+from rewardlab.core.values import require
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.data.cut_canaries import faults_of_cuts
 from rewardlab.model import attention

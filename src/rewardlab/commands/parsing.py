@@ -8,9 +8,9 @@ from itertools import takewhile
 from typing import Final
 
 from rewardlab.console import say
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import brief, short
+from rewardlab.core.values import did_you_mean
 from rewardlab.flags import Settings, parse
 from rewardlab.training.settings.conventions import Conventions
 

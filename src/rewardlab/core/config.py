@@ -8,47 +8,34 @@ name, so a configuration file or a saved `config.json` is one flat mapping.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
-import difflib
 import inspect
 import json
-import math
-import os
-import re
-import sys
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.earlier_names import renamed
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import at_home, sha256_json
-from rewardlab.core.other_names import ALSO_CALLED, REMARKS, SETTLED, VALUES_ALSO_CALLED
-from rewardlab.core.terminal import brief, short
+from rewardlab.core.files import sha256_json
+from rewardlab.core.other_names import ALSO_CALLED
+from rewardlab.core.terminal import brief
+from rewardlab.core.values import convert, did_you_mean, fits, require, without_wrapper
 
 Config = TypeVar("Config")
 Sections = TypeVar("Sections", bound="Composed")
 HASH_DIGITS: Final = 12
 """Length of `config_hash`, in hex digits."""
-MISSPELT: Final = 0.85
-"""How similar (difflib's ratio) a known name is at least, for a name to be taken for that one and misspelt."""
 FEW: Final = 30
 """Most settings that a message about an unknown one lists."""
-SHORTEST: Final = 3
-"""Letters that an abbreviation has at least."""
 BY_NAME: Final = MappingProxyType(
     {"attributes": False, "map_label": False, "template_arguments": True, "judge_template_arguments": True}
 )
 """Settings whose entries are `NAME=VALUE`, which files also write as a mapping; whether VALUE is JSON."""
-HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Lone surrogates, which UTF-8 cannot encode, except those that Python uses for the bytes of a file name that is not
-UTF-8 (PEP 383)."""
 
 
 def read_settings(path: Path, *, given_by: str = "--config") -> dict[str, object]:
@@ -160,14 +147,14 @@ def _converted(config_type: type, values: Mapping[str, object], where: str) -> d
             raise ConfigError(f"{where}: unknown setting {brief(name)}.{near}")
         if key in BY_NAME and isinstance(value, Mapping):
             value = [_entry(one, of, is_json=BY_NAME[key]) for one, of in value.items()]
-        converted[key] = _convert(value, known[key].hint, f"{where}: {name}")
+        converted[key] = convert(value, known[key].hint, f"{where}: {name}")
     return converted
 
 
 def _entry(name: object, value: object, *, is_json: bool) -> str:
     """Return an entry of a mapping as it stands on a command line: `true` for YAML's, a text as it is or as JSON."""
     words = [
-        one if isinstance(one, str) and not quoted else json.dumps(_without_wrapper(one), default=str)
+        one if isinstance(one, str) and not quoted else json.dumps(without_wrapper(one), default=str)
         for one, quoted in ((name, False), (value, is_json))
     ]
     return "=".join(words)
@@ -216,36 +203,6 @@ class Composed:
         return changed
 
 
-def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return ` Did you mean 'x'?`, or an empty text if no known name is similar.
-
-    `also` maps names that other libraries use to known names. Next best to a name that is spelt nearly the same is the
-    only one that has all words of the given one: `--patience` is `--early-stopping-patience`, and not `--ties`. An
-    abbreviation is found if one name alone begins so. For a name that has no setting here, what holds is said.
-    """
-    if settled := SETTLED.get(name.removeprefix("--").replace("-", "_")):
-        return f" {settled}"
-    names = list(known)
-    if also.get(name) in names:
-        remark = REMARKS.get(name.removeprefix("--").replace("-", "_"))
-        return f" Did you mean {also[name]!r}?{f' {remark}' if remark else ''}"
-    # The dashes of flags do not count: they would make any two short ones similar.
-    own, shown = name.removeprefix("--"), {each.removeprefix("--"): each for each in names}
-    nearest = difflib.get_close_matches(own, shown, n=1)
-    longer = [each for each in shown if _words(own) < _words(each)]
-    is_sure = any(each.startswith(own) for each in nearest) or difflib.get_close_matches(own, nearest, cutoff=MISSPELT)
-    if len(longer) == 1 and not is_sure:
-        nearest = longer
-    begun = [each for each in shown if len(own) >= SHORTEST and re.match(f"{re.escape(own)}[^-_]", each)]
-    if len(begun) == 1 and not nearest:
-        nearest = begun
-    return f" Did you mean {shown[nearest[0]]!r}?" if nearest else ""
-
-
-def _words(name: str) -> set[str]:
-    return set(re.findall("[^-_]+", name.casefold()))
-
-
 def composed(config_type: type[Config]) -> type[Config]:
     """Class decorator for a dataclass of sections.
 
@@ -267,7 +224,7 @@ def composed(config_type: type[Config]) -> type[Config]:
                 )
             for setting in _walk(sections[name], (), None):
                 # A section that was built by itself may hold a value of any type.
-                _convert(setting.of(value), setting.hint, f"{sections[name].__name__}: {setting.name}")
+                convert(setting.of(value), setting.hint, f"{sections[name].__name__}: {setting.name}")
         build(self, **given)
 
     changed.__init__ = build_sections
@@ -300,11 +257,6 @@ def config_hash(config: object) -> str:
     return sha256_json(to_mapping(config))[:HASH_DIGITS]
 
 
-def fits(number: int) -> bool:
-    """Return whether a whole number fits into 64 bits, as counters, indices and random generators require."""
-    return -(1 << 63) <= number < 1 << 63
-
-
 def require_between(config: object, **ranges: tuple[float, float]) -> None:
     """Raise ConfigError for a setting outside its range (lowest, highest). None and text values are not checked.
 
@@ -325,12 +277,6 @@ def require_seed(seed: int) -> None:
     require(seed >= 0 and fits(seed), f"--seed {brief(seed)}: must be at least 0 and have at most 63 bits.")
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError(message) unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)
-
-
 def require_kind(config: object, kind: type) -> None:
     """Raise ConfigError unless a configuration is of this kind, as a dict of settings is not."""
     if not isinstance(config, kind):
@@ -349,95 +295,3 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def _convert(value: object, hint: Any, where: str) -> object:
-    """Return `value` as the annotated type. Raises ConfigError, beginning with `where`, if it is not of that type.
-
-    Texts are not taken for whole numbers ('16' is an error). For floats they are, since YAML 1.1 reads 5e-6 as text.
-    Paths are texts, and numbers of numpy are Python's: Python code has both.
-    """
-    value, origin, arguments = _without_wrapper(value), get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        kinds = [argument for argument in arguments if argument is not type(None)]
-        if len(kinds) == 1:
-            return _convert(value, kinds[0], where)
-        for kind in kinds:
-            with contextlib.suppress(ConfigError):
-                return _convert(value, kind, where)
-        wanted = " or ".join(
-            " or ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else kind.__name__ for kind in kinds
-        )
-        raise ConfigError(f"{where}: expected {wanted}, got {brief(value)}.{_how_to_write(value, kinds)}")
-    if origin is Literal:
-        return _convert_choice(value, arguments, where)
-    if origin is tuple:
-        # A single value stands for a list of one, so that `dataset: a.jsonl` needs no brackets.
-        items = value if isinstance(value, (list, tuple)) else [value]
-        require("" not in items, f"{where}: a name is empty. Leave it out.")
-        return tuple(_convert(item, arguments[0], where) for item in items)
-    if (plain := _convert_plain(value, hint)) is None:
-        wanted = getattr(hint, "__name__", hint)
-        raise ConfigError(f"{where}: expected {wanted}, got {brief(value)}.{_how_to_write(value, [hint])}")
-    _require_usable(plain, where)
-    return plain
-
-
-def _how_to_write(value: object, kinds: Sequence[Any]) -> str:
-    """Return how a value of another type is written as one of `kinds`, as a sentence; an empty text if that is clear.
-
-    YAML reads `no`, `off`, `yes` and `on` as truth values, what stands in quotes as text, and an empty value as null.
-    """
-    if value is None:
-        return " Give it a value, or take it out."
-    if isinstance(value, bool) and str in kinds:
-        return " Put a word such as no, off, yes or on in quotes."
-    text = value.strip().casefold() if isinstance(value, str) else ""
-    if bool in kinds and text in {"true", "false", "yes", "no", "on", "off"}:
-        return f" Write {str(text in {'true', 'yes', 'on'}).lower()}, without quotes."
-    return f" Write {text}, without quotes." if int in kinds and text.isdecimal() else ""
-
-
-def _without_wrapper(value: object) -> object:
-    """Return a path as text and a number of numpy as Python's; anything else as it is."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    numpy = sys.modules.get("numpy")  # where it was never imported there are none of its numbers
-    return value.item() if numpy and isinstance(value, numpy.generic) else value
-
-
-def _require_usable(value: object, where: str) -> None:
-    """Raise ConfigError for a text that cannot be a file name, and for a number of more than 64 bits."""
-    if isinstance(value, (str, Path)) and "\0" in str(value):
-        raise ConfigError(f"{where}: {brief(value)} has a null character, which file names cannot hold.")
-    if isinstance(value, (str, Path)) and HALVES.search(str(value)):
-        raise ConfigError(f"{where}: {brief(value)} has a lone surrogate (half a character), which UTF-8 cannot hold.")
-    if isinstance(value, int) and not fits(value):
-        raise ConfigError(f"{where}: {brief(value)} has more than 64 bits.")
-
-
-def _convert_choice(value: object, choices: Sequence[str], where: str) -> str:
-    """Return `value` if it is one of the choices. Raises ConfigError, with the nearest choice, if not."""
-    if isinstance(value, str) and value in choices:
-        return value
-    named = str(value) if isinstance(value, (str, type(None))) else ""
-    nearest = did_you_mean(short(named), choices, also=VALUES_ALSO_CALLED) if named else ""
-    raise ConfigError(f"{where}: {brief(value)} is not one of {', '.join(map(repr, choices))}.{nearest}")
-
-
-def _convert_plain(value: Any, hint: Any) -> object | None:
-    """Return `value` as a path, number, boolean or text; None if it is not of that type."""
-    if hint is Path:
-        return at_home(value) if isinstance(value, (str, Path)) and value != "" else None
-    # In Python True is an int, so `lr: true` would otherwise be read as 1.
-    if isinstance(value, bool) and hint is not bool:
-        return None
-    if hint is float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError, OverflowError):
-            return None
-        return number if math.isfinite(number) else None
-    return value if isinstance(value, hint) else None

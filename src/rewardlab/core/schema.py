@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import UTF8
+from rewardlab.core.values import did_you_mean
 
 MAX_BYTES: Final = 16 << 20
 """Largest size of a JSON file in bytes. Files of valid folders have some kilobytes."""

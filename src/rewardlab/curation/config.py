@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from rewardlab.core.config import require
+from rewardlab.core.values import require
 from rewardlab.data.config import ReadingConfig, require_limits
 
 

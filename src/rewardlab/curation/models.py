@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.config import require
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, SPEC_FILE, read_spec
+from rewardlab.core.values import require
 from rewardlab.data.chat import Renderer, load_tokenizer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer

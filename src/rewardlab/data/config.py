@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Final, Literal
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
 from rewardlab.core.controls import notice
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
+from rewardlab.core.values import require
 from rewardlab.data.template_files import parse_arguments, require_template
 
 USUAL_LENGTH: Final = 1024

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.config import HASH_DIGITS, did_you_mean
+from rewardlab.core.config import HASH_DIGITS
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, sha256_text
 from rewardlab.core.terminal import short
+from rewardlab.core.values import did_you_mean
 
 WORDS: Final = ("auto", "template", "plain", "concat")
 """What `--chat-template` may be besides a template: the tokenizer's (or a plain transcript, if it has none), a plain

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.config import Composed, composed, require_between, require_seed
+from rewardlab.core.values import require
 from rewardlab.data.config import DataConfig, DiagnosticConfig, require_share
 from rewardlab.model.config import BUDGETS, BackboneConfig, ComputeConfig, require_model
 

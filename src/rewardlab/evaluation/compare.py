@@ -11,11 +11,11 @@ from typing import Any, Final, TypeVar
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.analysis.comparison import ComparisonOfModels, Disagreement, compare_models, name_apart
 from rewardlab.analysis.json_form import encode
-from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_json, sha256_file, to_float, write_json, write_jsonl
 from rewardlab.core.placing import placing
 from rewardlab.core.run_folder import EVALUATED, holds_run, judged_together, manifest_keys, only_writer
+from rewardlab.core.values import require
 from rewardlab.evaluation.compare_config import CompareConfig
 from rewardlab.evaluation.score_files import SUFFIX, read_scores
 from rewardlab.evaluation.score_layouts import (

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
+from rewardlab.core.values import require
 
 
 @dataclass(frozen=True, kw_only=True)

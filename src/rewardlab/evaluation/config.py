@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.config import Composed, composed, require_between, require_seed
 from rewardlab.core.suite_names import SuiteName
+from rewardlab.core.values import require
 from rewardlab.data.config import ReadingConfig, require_limits
 from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision, require_model
 

@@ -23,7 +23,7 @@ from rewardlab.analysis.signs_at_ends import reversed_at_the_end
 from rewardlab.analysis.slices import SliceColumn
 from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load
-from rewardlab.core.config import require, require_kind, to_mapping
+from rewardlab.core.config import require_kind, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import (
@@ -43,6 +43,7 @@ from rewardlab.core.run_folder import (
 )
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Estimate, ScoreRow, TokenGroup, join_comparisons
+from rewardlab.core.values import require
 from rewardlab.data.dataset_names import Named
 from rewardlab.data.groups import Groups
 from rewardlab.data.originals import Key, Original, read_originals

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from rewardlab.core.config import require, to_mapping
+from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import provenance, sha256_file, write_json
@@ -19,6 +19,7 @@ from rewardlab.core.folders import remove
 from rewardlab.core.run_folder import EVALUATION_FILES, MANIFEST, MODELS_FILE, SPEC_SUM
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.terminal import listed
+from rewardlab.core.values import require
 from rewardlab.data.tally import SourceReport
 from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig, EvalRunConfig

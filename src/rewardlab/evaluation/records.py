@@ -8,12 +8,12 @@ from typing import Final
 
 from rewardlab.analysis.mistakes import margin_of, sides_of
 from rewardlab.analysis.slices import BUILT_IN, TURNS, of_column
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import finite_or_none, write_jsonl
 from rewardlab.core.run_folder import MISTAKES, SLICES
 from rewardlab.core.terminal import cut_to
 from rewardlab.core.types import Conversation, Preference, ScoredComparison, ScoreRow
+from rewardlab.core.values import did_you_mean
 from rewardlab.data.originals import Key, Original
 
 NUM_MISTAKES: Final = 50

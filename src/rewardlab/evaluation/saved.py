@@ -21,7 +21,6 @@ import torch
 
 from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load, open_renderer, require_files
-from rewardlab.core.config import require
 from rewardlab.core.controls import notice_of
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import (
@@ -35,6 +34,7 @@ from rewardlab.core.files import (
 )
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow, TokenGroup
+from rewardlab.core.values import require
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.score import Scorer, score_groups, score_rows
 

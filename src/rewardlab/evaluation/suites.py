@@ -16,13 +16,14 @@ from rewardlab.analysis.json_form import encode
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.suites.judging import SuiteResult, judge_suite
 from rewardlab.core.bars import bar
-from rewardlab.core.config import require, to_mapping
+from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import RenderError
 from rewardlab.core.evaluation_folder import placing_evaluation
 from rewardlab.core.files import finite_or_none, provenance, sha256_file, write_json, write_jsonl
 from rewardlab.core.run_folder import SCORES_SUM, SPEC_SUM
 from rewardlab.core.suites import SuiteItem
 from rewardlab.core.types import Comparison, Message, Preference, ScoreRow, TokenGroup
+from rewardlab.core.values import require
 from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import EndsInPadding, Overlong, Renderer, ReplyTooLong
 from rewardlab.data.layout import Rendered, lay_out

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
+from rewardlab.core.values import require
 
 Seen = Literal["nothing-run", "no-results", "results-not-opened", "results"]
 

@@ -8,12 +8,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.config import all_of, did_you_mean, settings_of
+from rewardlab.core.config import all_of, settings_of
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import absent
 from rewardlab.core.other_names import ALSO_CALLED
 from rewardlab.core.terminal import brief
+from rewardlab.core.values import did_you_mean
 from rewardlab.experiments.grids import as_number, drawn_arms, grid_arms
 from rewardlab.experiments.plan import (
     DEFAULT_SEEDS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import brief
+from rewardlab.core.values import did_you_mean
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.gates import GateVerdict, after_choice, judge_gate, not_searched, select
 from rewardlab.experiments.local import run_all

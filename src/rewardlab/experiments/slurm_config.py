@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from rewardlab.core.config import did_you_mean, from_mapping
+from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import brief
+from rewardlab.core.values import did_you_mean
 
 TIME: Final = re.compile(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 """What Slurm takes for a time: minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on."""

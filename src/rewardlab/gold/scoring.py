@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
+from rewardlab.core.values import require
 from rewardlab.gold.settings import require_unset
 from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
 

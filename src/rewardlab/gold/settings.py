@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from rewardlab.core.config import require
+from rewardlab.core.values import require
 
 
 def require_unset(config: Any, *names: str, only: str) -> None:

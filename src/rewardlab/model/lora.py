@@ -17,8 +17,8 @@ from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ModelError
+from rewardlab.core.values import did_you_mean
 from rewardlab.model.adaptable import not_adaptable, without_experts
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.dropout import ConversationDropout, Draws

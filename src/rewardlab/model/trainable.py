@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rewardlab.core.config import require
 from rewardlab.core.errors import ModelError
+from rewardlab.core.values import require
 from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.frozen import is_held_half, read_wide

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewardlab.client.config import CHOICES, ClientConfig
-from rewardlab.core.config import did_you_mean, require, settings_of
+from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.remaking import writable
 from rewardlab.core.spec import OutputAs
+from rewardlab.core.values import did_you_mean, require
 from rewardlab.rl.noise import LARGEST_TOLERANCE
 
 TextAs = Literal["turns", "transcript", "rendered"]

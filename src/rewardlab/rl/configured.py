@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from rewardlab.client.config import ClientConfig, token_in
-from rewardlab.core.config import did_you_mean, from_mapping, read_settings, settings_of
+from rewardlab.core.config import from_mapping, read_settings, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import at_home
 from rewardlab.core.terminal import brief
+from rewardlab.core.values import did_you_mean
 from rewardlab.rl.config import ScorerConfig
 from rewardlab.rl.credit import How
 from rewardlab.rl.scorer import RewardScorer

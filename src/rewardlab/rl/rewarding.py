@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.types import Message, prompt_key
+from rewardlab.core.values import require
 from rewardlab.data.chat import to_messages
 from rewardlab.rl.checking import FloatArray
 from rewardlab.rl.credit import How, coefficient_of, combine

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rewardlab.core.config import require
 from rewardlab.core.terminal import short
+from rewardlab.core.values import require
 from rewardlab.model.config import ComputeConfig
 from rewardlab.serve.http.config import LOOPBACK, HttpConfig, LimitsConfig, ServeConfig
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rewardlab.core.config import require, require_kind, settings_of
+from rewardlab.core.config import require_kind, settings_of
 from rewardlab.core.errors import ConfigError, DiskFullError, RunInterrupted
 from rewardlab.core.folders import remove, require_writable_folder
 from rewardlab.core.lock import LOCK, only_process
@@ -28,6 +28,7 @@ from rewardlab.core.run_folder import CHECKPOINTS, saved_steps
 from rewardlab.core.signals import INTERRUPTED, RESUME_LATER, Terminated, raised_at_once
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import TokenGroup
+from rewardlab.core.values import require
 from rewardlab.data.dataset_names import given_rows
 from rewardlab.data.groups import Datasets, Groups, prompt_numbers
 from rewardlab.data.merging import Limits, MergedGroups

@@ -15,10 +15,11 @@ import torch
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.save import verify_in_clean_process
-from rewardlab.core.config import require, require_kind
+from rewardlab.core.config import require_kind
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Preference, TokenGroup
+from rewardlab.core.values import require
 from rewardlab.data.dataset_names import Given, given_rows
 from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import largest_cost, require_fit

@@ -28,12 +28,12 @@ from rewardlab.artifact.peft_folder import (
     put_on,
     scores_of,
 )
-from rewardlab.core.config import require
 from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.core.types import IntArray
+from rewardlab.core.values import require
 from rewardlab.data.chat import load_tokenizer
 from rewardlab.model.disk_class import disk_class_of
 from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_same_sizes, told, weight_files

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
+from rewardlab.core.values import require
 from rewardlab.data.config import parse_numbers
 from rewardlab.data.template_files import parse_arguments
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from rewardlab.artifact.foreign.config import ImportConfig
-from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Message
+from rewardlab.core.values import require
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.template_files import WORDS, read_template

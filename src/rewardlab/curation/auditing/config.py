@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
+from rewardlab.core.values import require
 from rewardlab.curation.auditing.registry import CHECKS, LEAKS, adjusted, require_checks
 from rewardlab.curation.config import RowsConfig
 from rewardlab.data.config import require_share

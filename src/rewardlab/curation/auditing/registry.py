@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from rewardlab.core.config import did_you_mean, require
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
+from rewardlab.core.values import did_you_mean, require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
+from rewardlab.core.values import require
 from rewardlab.curation.config import RowsConfig
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.config import Composed, composed, require_between, require_seed
+from rewardlab.core.values import require
 from rewardlab.curation.config import RowsConfig
 from rewardlab.data.config import RenderingConfig
 

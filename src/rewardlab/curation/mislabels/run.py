@@ -13,13 +13,14 @@ from typing import Any, Final
 import numpy as np
 
 from rewardlab.analysis.json_form import encode
-from rewardlab.core.config import require, to_mapping
+from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import keep_report, provenance, read_json, write_json, write_jsonl, write_text
 from rewardlab.core.placing import placing
 from rewardlab.core.run_folder import only_writer
 from rewardlab.core.terminal import number_of
 from rewardlab.core.together import together
+from rewardlab.core.values import require
 from rewardlab.curation.mislabels.cleaning import Done, require_cleanable, write_cleaned
 from rewardlab.curation.mislabels.config import MislabelsConfig
 from rewardlab.curation.mislabels.lengths import Lengths, lengths_of

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from rewardlab.analysis.aligned import ScoreSet
-from rewardlab.core.config import require
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import cache_folder
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow, TokenGroup
+from rewardlab.core.values import require
 from rewardlab.curation.mislabels.config import MislabelsConfig
 from rewardlab.curation.mislabels.crossfit import Witness
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from rewardlab.core.config import Composed, composed, require, require_seed
+from rewardlab.core.config import Composed, composed, require_seed
+from rewardlab.core.values import require
 from rewardlab.data.config import ReadingConfig, RenderingConfig
 
 

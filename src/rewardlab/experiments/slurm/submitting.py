@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError, words_of
 from rewardlab.core.files import write_text
 from rewardlab.core.lock import only_process
 from rewardlab.core.terminal import brief
+from rewardlab.core.values import did_you_mean
 from rewardlab.experiments.pitfalls import too_many_processes
 from rewardlab.experiments.plan import WINNER, Phase
 from rewardlab.experiments.records import record_of

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import require, require_between, require_seed
+from rewardlab.core.config import require_between, require_seed
+from rewardlab.core.values import require
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 
 

@@ -10,11 +10,12 @@ from typing import Final
 
 from rewardlab.analysis.json_form import encode
 from rewardlab.core.bars import bar
-from rewardlab.core.config import require, to_mapping
+from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import provenance, sha256_file, write_json
 from rewardlab.core.folders import replacing_folder
 from rewardlab.core.terminal import plural
+from rewardlab.core.values import require
 from rewardlab.curation.files.writing import MANIFEST, only_writer, require_output_folder
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.facts import Facts, Watcher

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewardlab.core.config import require, require_between, require_seed
+from rewardlab.core.config import require_between, require_seed
+from rewardlab.core.values import require
 
 
 @dataclass(frozen=True, kw_only=True)

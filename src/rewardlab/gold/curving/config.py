@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.config import Composed, composed, require_between, require_seed
 from rewardlab.core.terminal import short
+from rewardlab.core.values import require
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 

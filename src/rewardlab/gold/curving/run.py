@@ -15,9 +15,9 @@ from rewardlab.analysis.overoptimisation import (
     within_spread,
 )
 from rewardlab.analysis.stats import MIN_CLUSTERS
-from rewardlab.core.config import require
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate
+from rewardlab.core.values import require
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.pools import Pool, largest_size, pool_of, used, with_ensemble
 from rewardlab.gold.curving.sizes import Sizes, sizes_of

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewardlab.core.config import require
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_json
 from rewardlab.core.run_folder import MANIFEST
+from rewardlab.core.values import require
 from rewardlab.gold.foreign import find_model, is_hub_name
 from rewardlab.gold.proxies import folder_of
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import sha256_file
+from rewardlab.core.values import require
 from rewardlab.gold.files.layouts import read_layout
 from rewardlab.gold.files.parts import parts_of
 from rewardlab.gold.files.rows import GoldRow, read_gold_rows, with_system

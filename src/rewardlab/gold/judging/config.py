@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
+from rewardlab.core.values import require
 from rewardlab.data.template_files import parse_arguments
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
+from rewardlab.core.values import require
 from rewardlab.gold.engine import EngineConfig
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.parts import Shard

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.config import Composed, composed, require_between, require_seed
 from rewardlab.core.terminal import short
+from rewardlab.core.values import require
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 

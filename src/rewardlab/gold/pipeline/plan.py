@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import at_home
 from rewardlab.core.terminal import brief
+from rewardlab.core.values import did_you_mean
 
 STAGES: Final = ("sample", "label", "build", "train", "match", "curve", "check")
 """Stages in the order of work."""

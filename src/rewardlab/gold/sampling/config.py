@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from rewardlab.core.config import require, require_between, require_seed
+from rewardlab.core.config import require_between, require_seed
+from rewardlab.core.values import require
 from rewardlab.data.template_files import parse_arguments
 from rewardlab.gold.engine import EngineConfig
 from rewardlab.gold.files.parts import Shard

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from rewardlab.core.config import require, require_between, require_seed
+from rewardlab.core.config import require_between, require_seed
+from rewardlab.core.values import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.client.protocol import ScoreRequest, ServedModel
-from rewardlab.core.config import require
+from rewardlab.core.values import require
 from rewardlab.data.pack import part_of, plan_replies
 from rewardlab.serve.engine.answers import PreparedRequest, answer_of
 from rewardlab.serve.engine.api import (

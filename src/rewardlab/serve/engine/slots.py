@@ -13,9 +13,9 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.seal import digest_of, require_digest
 from rewardlab.artifact.shared_backbone import AdaptedModel, Adapter
 from rewardlab.client.protocol import ServedModel, WireCanary, WireMessage
-from rewardlab.core.config import require
 from rewardlab.core.controls import notice_of
 from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
+from rewardlab.core.values import require
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.score import Scorer
 from rewardlab.serve.engine.prefix_cache import PrefixCache

@@ -23,11 +23,11 @@ from rewardlab.artifact.config import read_config_file
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model, verify_in_clean_process
 from rewardlab.artifact.seal import KEY
-from rewardlab.core.config import require
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import provenance, sha256_file
 from rewardlab.core.folders import replacing_folder
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.values import require
 from rewardlab.model.reward import RewardModel
 from rewardlab.serve.folders.export import require_apart
 

@@ -11,12 +11,12 @@ from rewardlab.artifact.calibrated import put_calibration
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import Exported, save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.artifact.shards import ONE, FileForm
-from rewardlab.core.config import require
 from rewardlab.core.files import provenance
 from rewardlab.core.folders import replacing_folder
 from rewardlab.core.run_folder import holds_run
 from rewardlab.core.signals import IS_WHOLE
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.values import require
 from rewardlab.model.files import ADAPTER_CONFIG
 
 logger = logging.getLogger("rewardlab")

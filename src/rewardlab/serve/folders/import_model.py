@@ -18,12 +18,12 @@ from rewardlab.artifact.foreign.rendering import foreign_renderer
 from rewardlab.artifact.foreign.source import Source, WholeModel
 from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.artifact.seal import seal
-from rewardlab.core.config import require
 from rewardlab.core.errors import ArtifactError, ConfigError, RewardlabError
 from rewardlab.core.files import provenance, write_json
 from rewardlab.core.folders import move, remove, replacing_folder
 from rewardlab.core.signals import raised_at_once
 from rewardlab.core.spec import SPEC_FILE, RewardSpec
+from rewardlab.core.values import require
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.model.config import BackboneConfig

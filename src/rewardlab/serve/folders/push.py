@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from rewardlab.core.config import require
 from rewardlab.core.controls import notice_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.run_folder import CARD
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.values import require
 from rewardlab.serve.verifying.folder import verify
 
 REPOSITORY: Final = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.config import require, require_between
+from rewardlab.core.config import require_between
+from rewardlab.core.values import require
 from rewardlab.model.config import BUDGETS, ScoringPrecision
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "::1")

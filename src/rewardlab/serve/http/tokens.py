@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
+from rewardlab.core.values import require
 from rewardlab.serve.http.config import LOOPBACK
 
 SHORTEST: Final = 16

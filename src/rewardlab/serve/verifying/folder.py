@@ -10,8 +10,8 @@ import torch
 from rewardlab.analysis.faults import separated
 from rewardlab.artifact.load import Where, assemble, require_canaries, require_files
 from rewardlab.artifact.seal import one_model_of
-from rewardlab.core.config import require
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
+from rewardlab.core.values import require
 from rewardlab.model.load import PRECISION
 
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from rewardlab.analysis.metrics import column_of
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.values import did_you_mean
 from rewardlab.training.monitoring.records import COLUMNS
 from rewardlab.training.settings.config import RewardTrainerConfig
 

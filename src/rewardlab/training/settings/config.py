@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.config import Composed, composed, require_between, require_seed
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.values import require
 from rewardlab.data.config import TrainingDataConfig
 from rewardlab.model.config import BUDGETS, DEFAULT_BUDGET, ModelConfig, TrainComputeConfig, require_model
 from rewardlab.training.settings.presets import fill

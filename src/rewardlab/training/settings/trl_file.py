@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import at_home
 from rewardlab.core.terminal import quoted
+from rewardlab.core.values import did_you_mean
 from rewardlab.training.settings.config import OptimizerName, SchedulerName, Viewer
 from rewardlab.training.settings.trl_keys import KEYS, NO, NUMBERS, OLDER_NAMES, REMARKS, RENAMED, SWITCHES, YES
 from rewardlab.training.settings.trl_template import template_named
