@@ -26,13 +26,13 @@ from rewardlab.batch import PackedBatch, first_alike, pack
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.terminal import plural
-from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup, is_readable
+from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup
 from rewardlab.data.bulk import render_conversations
-from rewardlab.data.chat import Overlong, Renderer, to_messages
+from rewardlab.data.chat import Overlong, Renderer
 from rewardlab.data.layout import Rendered, lay_out
 from rewardlab.data.merging import Limits, MergedGroups
 from rewardlab.data.pack import Piece, halves_of, part_of, plan_replies
-from rewardlab.data.prompts import conversations_of
+from rewardlab.data.prompts import conversations_in, conversations_of
 from rewardlab.data.prompts import prompt_turns as prompt_turns
 from rewardlab.model.config import DEFAULT_BUDGET, ComputeConfig
 from rewardlab.model.forked import computing
@@ -391,22 +391,7 @@ class Scorer:
         known: Mapping[Conversation, Rendered],
     ) -> list[TokenGroup]:
         """Return the conversations as groups, neighbours with one prompt together. Raises as `score` does."""
-        # A text or a message would be iterated over, by characters or keys; a single conversation is as likely.
-        is_one = isinstance(conversations, str | Mapping)
-        given: list[Any] = [] if is_one else list(conversations)
-        if is_one or any(isinstance(one, Message | Mapping) for one in given):
-            raise RenderError(
-                "score takes a list of conversations, each a list of messages. Put a single one into a list; for "
-                "replies to one prompt there is score_replies(prompt, replies)."
-            )
-        messages = [to_messages(conversation) for conversation in given]
-        for number, conversation in enumerate(messages):
-            if not conversation or conversation[-1].role != "assistant":
-                raise RenderError(f"conversation {number} must end with an assistant turn, the reply to be scored.")
-            if not is_readable(*(turn.content for turn in conversation)):
-                raise RenderError(
-                    f"conversation {number}: a text has half a surrogate pair, which no tokenizer can read. Replace it."
-                )
+        messages = conversations_in(conversations)
         rendered = {**known, **render_conversations((one for one in messages if one not in known), self.renderer)}
         # Only neighbours are grouped, so that groups, and with them the scores, come in the order of the argument.
         groups: list[TokenGroup] = []

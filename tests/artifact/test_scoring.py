@@ -31,8 +31,11 @@ def saved(tmp_path_factory):
 
 REFUSED = """
 import rewardlab, sys
+from rewardlab.client import RewardClient
+from rewardlab.rl import BlockingScorer, RewardScorer
+from rewardlab.training.settings.config import RunConfig, TrainingDataConfig
 scorer = rewardlab.load(sys.argv[1])
-from rewardlab.client.rows import rows_of_conversations, rows_of_groups
+from rewardlab.client.rows import rows_of_conversations, rows_of_groups, rows_of_tokens
 turn, reply = {"role": "user", "content": "a"}, [{"role": "assistant", "content": "a"}]
 for wrong in (
     lambda: scorer.score("text"),
@@ -51,6 +54,26 @@ for wrong in (
     lambda: rows_of_conversations([[*reply], None]),
     lambda: rows_of_groups([("How?", ["b"]), (None, ["b"])]),
     lambda: rows_of_groups([("How?", ["b"]), ("How?", None)]),
+    lambda: scorer.score(None),
+    lambda: scorer.score(3),
+    lambda: rows_of_groups(3),
+    lambda: rows_of_groups([("How?", ["b"]), "How?"]),
+    lambda: rows_of_tokens(None),
+    lambda: BlockingScorer(sys.argv[1]).score(3),
+    lambda: RewardScorer(None),
+    lambda: RewardScorer([3]),
+    lambda: RewardScorer(sys.argv[1], truncate="yes"),
+    lambda: RewardScorer(sys.argv[1], client=3),
+    lambda: RewardScorer(sys.argv[1], render_fn="x"),
+    lambda: RewardScorer(sys.argv[1], token_budget=0),
+    lambda: RewardClient("http://127.0.0.1:9", truncate="no"),
+    lambda: RewardClient("http://127.0.0.1:9", artifact=3),
+    lambda: RewardClient("http://127.0.0.1:9", render_fn=3),
+    lambda: rewardlab.load(3),
+    lambda: rewardlab.verify(None),
+    lambda: rewardlab.evaluate([{"score": 1.0}], beta=1.0),
+    lambda: TrainingDataConfig(limit="3"),
+    lambda: RunConfig(steps=1e3),
 ):
     try:
         print("scored", wrong())
@@ -67,17 +90,36 @@ def test_what_is_no_conversation_is_refused_in_words(saved):
     lines = answer.stdout.splitlines()
     expected = [
         *["score takes a list of conversations"] * 4,
-        "a conversation is a list of messages, got 'text'",
-        "a message has a role and a content, got 'text'",
-        "a message has a role and a content, got 3",
+        "conversation 0: a conversation is a list of messages, got 'text'",
+        "conversation 0: a message has a role and a content, got 'text'",
+        "conversation 0: a message has a role and a content, got 3",
         *["replies are a list of texts"] * 2,
         "a conversation is a list of messages, got {'role'",
-        "a conversation is a list of messages, got None",
+        "conversation 0: a conversation is a list of messages, got None",
         "a conversation is a list of messages, got nan",
         "replies are a list of texts",
         "conversation 1: a conversation is a list of messages, got None",
         "prompt of group 1: a conversation is a list of messages, got None",
         "replies of group 1 are a list of texts",
+        *["score takes a list of conversations"] * 2,
+        "wanted a list of (prompt, replies), got 3",
+        'group 1: wanted (prompt, replies), got "How?"',
+        "wanted a list of lists of token ids, got null",
+        "wanted a list of rollouts, got 3",
+        "a scorer needs a reward-model folder or the address of a server, got a NoneType",
+        "a scorer needs a reward-model folder or the address of a server, got a int",
+        "ScorerConfig: truncate: expected bool, got 'yes'",
+        "client: expected a mapping, got 3",
+        "render_fn: expected a function, got 'x'",
+        "token_budget: expected at least 1, got 0",
+        "truncate: expected bool, got 'no'",
+        "artifact: expected str or Path, got 3",
+        "render_fn: expected a function, got 3",
+        "folder: expected Path, got 3",
+        "folder: expected Path, got None",
+        "rows: wanted a list of ScoreRow",
+        "TrainingDataConfig: limit: expected int, got '3'",
+        "RunConfig: steps: expected int, got 1000.0",
     ]
     assert len(lines) == len(expected)
     for line, beginning in zip(lines, expected, strict=True):

@@ -19,7 +19,7 @@ from rewardlab.data.config import RenderingConfig, TrainingDataConfig
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.probing.config import ProbeConfig
-from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.config import RewardTrainerConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -145,18 +145,29 @@ def holding(section, name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "section"),
+    ("section", "name", "value", "said"),
     [
-        ("hf_split", holding(TrainingDataConfig(), "hf_split", 3)),
-        ("truncation", TrainingDataConfig(rendering=holding(RenderingConfig(), "truncation", "left"))),
+        (TrainingDataConfig(), "hf_split", 3, "TrainingDataConfig: hf_split: expected str, got 3"),
+        (RenderingConfig(), "truncation", "left", "RenderingConfig: truncation: 'left' is not one of"),
+        *[
+            (RenderingConfig(), "max_seq_len", value, "RenderingConfig: max_seq_len: expected int or 'auto' or 'model'")
+            for value in ("512", "long", 512.5, None, True)
+        ],
     ],
 )
-def test_a_section_that_holds_a_value_of_another_type_is_refused_by_its_setting(name, section):
-    with pytest.raises(ConfigError, match=rf"TrainingDataConfig: {name}: "):
-        RewardTrainerConfig(data=section)
+def test_a_section_refuses_a_value_of_another_type_by_its_setting(section, name, value, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        holding(section, name, value).__post_init__()
 
 
-@pytest.mark.parametrize("value", ["512", "long", 512.5, None, True])
-def test_a_length_of_another_type_is_refused(value):
-    with pytest.raises(ConfigError, match="--max-seq-len"):
-        holding(RenderingConfig(), "max_seq_len", value).__post_init__()
+def test_a_section_converts_what_python_code_has():
+    data, run = TrainingDataConfig(), RunConfig()
+    for section, name, value in (
+        (data, "dataset", Path("a.jsonl")),
+        (data, "limit", np.int64(3)),
+        (run, "output_dir", "~"),
+    ):
+        holding(section, name, value).__post_init__()
+    assert (data.dataset, data.limit, type(data.limit)) == (("a.jsonl",), 3, int)
+    assert run.output_dir == Path.home()
+    assert RewardTrainerConfig(data=data, run=run).run is run

@@ -23,6 +23,7 @@ from rewardlab.analysis.distributions import standard_deviation
 from rewardlab.analysis.influence import area_under_curve
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.score_table import outcome_of
+from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate, ScoredComparison, ScoreRow, Sums, join_comparisons
 
 METRICS: Mapping[str, str] = MappingProxyType(
@@ -189,6 +190,8 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
 
     Raises DataError if a reply has two rows.
     """
+    if not isinstance(rows, Sequence) or not all(isinstance(row, ScoreRow) for row in rows):
+        raise DataError("rows: wanted a list of ScoreRow (rewardlab.ScoreRow), one for each reply.")
     joined = list(join_comparisons(rows))
     columns = oriented(joined)
     finite, decided = columns.finite, columns.decided

@@ -24,7 +24,7 @@ from rewardlab.core.errors import ArtifactError, ConfigError, ModelError, Render
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import REMEDY, RewardSpec, read_spec
 from rewardlab.core.types import Log
-from rewardlab.core.values import require
+from rewardlab.core.values import path_of, require
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.data.cut_canaries import faults_of_cuts
 from rewardlab.model import attention
@@ -103,7 +103,7 @@ def load(
     into the folder meanwhile; ConfigError for a `device`, `precision`, `attention` or kernel that does not exist or
     cannot be used here; ModelError if `attention` is "shared" and that is not exact for this model.
     """
-    path = Path(folder)
+    path = path_of(folder, "folder")
     require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
     modes = ("auto", "shared", "padded")
     require(attention in modes, f"attention {attention!r} is not one of {', '.join(modes)}.")

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict, get_args, get_type_hints
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.remaking import writable
 from rewardlab.core.spec import OutputAs
+from rewardlab.core.values import convert, require
 
 Engine = Literal["auto", "rewardlab", "vllm", "sglang"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -75,6 +76,9 @@ class ClientConfig:
         limit = self.timeout_s
         if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < math.inf:
             raise ConfigError(f"timeout_s: expected a finite number above 0, got {limit!r:.60}.")
+        for name in ("model", "artifact", "truncate", "check"):
+            convert(getattr(self, name), get_type_hints(ClientConfig)[name], name)
+        require_function(self.render_fn)
         if self.token is not None:
             object.__setattr__(self, "token", bare_token(self.token, name="token"))
         if not isinstance(self.httpx_options, Mapping):
@@ -100,6 +104,11 @@ class Settings(TypedDict, total=False):
     timeout_s: float
     attempts: int
     httpx_options: Mapping[str, Any]
+
+
+def require_function(render_fn: object) -> None:
+    """Raise ConfigError unless `render_fn` is None or can be called."""
+    require(render_fn is None or callable(render_fn), f"render_fn: expected a function, got {render_fn!r:.60}.")
 
 
 def bare_token(token: Any, *, name: str) -> str:

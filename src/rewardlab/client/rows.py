@@ -12,8 +12,10 @@ from typing import Any, Final
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import OutputAs
-from rewardlab.core.types import Conversation, Message, is_readable
+from rewardlab.core.types import Conversation, is_readable
 from rewardlab.data.chat import to_messages
+from rewardlab.data.prompts import conversations_in
+from rewardlab.data.rows import show
 
 MAX_CHARACTERS: Final = 1_000_000
 """Most characters of text in a request, unless the replies to one prompt have more. Servers limit the size of one."""
@@ -72,23 +74,10 @@ def rows_of_conversations(conversations: Iterable[Any]) -> list[Row]:
 
     Raises RenderError, naming the conversation, unless each is a list of messages that ends with an assistant turn.
     """
-    given: list[Any] = [] if isinstance(conversations, str | Mapping) else list(conversations)
-    if isinstance(conversations, str | Mapping) or any(isinstance(one, Message | Mapping) for one in given):
-        raise RenderError(
-            "score takes a list of conversations, each a list of messages. Put a single one into a list; for replies "
-            "to one prompt there is score_replies(prompt, replies)."
-        )
-    rows = []
-    for number, conversation in enumerate(given):
-        name = f"conversation {number}"
-        try:
-            messages = to_messages(conversation)
-        except RenderError as error:
-            raise RenderError(f"{name}: {error}") from error
-        if not messages or messages[-1].role != "assistant":
-            raise RenderError(f"{name} must end with an assistant turn, the reply to be scored.")
-        rows.append(_readable(Row(name=name, prompt=messages[:-1], reply=messages[-1].content)))
-    return rows
+    return [
+        Row(name=f"conversation {number}", prompt=turns[:-1], reply=turns[-1].content)
+        for number, turns in enumerate(conversations_in(conversations))
+    ]
 
 
 def rows_of_groups(groups: Iterable[tuple[Any, Any]], *, single: bool = False) -> tuple[list[Row], list[int]]:
@@ -100,7 +89,10 @@ def rows_of_groups(groups: Iterable[tuple[Any, Any]], *, single: bool = False) -
     """
     rows: list[Row] = []
     counts = []
-    for number, (prompt, replies) in enumerate(groups):
+    for number, group in enumerate(_list_of(groups, "(prompt, replies)")):
+        if not isinstance(group, list | tuple) or len(group) != 2:
+            raise RenderError(f"group {number}: wanted (prompt, replies), got {show(group)}.")
+        prompt, replies = group
         of = "" if single else f" of group {number}"
         is_list = isinstance(replies, Iterable) and not isinstance(replies, str)
         texts = list(replies) if is_list else []
@@ -118,13 +110,20 @@ def rows_of_groups(groups: Iterable[tuple[Any, Any]], *, single: bool = False) -
 def rows_of_tokens(token_ids: Iterable[Any]) -> list[Row]:
     """Return a row for each list of token ids. Raises RenderError, naming the list, for any other value."""
     rows = []
-    for number, values in enumerate(token_ids):
+    for number, values in enumerate(_list_of(token_ids, "lists of token ids")):
         listed: Any = values.tolist() if hasattr(values, "tolist") else values
         numbers = list(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else []
         if not numbers or any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in numbers):
             raise RenderError(f"tokens {number}: expected a list of one token id or more, each a number from 0 up.")
         rows.append(Row(name=f"tokens {number}", token_ids=tuple(numbers)))
     return rows
+
+
+def _list_of(given: Any, what: str) -> Iterable[Any]:
+    """Return what was given. Raises RenderError for what is no list."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise RenderError(f"wanted a list of {what}, got {show(given)}.")
+    return given
 
 
 def _readable(row: Row) -> Row:

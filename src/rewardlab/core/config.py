@@ -222,9 +222,6 @@ def composed(config_type: type[Config]) -> type[Config]:
                     f"{kind}({name}={brief(value)}): the arguments of {kind} are sections. Pass single settings to "
                     f"{kind}.of({name}=…), or to `replace` of a configuration."
                 )
-            for setting in _walk(sections[name], (), None):
-                # A section that was built by itself may hold a value of any type.
-                convert(setting.of(value), setting.hint, f"{sections[name].__name__}: {setting.name}")
         build(self, **given)
 
     changed.__init__ = build_sections

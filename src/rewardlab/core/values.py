@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import math
 import os
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import at_home
@@ -26,6 +28,58 @@ SHORTEST: Final = 3
 HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 """Lone surrogates, which UTF-8 cannot encode, except those that Python uses for the bytes of a file name that is not
 UTF-8 (PEP 383)."""
+
+
+class Section:
+    """Base of dataclasses of settings: what a field is given is converted to its type, as values of a file are.
+
+    So `dataset="a.jsonl"` becomes `("a.jsonl",)`, and a text a path. It happens before the checks of `__post_init__`,
+    which may rely on the types. Raises ConfigError, naming the class and the setting, for a value of another type.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        made: Any = cls
+        if (check := cls.__dict__.get("__post_init__")) is not None:
+            made.__post_init__ = _after_conversion(check)
+
+    def __post_init__(self) -> None:
+        _convert_fields(self)
+
+
+def _after_conversion(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return checks of a section that follow the conversion of its values."""
+
+    @wraps(check)
+    def convert_and_check(self: Any) -> None:
+        _convert_fields(self)
+        check(self)
+
+    return convert_and_check
+
+
+def _convert_fields(section: Any) -> None:
+    kind: Any = type(section)
+    for name, hint in _fields(kind):
+        value = getattr(section, name)
+        converted = convert(value, hint, f"{kind.__name__}: {name}")
+        if converted is not value:
+            object.__setattr__(section, name, converted)
+
+
+@cache
+def _fields(section: Any) -> list[tuple[str, Any]]:
+    """Return name and type of each field of a dataclass that its constructor takes and `convert` can convert."""
+    hints = get_type_hints(section)
+    own = [(field.name, hints[field.name]) for field in dataclasses.fields(section) if field.init]
+    return [(name, hint) for name, hint in own if _is_plain(hint)]
+
+
+def _is_plain(hint: Any) -> bool:
+    """Return whether a type is one that settings in files have; functions and sections are not."""
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        return all(kind in (type(None), ...) or _is_plain(kind) for kind in get_args(hint))
+    return get_origin(hint) is Literal or hint in (str, int, float, bool, Path)
 
 
 def require(condition: bool, message: str) -> None:
@@ -101,6 +155,11 @@ def convert(value: object, hint: Any, where: str) -> object:
         raise ConfigError(f"{where}: expected {wanted}, got {brief(value)}.{_how_to_write(value, [hint])}")
     _require_usable(plain, where)
     return plain
+
+
+def path_of(value: object, name: str) -> Path:
+    """Return an argument as a path. Raises ConfigError, naming the argument, for what is none."""
+    return Path(str(convert(value, Path, name)))
 
 
 def _how_to_write(value: object, kinds: Sequence[Any]) -> str:

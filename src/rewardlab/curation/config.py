@@ -7,12 +7,12 @@ from typing import Annotated
 
 import tyro
 
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.config import ReadingConfig, require_limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsConfig:
+class RowsConfig(Section):
     """Which rows are looked at."""
 
     dataset: Annotated[tuple[str, ...], tyro.conf.Positional] = ()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Final, Literal
 
 from rewardlab.core.config import require_between
 from rewardlab.core.controls import notice
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.template_files import parse_arguments, require_template
 
 USUAL_LENGTH: Final = 1024
@@ -37,7 +36,7 @@ def require_limits(config: object, *names: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingConfig:
+class ReadingConfig(Section):
     """How rows become preferences, and where these are cached: the same for training, probing and evaluating."""
 
     max_drop_fraction: float = 0.05
@@ -159,7 +158,7 @@ def parse_numbers(words: tuple[str, ...], flag: str, *, low: float, high: float)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RenderingConfig:
+class RenderingConfig(Section):
     """How preferences become tokens. A saved model stores these settings, so evaluating it needs none of them."""
 
     max_seq_len: int | Literal["auto", "model"] = "auto"
@@ -189,10 +188,6 @@ class RenderingConfig:
         require(
             self.system_prompt is None or not re.search("[\ud800-\udfff]", self.system_prompt),
             "--system-prompt: has a lone surrogate (half a character), which no tokenizer can read. Write it in UTF-8.",
-        )
-        require(
-            self.max_seq_len in ("auto", "model") or isinstance(self.max_seq_len, Integral),
-            f"--max-seq-len: got {self.max_seq_len!r}, wanted a whole number, 'auto' or 'model'.",
         )
         require(
             isinstance(self.max_seq_len, str) or self.max_seq_len >= 16,
@@ -238,7 +233,7 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnosticConfig:
+class DiagnosticConfig(Section):
     """Data changed on purpose, to see what a model learns without something; docs/controls.md."""
 
     diagnostic_mode: Mode = "none"
@@ -303,7 +298,7 @@ class DiagnosticConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section):
     """Where preferences come from and how they become tokens."""
 
     dataset: tuple[str, ...] = ()
@@ -328,7 +323,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectionConfig:
+class SelectionConfig(Section):
     """Which preferences choose the checkpoint, and what it is compared with."""
 
     eval_dataset: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rewardlab.core.errors import RenderError
-from rewardlab.core.types import Conversation, Message
+from rewardlab.core.types import Conversation, Message, is_readable
 from rewardlab.data.chat import to_messages
 from rewardlab.data.rows import is_open_transcript, parse_transcript, show
 
@@ -41,6 +41,35 @@ def conversations_of(prompt: Any, replies: Iterable[str], *, bare: bool) -> list
     turns, is_transcript = prompt_turns(prompt, bare=bare)
     # Parsing a transcript strips its turns, in training data too, so a reply to one is stripped as well.
     return [(*turns, Message("assistant", reply.strip() if is_transcript else reply)) for reply in texts]
+
+
+def conversations_in(given: Any) -> list[Conversation]:
+    """Return the conversations of a list, each of messages that end with an assistant turn.
+
+    Raises RenderError for what is no list, such as a single conversation, and naming a conversation of another kind.
+    """
+    # Going through a text or a message would give characters or keys. A single conversation is an equally likely slip.
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | Message)
+    several = list(given) if is_list else []
+    if not is_list or any(isinstance(one, Message | Mapping) for one in several):
+        raise RenderError(
+            "score takes a list of conversations, each a list of messages. Put a single one into a list; for replies "
+            "to one prompt there is score_replies(prompt, replies)."
+        )
+    conversations = []
+    for number, one in enumerate(several):
+        try:
+            turns = to_messages(one)
+        except RenderError as error:
+            raise RenderError(f"conversation {number}: {error}") from error
+        if not turns or turns[-1].role != "assistant":
+            raise RenderError(f"conversation {number} must end with an assistant turn, the reply to be scored.")
+        if not is_readable(*(turn.content for turn in turns)):
+            raise RenderError(
+                f"conversation {number}: a text has half a surrogate pair, which no tokenizer can read. Replace it."
+            )
+        conversations.append(turns)
+    return conversations
 
 
 def reply_text(value: Any) -> str:

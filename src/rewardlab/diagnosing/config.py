@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.config import DataConfig, DiagnosticConfig, require_share
 from rewardlab.model.config import BUDGETS, BackboneConfig, ComputeConfig, require_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseRunConfig:
+class DiagnoseRunConfig(Section):
     """How often each control is run, what makes it fail, and where the results go."""
 
     output_dir: Path = Path("runs/diagnose")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from rewardlab.core.config import require_between
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig:
+class CompareConfig(Section):
     """What is compared, how, and where it is written."""
 
     names: tuple[str, ...] = ()

@@ -8,13 +8,13 @@ from typing import Literal
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
 from rewardlab.core.suite_names import SuiteName
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.config import ReadingConfig, require_limits
 from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision, require_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalDataConfig:
+class EvalDataConfig(Section):
     """Which preferences a model is judged on. Template and length limit come with the model."""
 
     dataset: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class EvalDataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalRunConfig:
+class EvalRunConfig(Section):
     """Which model is judged, in which arithmetic, and where the results go."""
 
     model: str = ""
@@ -145,7 +145,7 @@ class EvalConfig(Composed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationRunConfig:
+class CalibrationRunConfig(Section):
     """Which model is calibrated, on what it is judged, and where the calibration goes."""
 
     model: str = ""

@@ -12,13 +12,13 @@ import tyro
 from rewardlab.core.config import require_between
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import short
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 
 Seen = Literal["nothing-run", "no-results", "results-not-opened", "results"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadConfig:
+class ReadConfig(Section):
     """Which plan is read, and at which scale."""
 
     plan: Annotated[Path, tyro.conf.Positional]
@@ -64,7 +64,7 @@ class FreezeConfig(ReadConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AmendConfig:
+class AmendConfig(Section):
     """Why the plan of a study, edited in its folder, is changed."""
 
     study: Annotated[Path, tyro.conf.Positional]
@@ -77,7 +77,7 @@ class AmendConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Section):
     """Which runs of a study are done here, and how many at a time."""
 
     study: Annotated[Path, tyro.conf.Positional]
@@ -118,7 +118,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig:
+class TaskConfig(Section):
     """One run of a study."""
 
     study: Annotated[Path, tyro.conf.Positional]
@@ -130,7 +130,7 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateConfig:
+class GateConfig(Section):
     """A gate of a study."""
 
     study: Annotated[Path, tyro.conf.Positional]
@@ -140,7 +140,7 @@ class GateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusConfig:
+class StatusConfig(Section):
     """A study whose state is shown."""
 
     study: Annotated[Path, tyro.conf.Positional]
@@ -150,7 +150,7 @@ class StatusConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig:
+class ReportConfig(Section):
     """A study to report on."""
 
     study: Annotated[Path, tyro.conf.Positional]
@@ -162,7 +162,7 @@ class ReportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchiveConfig:
+class ArchiveConfig(Section):
     """A study to keep."""
 
     study: Annotated[Path, tyro.conf.Positional]
@@ -174,7 +174,7 @@ class ArchiveConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitConfig:
+class SubmitConfig(Section):
     """A study to hand to Slurm."""
 
     study: Annotated[Path, tyro.conf.Positional]

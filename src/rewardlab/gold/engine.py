@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from rewardlab.core.config import require_between
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Section):
     """Where the model is at work with `--backend local`."""
 
     engine: Literal["process", "ray"] = "process"

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from rewardlab.core.config import require_between
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.gold.settings import require_unset
 from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringConfig:
+class ScoringConfig(Section):
     """How reward models are asked for scores."""
 
     backend: Literal["local", "http", "vllm", "chat"] = "local"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from rewardlab.core.config import require_between
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.model.hub import at_revision
 
 MOST_RANK: Final = 65_536
@@ -22,7 +22,7 @@ ScoringPrecision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeConfig:
+class ComputeConfig(Section):
     """The kernels that compute; no choice changes a number beyond rounding. `auto` is decided once, at the start, and
     the decision is saved with the run's settings."""
 
@@ -103,7 +103,7 @@ def looks_local(name: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackboneConfig:
+class BackboneConfig(Section):
     """Which model and how it computes."""
 
     model: str = ""

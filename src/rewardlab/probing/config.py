@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
+from rewardlab.core.values import Section
 from rewardlab.data.config import DataConfig
 from rewardlab.model.config import BUDGETS, BackboneConfig, ComputeConfig, require_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeRunConfig:
+class ProbeRunConfig(Section):
     """Which heads are fitted and how they are judged, and where the results go."""
 
     output_dir: Path = Path("runs/probe")

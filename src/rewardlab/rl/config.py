@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rewardlab.client.config import CHOICES, ClientConfig
+from rewardlab.client.config import CHOICES, ClientConfig, require_function
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.remaking import writable
 from rewardlab.core.spec import OutputAs
-from rewardlab.core.values import did_you_mean, require
+from rewardlab.core.values import Section, did_you_mean, require
 from rewardlab.rl.noise import LARGEST_TOLERANCE
 
 TextAs = Literal["turns", "transcript", "rendered"]
@@ -31,7 +31,7 @@ RenderFn = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScorerConfig:
+class ScorerConfig(Section):
     """Settings of a `RewardScorer`, besides its models."""
 
     text_as: TextAs | None = None
@@ -74,6 +74,9 @@ class ScorerConfig:
             tolerance is None or 0 <= tolerance <= LARGEST_TOLERANCE,
             f"noise_tolerance: expected a number from 0 to {LARGEST_TOLERANCE}, got {tolerance!r:.40}.",
         )
+        require(self.token_budget >= 1, f"token_budget: expected at least 1, got {self.token_budget}.")
+        require_function(self.render_fn)
+        require(isinstance(self.client, Mapping), f"client: expected a mapping, got {self.client!r:.40}.")
         object.__setattr__(self, "client", writable(self.client))
         for name in self.client:
             if name not in settings_of(ClientConfig):

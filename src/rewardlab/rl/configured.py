@@ -18,7 +18,7 @@ from rewardlab.core.config import from_mapping, read_settings, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import at_home
 from rewardlab.core.terminal import brief
-from rewardlab.core.values import did_you_mean
+from rewardlab.core.values import Section, did_you_mean
 from rewardlab.rl.config import ScorerConfig
 from rewardlab.rl.credit import How
 from rewardlab.rl.scorer import RewardScorer
@@ -44,7 +44,7 @@ Part = tuple[str, Mapping[str, object]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopConfig:
+class LoopConfig(Section):
     """Settings of a reward in a trainer's loop, besides those of its scorer."""
 
     source: tuple[str, ...] = ()

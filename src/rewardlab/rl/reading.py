@@ -10,6 +10,7 @@ from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.types import Conversation, Message, is_readable
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import conversations_of
+from rewardlab.data.rows import show
 from rewardlab.rl.config import TEXT_AS, RenderFn, TextAs
 from rewardlab.rl.rollouts import Rollout, RolloutError
 
@@ -34,6 +35,8 @@ class Reading:
         """
         if isinstance(given, str | Mapping | Message):
             raise RolloutError("wanted a list of rollouts, got a single one. Put it into a list.")
+        if not isinstance(given, Iterable):
+            raise RolloutError(f"wanted a list of rollouts, got {show(given)}.")
         return [self.rollout(one, name=f"rollout {number}", number=number) for number, one in enumerate(given)]
 
     def rollout(self, given: Any, *, name: str, number: int = 0) -> Rollout:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.types import Message, prompt_key
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.chat import to_messages
 from rewardlab.rl.checking import FloatArray
 from rewardlab.rl.credit import How, coefficient_of, combine
@@ -27,7 +27,7 @@ from rewardlab.rl.scorer import Scored
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig:
+class RewardConfig(Section):
     """How scores become rewards, in a trainer that makes groups of replies to one prompt."""
 
     how: How = "replace"

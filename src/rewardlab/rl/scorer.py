@@ -69,11 +69,11 @@ class RewardScorer:
         Raises ConfigError for settings that cannot be used.
         """
         self.config = _settled(config, settings)
-        if not isinstance(source, str | Path | Sequence):
-            raise ConfigError(
-                f"a scorer needs a reward-model folder or the address of a server, got a {type(source).__name__}."
-            )
-        sources = [source] if isinstance(source, str | Path) else list(source)
+        sources = list(source) if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+        for one in sources:
+            if not isinstance(one, str | Path):
+                kind = type(one).__name__
+                raise ConfigError(f"a scorer needs a reward-model folder or the address of a server, got a {kind}.")
         self._sources = sources
         if not sources or len(set(map(str, sources))) < len(sources):
             raise ConfigError(

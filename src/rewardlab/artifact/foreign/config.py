@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewardlab.core.config import require_between
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.config import parse_numbers
 from rewardlab.data.template_files import parse_arguments
 
@@ -14,7 +14,7 @@ Layout = Literal["auto", "trl", "openrlhf", "llama-factory", "ms-swift", "seq-cl
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportConfig:
+class ImportConfig(Section):
     """How the files of a foreign reward model are read, and how its conversations are rendered."""
 
     base: str | None = None

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.curation.config import RowsConfig
 from rewardlab.data.config import RenderingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectionConfig:
+class InspectionConfig(Section):
     """What is counted, and where it is written."""
 
     model: str = ""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.curation.config import RowsConfig
 from rewardlab.data.config import RenderingConfig
 from rewardlab.model.config import BUDGETS, BackboneConfig, ComputeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class FindConfig:
+class FindConfig(Section):
     """Who testifies about each pair, from when on a pair is flagged, and what is made of it."""
 
     output_dir: Path = Path("runs/mislabels")

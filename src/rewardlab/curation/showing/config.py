@@ -8,12 +8,12 @@ from typing import Annotated
 import tyro
 
 from rewardlab.core.config import Composed, composed, require_seed
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.config import ReadingConfig, RenderingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownConfig:
+class ShownConfig(Section):
     """Which rows are shown, and as what."""
 
     dataset: Annotated[str, tyro.conf.Positional] = ""

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from rewardlab.core.config import require_between, require_seed
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildConfig:
+class BuildConfig(Section):
     """Which replies are compared, how, and where the preferences go."""
 
     output_dir: Path

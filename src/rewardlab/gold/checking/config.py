@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewardlab.core.config import require_between, require_seed
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckConfig:
+class CheckConfig(Section):
     """Which files are held against each other, and what is shown of them."""
 
     folder: Path | None = None

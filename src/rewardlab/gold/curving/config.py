@@ -8,7 +8,7 @@ from typing import Final
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
 from rewardlab.core.terminal import short
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 
@@ -17,7 +17,7 @@ MOST_WEIGHTS: Final = 10**15
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvingConfig:
+class CurvingConfig(Section):
     """Whose picks are followed, how far, on which prompts, and where the results go."""
 
     proxies: tuple[str, ...] = ()

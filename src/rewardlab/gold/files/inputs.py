@@ -10,14 +10,14 @@ from typing import Final
 from rewardlab.core.config import require_between
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import sha256_file
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.gold.files.layouts import read_layout
 from rewardlab.gold.files.parts import parts_of
 from rewardlab.gold.files.rows import GoldRow, read_gold_rows, with_system
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputConfig:
+class InputConfig(Section):
     """The prompts, replies and gold scores that are read."""
 
     input: tuple[Path, ...] = ()

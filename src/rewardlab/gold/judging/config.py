@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.config import require_between
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.template_files import parse_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeConfig:
+class JudgeConfig(Section):
     """How a language model is asked which of two replies is better, and what that costs."""
 
     judge_prompt: Path | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rewardlab.core.config import require_between
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.gold.engine import EngineConfig
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.parts import Shard
@@ -16,7 +16,7 @@ from rewardlab.gold.settings import require_unset
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelConfig:
+class LabelConfig(Section):
     """What is labelled, by what, and where the scores go."""
 
     model: str = ""

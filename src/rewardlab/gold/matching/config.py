@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
 from rewardlab.core.terminal import short
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatchingConfig:
+class MatchingConfig(Section):
     """Which proxies are held against gold, on what, and where the results go."""
 
     proxies: tuple[str, ...] = ()

@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 
 import tyro
 
+from rewardlab.core.values import Section
+
 Stage = Literal["sample", "label", "build", "train", "match", "curve", "check"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Section):
     """Which stages are done."""
 
     plan: Annotated[Path, tyro.conf.Positional]

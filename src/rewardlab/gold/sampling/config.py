@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from rewardlab.core.config import require_between, require_seed
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.template_files import parse_arguments
 from rewardlab.gold.engine import EngineConfig
 from rewardlab.gold.files.parts import Shard
@@ -18,7 +18,7 @@ TEMPLATE_ARGUMENTS: Final = "template_arguments"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawConfig:
+class DrawConfig(Section):
     """How replies are drawn."""
 
     num_responses: int = 2
@@ -49,7 +49,7 @@ class DrawConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerConfig:
+class SamplerConfig(Section):
     """What draws replies."""
 
     backend: Literal["local", "http"] = "local"
@@ -88,7 +88,7 @@ class SamplerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleConfig:
+class SampleConfig(Section):
     """Which prompts are replied to, and where the replies go."""
 
     prompts: str

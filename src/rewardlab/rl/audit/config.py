@@ -9,11 +9,11 @@ from typing import Annotated
 import tyro
 
 from rewardlab.core.config import require_between, require_seed
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditConfig:
+class AuditConfig(Section):
     """Which run is audited, what its reward is held against, and where the results go."""
 
     run: Annotated[Path, tyro.conf.Positional]

@@ -18,6 +18,7 @@ from rewardlab.core.lock import only_process
 from rewardlab.core.signals import IS_WHOLE, held_back, results_are_whole
 from rewardlab.core.spec import CUT_MIDDLE, REFUSING, RendererSpec, read_spec
 from rewardlab.core.terminal import plural
+from rewardlab.core.values import Section
 from rewardlab.data.readers import require_rows
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.serve.file_scoring.backends import Backend, LocalBackend, LocalModel
@@ -37,7 +38,7 @@ OUTPUT: Final = "output"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreSettings:
+class ScoreSettings(Section):
     """How a file is scored and what is written."""
 
     precision: str = "fp32"

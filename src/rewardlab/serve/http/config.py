@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.config import require_between
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.model.config import BUDGETS, ScoringPrecision
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]", "::1")
@@ -17,7 +17,7 @@ MIB: Final = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitsConfig:
+class LimitsConfig(Section):
     """What a request may cost. Beyond a limit it is refused with a code that says which; nothing is cut to fit."""
 
     max_body_kib: int = 8192
@@ -65,7 +65,7 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(Section):
     """Where the server is reached, by whom, and how its engine computes."""
 
     adapters: tuple[str, ...] = ()

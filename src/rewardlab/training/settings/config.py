@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.values import require
+from rewardlab.core.values import Section, require
 from rewardlab.data.config import TrainingDataConfig
 from rewardlab.model.config import BUDGETS, DEFAULT_BUDGET, ModelConfig, TrainComputeConfig, require_model
 from rewardlab.training.settings.presets import fill
@@ -42,7 +42,7 @@ def interval_of(eval_every: int | None, num_steps: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossConfig:
+class LossConfig(Section):
     """The loss that is minimised (formulas: docs/design/formulas.md)."""
 
     beta: float = 1.0
@@ -80,7 +80,7 @@ class LossConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
+class ScheduleConfig(Section):
     """The learning rate over a run."""
 
     lr_scheduler: SchedulerName = "cosine"
@@ -112,7 +112,7 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """How gradients change the weights."""
 
     optimizer: OptimizerName = "adamw"
@@ -161,7 +161,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Section):
     """Steps, cadence and output of a run."""
 
     compat: Literal["none", "trl"] = "none"
@@ -287,7 +287,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorConfig:
+class MonitorConfig(Section):
     """How a run is monitored; changes none of its numbers."""
 
     report_to: tuple[Viewer, ...] = ("auto",)
@@ -338,7 +338,7 @@ class MonitorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishConfig:
+class PublishConfig(Section):
     """A running rewardlab server that gets the newest model; changes none of the run's numbers."""
 
     publish_to: str | None = None
