@@ -165,9 +165,8 @@ def test_a_section_converts_what_python_code_has():
     for section, name, value in (
         (data, "dataset", Path("a.jsonl")),
         (data, "limit", np.int64(3)),
-        (run, "output_dir", "~"),
+        (run, "output_dir", "~/a"),
     ):
         holding(section, name, value).__post_init__()
     assert (data.dataset, data.limit, type(data.limit)) == (("a.jsonl",), 3, int)
-    assert run.output_dir == Path.home()
-    assert RewardTrainerConfig(data=data, run=run).run is run
+    assert run.output_dir == Path.home() / "a"
