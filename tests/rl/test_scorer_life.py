@@ -245,9 +245,9 @@ def test_a_scorer_of_a_server_imports_no_torch_and_words_that_are_no_choice_are_
     ran = subprocess.run([sys.executable, "-c", NO_TORCH], capture_output=True, text=True)
     assert ran.stdout.splitlines() == [
         "False",
-        "text_as: expected one of None, turns, transcript, rendered, got 'turn'.",
-        "combination: expected one of mean, minimum, lower, got 'max'.",
-        "precision: expected one of fp32, bf16, fp16, got 'fp8'.",
+        "ScorerConfig: text_as: 'turn' is not one of 'turns', 'transcript', 'rendered'. Did you mean 'turns'?",
+        "ScorerConfig: combination: 'max' is not one of 'mean', 'minimum', 'lower'.",
+        "ScorerConfig: precision: 'fp8' is not one of 'fp32', 'bf16', 'fp16'.",
     ], ran.stderr
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rewardlab.client.config import CHOICES, ClientConfig, require_function
+from rewardlab.client.config import ClientConfig, require_function
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.remaking import writable
@@ -64,11 +63,7 @@ class ScorerConfig(Section):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a value that cannot be used."""
-        _require_one_of("text_as", self.text_as, (None, *TEXT_AS))
-        _require_one_of("combination", self.combination, ("mean", "minimum", "lower"))
-        _require_one_of("output", self.output, CHOICES["output"])
-        _require_one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
-        require(math.isfinite(self.penalty) and self.penalty >= 0, f"penalty: at least 0, got {self.penalty!r:.40}.")
+        require(self.penalty >= 0, f"penalty: at least 0, got {self.penalty!r:.40}.")
         tolerance = self.noise_tolerance
         require(
             tolerance is None or 0 <= tolerance <= LARGEST_TOLERANCE,
@@ -89,12 +84,6 @@ class ScorerConfig(Section):
                 name not in self.client,
                 f"client: {name} is a setting of the scorer itself, for every source. Give it there.",
             )
-
-
-def _require_one_of(name: str, value: object, choices: Sequence[object]) -> None:
-    if value not in choices:
-        said = ", ".join("None" if choice is None else str(choice) for choice in choices)
-        raise ConfigError(f"{name}: expected one of {said}, got {value!r:.40}.")
 
 
 def require_known(settings: Iterable[str], known: Iterable[str]) -> None:

@@ -67,11 +67,6 @@ class ImportConfig(Section):
         require(self.base != "", "--base: the name is empty. Name a model, or leave the flag out.")
         require(self.head != "", "--head: the name is empty. Name a layer, or leave the flag out.")
         require(
-            self.max_seq_len == "model" or type(self.max_seq_len) is int,
-            f"--max-seq-len {self.max_seq_len}: an import takes a whole number of tokens, or 'model', as many as the "
-            f"model has positions, which is the default. How long its training conversations were is not in its files.",
-        )
-        require(
             isinstance(self.max_seq_len, str) or self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply.",
         )
