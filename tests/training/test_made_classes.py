@@ -24,9 +24,11 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     OlmoeConfig,
+    OlmoeForCausalLM,
     WhisperConfig,
 )
 
+import families
 import runs
 from common import make_tokenizer, write_pairs
 from harness.tiny import GROUPED, SIZES
@@ -34,6 +36,7 @@ from rewardlab.artifact.load import load
 from rewardlab.core.errors import ModelError
 from rewardlab.core.spec import read_spec
 from rewardlab.model.disk_class import disk_class_of, is_foreign, is_made
+from rewardlab.model.load import read_classifier
 from rewardlab.training.run import train
 
 TOKENS: dict[str, Any] = {"vocab_size": 384, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
@@ -133,6 +136,22 @@ def test_a_class_is_made_once_and_only_where_there_is_none():
     assert not any(map(is_foreign, (made, there)))
     assert is_foreign(type("Own", (there,), {"__module__": "transformers_modules.own"}))
     assert made.config_class is GraniteConfig
+
+
+@pytest.mark.parametrize("family", ["dory", "hy_v4", "bailing_hybrid"])
+def test_weights_that_have_other_names_in_files_are_read(tmp_path: Path, family: str):
+    config = families.config_of(family)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    _, missing, _ = read_classifier(disk_class_of(config), str(tmp_path), "eager")
+    assert missing == {"score.weight"}
+
+
+def test_experts_of_a_made_class_are_multiplied_as_those_of_the_family():
+    with torch.device("meta"):
+        own, made = (
+            kind._from_config(FAMILIES["olmoe"]()) for kind in (OlmoeForCausalLM, disk_class_of(FAMILIES["olmoe"]()))
+        )
+    assert made.config._experts_implementation == own.config._experts_implementation == "grouped_mm"
 
 
 @pytest.mark.parametrize("config", [WhisperConfig, BertGenerationConfig, GitConfig])

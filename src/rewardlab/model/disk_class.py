@@ -77,7 +77,9 @@ def _made(config_class: Any, name: str) -> Any:
     # The family's own base class knows its kernels, how weights are drawn, and what stays together when it is sharded.
     family = next(kind for kind in backbone.__mro__ if kind.__name__.endswith("PreTrainedModel"))
     parts = {
-        "__module__": __name__,
+        # Transformers judges a class by its module: whether weights are renamed when they are read, how they are drawn,
+        # and whether experts are multiplied together.
+        "__module__": backbone.__module__,
         "__doc__": f"{backbone.__name__} with a head, as transformers has it for other families.",
         "config_class": config_class,
         "base_model_prefix": backbone.base_model_prefix,
