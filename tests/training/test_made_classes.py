@@ -48,14 +48,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "cohere2": lambda: Cohere2Config(**TEXT, sliding_window=16),
     "olmoe": lambda: OlmoeConfig(**TEXT, num_experts=4, num_experts_per_tok=2),
     "gemma3n": lambda: Gemma3nTextConfig(
-        **{**TEXT, "intermediate_size": [48, 64], "num_hidden_layers": 2},
+        **{**TEXT, "intermediate_size": [48, 64, 48, 64], "num_hidden_layers": 4},
         head_dim=8,
         hidden_size_per_layer_input=8,
         vocab_size_per_layer_input=384,
         laurel_rank=4,
-        num_kv_shared_layers=0,
-        layer_types=["sliding_attention", "full_attention"],
-        activation_sparsity_pattern=[0.5, 0.0],
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        activation_sparsity_pattern=[0.5, 0.0] * 2,
     ),
     "gemma4": lambda: Gemma4TextConfig(
         **TEXT,
@@ -67,12 +67,23 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         num_kv_shared_layers=0,
         layer_types=["sliding_attention", "full_attention"],
     ),
+    "gemma4 with wider heads": lambda: Gemma4TextConfig(
+        **{**TEXT, "num_hidden_layers": 4},
+        head_dim=8,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=384,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    ),
     "bamba": lambda: BambaConfig(
         **TEXT, mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=8, attn_layer_indices=[1]
     ),
 }
 PADDED = {"bamba"}
-NAMES = {"gemma3n": "Gemma3n", "gemma4": "Gemma4"}
+NAMES = {"gemma3n": "Gemma3n", "gemma4": "Gemma4", "gemma4 with wider heads": "Gemma4"}
 config_for = partial(runs.config_for, steps=2, batch_size=6, lr=1e-2, eval_fraction=0.0)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -25,6 +27,7 @@ from rewardlab.model.attention_backends import BACKENDS, HALF, unavailable
 from rewardlab.model.attention_formula import Formula, formulas_of
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available
+from rewardlab.model.per_layer import largest, layer_configs
 from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.trials import beyond_rounding, failed, times_as_fast
 
@@ -128,7 +131,7 @@ def _choose_attention(
             name, text_config, device=device, dtype=dtype, train=train
         )
         if not reason and name == "products":
-            ratio = attention_speed(name, heads_of(text_config), dtype, train=train)
+            ratio = attention_speed(name, heads_of(text_config)[0], dtype, train=train)
             if ratio >= WORTH_IT:
                 return name, f" ({ratio:.1f} times as fast as segments)"
             reason = f"{ratio:.1f} times as fast as segments"
@@ -146,8 +149,7 @@ def trial(name: str, text_config: Any, *, device: torch.device, dtype: torch.dty
     """
     if name == "segments":
         return ""
-    shape = heads_of(text_config)
-    for formula in formulas_of(text_config, device=device):
+    for shape, formula in product(heads_of(text_config), formulas_of(text_config, device=device)):
         exact = _attend_once("segments", shape, formula, device, torch.float32, train=train)
         plain = _attend_once("segments", shape, formula, device, dtype, train=train)
         try:
@@ -164,8 +166,8 @@ def _failure(name: str, text_config: Any, *, device: torch.device, dtype: torch.
     widths of heads, and older devices.
     """
     try:
-        for formula in formulas_of(text_config, device=device):
-            _attend_once(name, heads_of(text_config), formula, device, dtype, train=train)
+        for shape, formula in product(heads_of(text_config), formulas_of(text_config, device=device)):
+            _attend_once(name, shape, formula, device, dtype, train=train)
     except Exception as error:  # of any class: see `failed`
         return failed(error)
     return ""
@@ -200,16 +202,21 @@ def _attend_once(
     return [output.detach(), *torch.autograd.grad(output, leaves, weights)]
 
 
-def heads_of(text_config: Any) -> Heads:
-    """Return the shape of the heads that layers hand to attention.
+def heads_of(text_config: Any) -> list[Heads]:
+    """Return the shapes of the heads that layers hand to attention, the one of most layers first.
 
-    In latent attention (DeepSeek) the two widths differ, and `head_dim` is that of the rotated part alone.
+    In latent attention (DeepSeek) the two widths differ, and `head_dim` is that of the rotated part alone. Gemma 4 has
+    wider heads in layers without a window.
     """
-    heads = text_config.num_attention_heads
-    grouped = getattr(text_config, "num_key_value_heads", None) or heads
-    of_heads = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
-    width = getattr(text_config, "qk_head_dim", None) or of_heads
-    return heads, grouped, width, getattr(text_config, "v_head_dim", None) or width
+    return [shape for shape, _ in Counter(map(_heads_of_layer, layer_configs(text_config))).most_common()]
+
+
+def _heads_of_layer(config: Any) -> Heads:
+    heads = config.num_attention_heads
+    grouped = getattr(config, "num_key_value_heads", None) or heads
+    of_heads = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = getattr(config, "qk_head_dim", None) or of_heads
+    return heads, grouped, width, getattr(config, "v_head_dim", None) or width
 
 
 @cache  # a process that loads many models measures each shape once
@@ -268,7 +275,7 @@ def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: t
 
 def _inner_width(text_config: Any) -> int:
     # Architectures without this field (GPT-2 and its like) have feed-forward parts of four times the hidden width.
-    inner = getattr(text_config, "intermediate_size", None) or 4 * int(text_config.hidden_size)
+    inner = largest(text_config, "intermediate_size") or 4 * int(text_config.hidden_size)
     return max(inner) if isinstance(inner, list | tuple) else inner  # Gemma 3n has one for each layer
 
 
@@ -289,7 +296,7 @@ def _choose_elementwise(
     rank, joined = (rank if rank <= linear.MOST_RANK else 0), config.compile or config.liger
     if wanted == "auto" and joined and not rank:
         return "torch", ""
-    heads, _, width, _ = heads_of(text_config)
+    heads, _, width, _ = heads_of(text_config)[0]
     reason = "it is for half precision on CUDA"
     if possible:
         reason = fused.trial(device, dtype, rank=rank, heads=(heads, width), joined=joined)

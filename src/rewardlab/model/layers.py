@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.model.half import HalfWeights
+from rewardlab.model.per_layer import layer_overrides
 from rewardlab.model.reward import RewardModel
 
 FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f")
@@ -87,8 +88,9 @@ def layer_states(model: RewardModel, batch: PackedBatch, layers: Sequence[int]) 
 def cut_off(model: RewardModel, num_layers: int) -> None:
     """Make the model end after `num_layers` layers, in place, and adapt its configuration.
 
-    Raises ModelError if the decoder layers are not in one list.
+    Raises ModelError if the decoder layers are not in one list, and as `require_cuttable` does.
     """
+    require_cuttable(model.config, [num_layers])
     if num_layers == model.config.num_hidden_layers:
         return
     stack = decoder_layers(model.backbone)
@@ -96,11 +98,25 @@ def cut_off(model: RewardModel, num_layers: int) -> None:
     if isinstance(model.half_weights, HalfWeights):
         model.half_weights.forget_others_than(model.backbone)
     config = model.config
+    if overrides := layer_overrides(config):
+        config.per_layer_config = {layer: own for layer, own in overrides.items() if layer < num_layers}
     total, config.num_hidden_layers = config.num_hidden_layers, num_layers
     for name, value in list(vars(config).items()):
         # Lists with one entry a layer, such as layer_types, have to get shorter with the model.
         if isinstance(value, list) and len(value) == total:
             setattr(config, name, value[:num_layers])
+
+
+def require_cuttable(text_config: Any, layers: Sequence[int]) -> None:
+    """Raise ModelError if a model of this configuration cannot end after each of these layers: in Gemma 3n and 4 one
+    matrix holds the embeddings that every layer has of its own, and the last layers take keys of earlier ones.
+    """
+    joined = any(getattr(text_config, name, 0) for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"))
+    if joined and set(layers) != {text_config.num_hidden_layers}:
+        raise ModelError(
+            f"a model of type {text_config.model_type!r} cannot be cut off after an earlier layer, since its layers "
+            f"share weights. Use --layers last."
+        )
 
 
 def require_readable(model: RewardModel) -> None:

@@ -3,7 +3,7 @@
 The states of a prompt's first tokens depend on these tokens alone, since attention is causal and positions begin at 0.
 So they may be kept and attended to by replies that come later, as if the tokens stood in the row.
 
-Legend: L layers, H key heads, P tokens, D and E head widths of keys and values.
+Legend: H key heads, P tokens, D and E head widths of keys and values.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptStates:
-    """Keys and values of consecutive tokens of a prompt, at every layer, as attention reads them: with positions."""
+    """Keys and values of consecutive tokens of a prompt, at every layer, as attention reads them: with positions.
 
-    keys: Float[Tensor, "L H P D"]
-    values: Float[Tensor, "L H P E"]
+    One tensor a layer, since layers may have heads of several widths.
+    """
+
+    keys: tuple[Float[Tensor, "H P D"], ...]
+    values: tuple[Float[Tensor, "H P E"], ...]
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens (P)."""
-        return self.keys.shape[2]
+        return self.keys[0].shape[1]
 
     def part(self, start: int, stop: int) -> PromptStates:
         """Return a copy of the states of tokens `start` to `stop` (exclusive)."""
-        return PromptStates(keys=self.keys[:, :, start:stop].clone(), values=self.values[:, :, start:stop].clone())
+        keys, values = (tuple(one[:, start:stop].clone() for one in kind) for kind in (self.keys, self.values))
+        return PromptStates(keys=keys, values=values)
 
 
 def joined(parts: Sequence[PromptStates]) -> PromptStates:
@@ -39,7 +43,8 @@ def joined(parts: Sequence[PromptStates]) -> PromptStates:
     if len(parts) == 1:
         return parts[0]
     return PromptStates(
-        keys=torch.cat([part.keys for part in parts], 2), values=torch.cat([part.values for part in parts], 2)
+        keys=tuple(torch.cat(layer, 1) for layer in zip(*(part.keys for part in parts), strict=True)),
+        values=tuple(torch.cat(layer, 1) for layer in zip(*(part.values for part in parts), strict=True)),
     )
 
 
@@ -82,6 +87,4 @@ class Past:
         layers = self._kept[group]
         if not layers:
             return None
-        return PromptStates(
-            keys=torch.stack([key for key, _ in layers]), values=torch.stack([value for _, value in layers])
-        )
+        return PromptStates(keys=tuple(key for key, _ in layers), values=tuple(value for _, value in layers))

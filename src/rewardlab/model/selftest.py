@@ -19,6 +19,7 @@ from rewardlab.batch import pack
 from rewardlab.core.errors import ModelError
 from rewardlab.core.types import Comparison, Log, TokenGroup
 from rewardlab.model.attention import NAME, padded_implementation
+from rewardlab.model.per_layer import layer_overrides
 from rewardlab.model.reward import RewardModel, width_of
 
 EXACT: Final = 1e-5
@@ -45,10 +46,12 @@ def tiny_config(config: Any, *, window: int | None = None) -> Any:
     for name in of_layers:
         values = getattr(small, name)
         setattr(small, name, [*values[:2], *values[: 2 - len(values)]])
-    small.num_hidden_layers = 2
     # One layer of each kind, if there are two kinds, so that both are tested.
     if kinds:
         small.layer_types = (kinds * 2)[:2]
+    if getattr(config, "is_heterogeneous", False):
+        small.per_layer_config = _overrides(config, getattr(small, "layer_types", None))
+    small.num_hidden_layers = 2
     small.vocab_size = VOCABULARY
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         try:
@@ -62,6 +65,14 @@ def tiny_config(config: Any, *, window: int | None = None) -> Any:
     if getattr(small, "num_kv_shared_layers", 0):
         small.num_kv_shared_layers = 0
     return small
+
+
+def _overrides(config: Any, kinds: Sequence[str] | None) -> dict[int, dict[str, Any]]:
+    """Return the settings that the two layers of the tiny model have for themselves: those of the first layers of their
+    kinds, or of the first two."""
+    numbers = [config.layer_types.index(kind) for kind in kinds] if kinds else [0, 1]
+    overrides = layer_overrides(config)
+    return {place: overrides.get(number, {}) for place, number in enumerate(numbers)}
 
 
 def _is_of_layers(value: object, layers: int) -> bool:

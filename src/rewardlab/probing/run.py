@@ -37,7 +37,7 @@ from rewardlab.evaluation.baselines import fit_baselines
 from rewardlab.evaluation.ensembles import HEADS, canary_scores
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, write_evaluation
 from rewardlab.evaluation.precision import judge_precisions, write_card
-from rewardlab.model.layers import cut_off, resolve_layers
+from rewardlab.model.layers import cut_off, require_cuttable, resolve_layers
 from rewardlab.model.reward import RewardModel
 from rewardlab.probing.backbone import Decided, decide_frozen, load_frozen
 from rewardlab.probing.config import ProbeConfig
@@ -118,6 +118,7 @@ def _probe(place: Path, config: ProbeConfig) -> ProbeResult:
     prepared = load_data(config.data, base.renderer, seed=config.run.seed)
     groups, tokens = _tokenize(config, prepared, base)
     layers = resolve_layers(config.run.layers, base.config.get_text_config().num_hidden_layers)
+    require_cuttable(base.config.get_text_config(), layers)
     decided = decide_frozen(base, config.model, config.compute, max_length=config.data.rendering.length_limit)
     config = _resolve(config, decided)
     model = load_frozen(base, config.model, config.compute, layers, decided=decided, seed=config.run.seed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rewardlab.model.per_layer import largest
+
 
 def layer_bytes_a_token(
     config: Any,
@@ -22,11 +24,11 @@ def layer_bytes_a_token(
     `checkpointed`. `keys` are the keys of a packed row over its tokens: a prompt's are copied for each reply.
     """
     heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = largest(config, "head_dim") or config.hidden_size // heads
     # Where the configuration has no number of their heads, as GPT-NeoX's, keys have one for each query's.
-    grouped = 2 * (getattr(config, "num_key_value_heads", None) or heads) * width
+    grouped = 2 * (largest(config, "num_key_value_heads") or heads) * width
     wide, adapters = (16, 14 * lora_rank) if lora else (16 if fused_norms else 24, 0)
-    inner = (6 if checkpointed else 4) * config.intermediate_size
+    inner = (6 if checkpointed else 4) * largest(config, "intermediate_size")
     kept = wide * config.hidden_size + inner + 2 * grouped * keys + adapters
     return float(kept + 4 * heads + 8)  # sums of the attention and of the norms
 

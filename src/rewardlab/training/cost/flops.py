@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import Any
 
 from torch import nn
 
 from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ModelError
 from rewardlab.model.layers import decoder_layers, final_norm
+from rewardlab.model.per_layer import layer_configs
 from rewardlab.model.quantization import num_weights, weight_shape
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.cost.throughput import ModelShape, Work
@@ -36,14 +38,14 @@ def shape_of(model: RewardModel) -> ModelShape:
     every = "sliding_attention" if window and getattr(config, "use_sliding_window", True) else "full_attention"
     kinds = list(getattr(config, "layer_types", None) or [every] * config.num_hidden_layers)
     windowed = kinds.count("sliding_attention") if window else 0
-    heads = getattr(config, "num_attention_heads", None) or 0  # a model of recurrent layers alone has none
+    widths = [_attention_width(layer) for layer in layer_configs(config)]
     return ModelShape(
         frozen_weights=round(weights[False]),
         trained_weights=round(weights[True]),
         last_frozen=last[False],
         last_trained=last[True],
         head_weights=model.head.weight.numel(),
-        attention_width=heads and heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
+        attention_width=sum(widths) // len(widths),
         full_layers=kinds.count("full_attention"),
         windowed_layers=windowed,
         window=window,
@@ -51,6 +53,12 @@ def shape_of(model: RewardModel) -> ModelShape:
         idle_full_layers=kinds[: len(idle)].count("full_attention"),
         idle_windowed_layers=kinds[: len(idle)].count("sliding_attention") if window else 0,
     )
+
+
+def _attention_width(config: Any) -> int:
+    """Return the width of a layer's queries; 0 in a model of recurrent layers alone, which has no heads."""
+    heads: int = getattr(config, "num_attention_heads", None) or 0
+    return heads and heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def idle_layers(backbone: nn.Module) -> list[nn.Module]:
