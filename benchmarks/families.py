@@ -1,7 +1,10 @@
 """Every causal family of transformers as a reward model: does it train, load back and give its own scores?
 
     python benchmarks/families.py
-    python benchmarks/families.py --families granite cohere2
+    python benchmarks/families.py --families granite mistral3
+
+Families that read images or sound too are among them. Each is tried in a process of its own, which may take so much
+memory and time and no more, so that one that takes more is a row of the table and not the end.
 
 A tiny model of each family, with random weights, is trained for two steps, all weights and with LoRA, saved, loaded
 again by `rewardlab.load`, and read by its sequence-classification class alone. What is compared are the canaries.
@@ -15,17 +18,23 @@ import contextlib
 import io
 import json
 import logging
+import multiprocessing
+import resource
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from harness import machine, results, tiny
 from rewardlab.analysis.faults import largest_distance
@@ -35,6 +44,7 @@ from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.data.synthetic import generate
 from rewardlab.model.disk_class import disk_class_of, is_made
 from rewardlab.model.load import quiet_transformers, read_config
+from rewardlab.model.text_part import TEXT_CONFIG, is_composite
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -63,6 +73,19 @@ SIZES: Final[Mapping[str, Any]] = {
     "initializer_range": 0.2,
 }
 """What makes a model tiny, under the names that the families have for it."""
+BESIDE: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("embed_dim", "out_hidden_size", "output_dim", "projection_dim", "qformer_hidden_size"), 32),
+    **dict.fromkeys(("encoder_ffn_dim", "mlp_dim", "multimodal_intermediate_size", "projector_hidden_size"), 64),
+    **dict.fromkeys(("depth", "encoder_layers", "n_layer", "num_layers", "num_hidden_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "num_heads", "num_attention_heads", "num_key_value_heads"), 4),
+    **dict.fromkeys(("image_size", "num_mel_bins"), 32),
+    **dict.fromkeys(("num_queries", "num_query_tokens", "mm_tokens_per_image"), 4),
+    "fullatt_block_indexes": [1],
+    "deepstack_visual_indexes": [1],
+    "patch_size": 8,
+    "initializer_range": 0.2,
+}
+"""The same for the parts beside the text model that no text goes through."""
 ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "bamba": {"attn_layer_indices": [1, 3]},
@@ -73,11 +96,19 @@ ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1},
     "zamba2": {"mamba_headdim": 8, "n_mamba_heads": 8, "layers_block_type": ["mamba", "hybrid"] * 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 48}},
+    "inkling2_vision": {"text_hidden_size": 32},
 }
 """Sizes of one family that have to fit each other."""
+WITH_SECTIONS: Final = frozenset({"qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text"})
+"""Text models that divide rotary frequencies by a default that fits their usual width alone."""
 TOKENS: Final = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-LARGEST: Final = 30e6
+LARGEST: Final = 100e6
 """Parameters above which a model is not tiny, since sizes of another name decide."""
+MEMORY: Final = 12 << 30
+"""Bytes of address space that the process of one family may take."""
+SECONDS: Final = 600.0
+"""How long it may take."""
 
 
 @dataclass(kw_only=True)
@@ -101,14 +132,19 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try the families one after the other, and write what became of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", help="model types of transformers; by default all causal ones")
+    parser.add_argument("--families", nargs="+", help="model types of transformers; by default all that generate text")
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     before = machine.load_average()
     outcomes = []
-    for family in options.families or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    every = {
+        *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    }
+    for family in options.families or sorted(every):
         with tempfile.TemporaryDirectory() as scratch:
-            outcomes.append(outcome_of(family, Path(scratch)))
+            outcomes.append(apart(outcome_of, family, Path(scratch)))
         print(row_of(outcomes[-1]), file=sys.stderr, flush=True)
     allowed = SCORE_TOLERANCE["float32"]
     results.write(
@@ -123,6 +159,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(is_wrong(outcome, allowed) for outcome in outcomes))
 
 
+def apart(
+    find: Callable[[str, Path], Outcome],
+    family: str,
+    folder: Path,
+    *,
+    memory: int = MEMORY,
+    seconds: float = SECONDS,
+) -> Outcome:
+    """Find the outcome of a family in a process of its own, which has so many bytes of memory and so many seconds."""
+    # Forked, since imports take longer than a family does; nothing was computed here that threads could be left of.
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        sender.send(find(family, folder))
+
+    process = context.Process(target=child)
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(seconds):
+            return receiver.recv()
+        process.kill()
+        why = f"it took more than {seconds:.0f} s"
+    except EOFError:  # it ended without a word
+        process.join()
+        why = f"its process ended with status {process.exitcode}"
+    finally:
+        process.join()
+    return Outcome(family=family, full=f"crash: {why}", lora="not tried")
+
+
 def is_wrong(outcome: Outcome, allowed: float) -> bool:
     """Whether a score is too far off, or an error is none of those meant for users."""
     said = (outcome.full, outcome.lora)
@@ -133,11 +202,35 @@ def config_of(family: str) -> Any:
     """A tiny configuration of the family. Raises what the family's class raises if its sizes do not fit each other."""
     kind = CONFIG_MAPPING[family]
     known = kind()
+    return kind(**(whole_sizes(known) if is_composite(known) else text_sizes(known)))
+
+
+def text_sizes(known: Any) -> dict[str, Any]:
+    """Sizes of a tiny model of text, by the names that its usual configuration has."""
     sizes = {name: size for name, size in SIZES.items() if _has(known, name)}
     if "qk_rope_head_dim" in sizes:
         sizes.pop("head_dim", None)  # the sum of two others there
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
-    return kind(**{**sizes, **TOKENS, **ALSO.get(family, {})})
+    rope = known.rope_parameters if _has(known, "rope_parameters") else {}
+    # One number of frequencies for time, height and width each.
+    if "mrope_section" in rope or known.model_type in WITH_SECTIONS:
+        half = int(sizes.get("head_dim", 8) * rope.get("partial_rotary_factor", 1.0)) // 2
+        sizes["rope_parameters"] = {**rope, "mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
+    return {**sizes, **TOKENS, **ALSO.get(known.model_type, {})}
+
+
+def whole_sizes(known: Any) -> dict[str, Any]:
+    """Sizes of a tiny model that reads images or sound too: those of its parts, each with its own."""
+    sizes: dict[str, Any] = {**_beside(known), **ALSO.get(known.model_type, {})}
+    for name in known.sub_configs:
+        if (part := getattr(known, name, None)) is not None:
+            inner = text_sizes(part) if name == TEXT_CONFIG else whole_sizes(part)
+            sizes[name] = {"model_type": part.model_type, **inner, **sizes.get(name, {})}
+    return sizes
+
+
+def _beside(known: Any) -> dict[str, Any]:
+    return {name: size for name, size in (SIZES | BESIDE).items() if name in vars(known) and _has(known, name)}
 
 
 def _has(config: Any, name: str) -> bool:
@@ -145,6 +238,13 @@ def _has(config: Any, name: str) -> bool:
         return getattr(config, name, None) is not None
     except RuntimeError:  # one value a layer
         return True
+
+
+def generating_class(config: Any) -> Any:
+    """The automatic class of transformers whose models of this configuration generate text."""
+    # The causal class of some models that read images too is that of their text model alone.
+    kinds = (AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForCausalLM)
+    return next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM)
 
 
 def fill_padding(model: torch.nn.Module) -> None:
@@ -163,10 +263,10 @@ def outcome_of(family: str, folder: Path) -> Outcome:
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
             # Where sizes have other names, a model may be larger than memory. On the meta device it takes none.
             with torch.device("meta"):
-                count = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+                count = sum(weight.numel() for weight in generating_class(config).from_config(config).parameters())
             if count > LARGEST:
                 raise ValueError(f"{count:.2g} parameters, since sizes have other names")
-            model = AutoModelForCausalLM.from_config(config)
+            model = generating_class(config).from_config(config)
             fill_padding(model)
             model.save_pretrained(folder / "base")
     # Each family has rules of its own for its sizes.
@@ -234,7 +334,10 @@ def _distances(folder: Path) -> list[float]:
         plain = disk_class.from_pretrained(folder, dtype=torch.float32).eval()
     backbone = getattr(plain, plain.base_model_prefix)
     with torch.no_grad():
-        states = [backbone(torch.tensor([canary.token_ids]), use_cache=False).last_hidden_state for canary in canaries]
+        states = [
+            backbone(input_ids=torch.tensor([canary.token_ids]), use_cache=False).last_hidden_state
+            for canary in canaries
+        ]
         alone = [float(plain.score(state[0, -1])) for state in states]
     together = scorer.score([canary.messages for canary in canaries])
     return [largest_distance(wanted, scores) for scores in (together, alone)]

@@ -167,5 +167,5 @@ def test_experts_of_a_made_class_are_multiplied_as_those_of_the_family():
 
 @pytest.mark.parametrize("config", [WhisperConfig, BertGenerationConfig, GitConfig])
 def test_models_that_are_no_decoders_of_text_alone_get_none(config: type):
-    with pytest.raises(ModelError, match="neither a sequence-classification class nor a causal model of text alone"):
+    with pytest.raises(ModelError, match="neither a sequence-classification class nor a causal model of text"):
         disk_class_of(config())

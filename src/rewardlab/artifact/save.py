@@ -43,6 +43,7 @@ from rewardlab.model.files import ADAPTER_CONFIG
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_name
 from rewardlab.model.sharded_weights import ALONE, Division, Weight, Writers, drop_gathered, whole_of
+from rewardlab.model.text_part import with_pad
 
 PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
 """A tokenizer class name that transformers 4 and 5 both know; version 5 writes one that version 4 does not know."""
@@ -384,13 +385,12 @@ def _write_merged(
 def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -> None:
     """Write config.json so that every engine reads the same model and returns its raw score."""
     config: Any = model.backbone.config
-    values: dict[str, Any] = config.to_dict()
+    values: dict[str, Any] = with_pad(config, pad)
     values |= {
         "architectures": [model.disk_class.__name__],
         "id2label": {"0": "reward"},
         "label2id": {"reward": 0},
         "problem_type": "regression",
-        "pad_token_id": pad,
         "dtype": dtype_name,
         "use_cache": True,
     }

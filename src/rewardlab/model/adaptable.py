@@ -13,9 +13,8 @@ from peft import LoraConfig, TaskType
 from torch import nn
 
 from rewardlab.core.errors import ModelError
+from rewardlab.model.text_part import text_path
 
-TEXT_PART: Final = "language_model"
-"""Name of the text model in the backbone of a model that reads images too."""
 WITHOUT_GRADIENT: Final = frozenset({"correction_coefs", "dt_proj", "indexer"})
 """Words in the paths of linear layers whose output gets no gradient: Mamba and Gemma 3n's AltUp
 multiply by the weight itself, and what an indexer gives only selects tokens."""
@@ -31,7 +30,7 @@ def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
     """
     model_type = getattr(getattr(backbone, "config", None), "model_type", "")
     unseen = WITHOUT_GRADIENT | ({"out_proj"} if model_type in FUSED_OUTPUTS else set())
-    text = f"{TEXT_PART}." if isinstance(getattr(backbone, TEXT_PART, None), nn.Module) else ""
+    text = f"{path}." if (path := text_path(backbone)) else ""
     return [
         path
         for path, module in backbone.named_modules()

@@ -144,12 +144,14 @@ def steady_up_to(config: PretrainedConfig) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def padded_implementation(config: PretrainedConfig) -> str:
+def padded_implementation(config: PretrainedConfig, model_class: Any = None) -> str:
     """Return the name of the transformers attention for the padded path: "sdpa", or "eager" where SDPA would be wrong.
 
-    SDPA has no soft cap, and transformers would drop the cap without an error. Some model classes have no SDPA at all.
+    `config` is that of a text model, and `model_class` its class if it is known; by default the one of transformers
+    for the configuration. SDPA has no soft cap, and transformers would drop the cap without an error. Some model
+    classes have no SDPA at all.
     """
-    model_class = MODEL_MAPPING.get(type(config), None)
+    model_class = model_class or MODEL_MAPPING.get(type(config), None)
     capped = getattr(config, "attn_logit_softcapping", None)
     return "eager" if capped or not getattr(model_class, "_supports_sdpa", True) else "sdpa"
 

@@ -1,7 +1,8 @@
 """The class in which a reward model is saved: a `…ForSequenceClassification` of transformers, or one that is made here.
 
 Transformers has such a class for about half of its causal families. For the others a class is made of its parts, with
-the names that vLLM looks for: vLLM reads a `GraniteForSequenceClassification` as its own Granite with a head.
+the names that vLLM looks for: vLLM reads a `GraniteForSequenceClassification` as its own Granite with a head. Models
+that read images or sound too are kept whole: a `Mistral3ForSequenceClassification` has the vision tower of Mistral 3.
 """
 
 from __future__ import annotations
@@ -12,32 +13,46 @@ from typing import Any, Final
 
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
 )
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from rewardlab.core.errors import ModelError
+from rewardlab.model.text_part import TEXT_CONFIG, is_composite
 
 SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
+NOT_CAUSAL: Final = frozenset({"blip"})
+"""Families whose text model sees later tokens unless it is told otherwise."""
 _CAUSAL: Final = "ForCausalLM"
+_GENERATES: Final = (_CAUSAL, "ForConditionalGeneration")
+"""What the names of generating classes end in."""
 
 
 def disk_class_of(config: Any) -> Any:
     """Return the `…ForSequenceClassification` class for a configuration (of transformers); see `is_made`.
 
-    Raises ModelError if transformers has no causal model of text for the model type.
+    Raises ModelError if transformers has no causal model of text for the model type, by itself or in one that reads
+    images or sound too.
     """
     kind: Any = type(config)
     if kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[kind]
-    if (name := _causal_name(config)) is None:
+    if kind in MODEL_MAPPING and MODEL_MAPPING[kind].__name__.endswith(_GENERATES):
         raise ModelError(
-            f"transformers has neither a sequence-classification class nor a causal model of text alone for model "
-            f"type {config.model_type!r}, so no reward model can be made of it. Use a model that has one, such as "
-            f"Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3 or GPT-NeoX."
+            f"model type {config.model_type!r}: transformers has no backbone of it without the output layer, so no "
+            f"head can take that layer's place. Use its text model alone, model type "
+            f"{config.get_text_config().model_type!r}: load it by AutoModelForCausalLM and save it to a folder."
         )
-    return _made(kind, name.removesuffix(_CAUSAL) + SEQUENCE_CLASSIFIER)
+    if (name := _whole_name(config) if is_composite(config) else _causal_name(config)) is None:
+        raise ModelError(
+            f"transformers has neither a sequence-classification class nor a causal model of text for model type "
+            f"{config.model_type!r}, so no reward model can be made of it. Use a model that has one, such as Llama, "
+            f"Qwen2, Qwen3, Mistral, Gemma, Phi-3 or GPT-NeoX."
+        )
+    return _made(kind, name + SEQUENCE_CLASSIFIER)
 
 
 def is_made(disk_class: Any) -> bool:
@@ -54,14 +69,28 @@ def is_foreign(disk_class: Any) -> bool:
 
 
 def _causal_name(config: Any) -> str | None:
-    """Return the name of the family's causal class; None unless its backbone is a decoder of text alone."""
+    """Return the name of a family whose backbone is a decoder of text alone, without what it does; else None."""
     kind = type(config)
-    decodes_alone = config.get_text_config() is config and not getattr(config, "is_encoder_decoder", False)
     sees_or_hears = any(word in part for part in kind.sub_configs for word in ("audio", "image", "vision"))
-    if sees_or_hears or not decodes_alone or kind not in MODEL_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if sees_or_hears or getattr(config, "is_encoder_decoder", False) or kind not in MODEL_MAPPING:
         return None
-    name: str = MODEL_FOR_CAUSAL_LM_MAPPING[kind].__name__
-    return name if name.endswith(_CAUSAL) else None
+    name = MODEL_FOR_CAUSAL_LM_MAPPING[kind].__name__ if kind in MODEL_FOR_CAUSAL_LM_MAPPING else ""
+    return name.removesuffix(_CAUSAL) if name.endswith(_CAUSAL) else None
+
+
+def _whole_name(config: Any) -> str | None:
+    """Return the name of a family that reads images or sound too, without what it does; None unless a decoder reads
+    its text.
+    """
+    kind, text = type(config), config.get_text_config()
+    if config.model_type in NOT_CAUSAL:
+        return None
+    decodes = not any(getattr(one, "is_encoder_decoder", False) for one in (config, text))
+    if not decodes or TEXT_CONFIG not in kind.sub_configs or kind not in MODEL_MAPPING:
+        return None
+    mappings = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    name = next((mapping[kind].__name__ for mapping in mappings if kind in mapping), "")
+    return next((name.removesuffix(word) for word in _GENERATES if name.endswith(word)), None)
 
 
 class _MadeClass(type):
@@ -82,9 +111,26 @@ def _made(config_class: Any, name: str) -> Any:
         "__module__": backbone.__module__,
         "__doc__": f"{backbone.__name__} with a head, as transformers has it for other families.",
         "config_class": config_class,
-        "base_model_prefix": backbone.base_model_prefix,
+        "base_model_prefix": backbone.base_model_prefix or "model",
     }
+    _rename_as_for(name.removesuffix(SEQUENCE_CLASSIFIER), name)
     return _MadeClass(name, (GenericForSequenceClassification, family), parts)
+
+
+def _rename_as_for(family: str, name: str) -> None:
+    """Have transformers read weights of the class called `name` by the names that a family's generating class has for
+    them in files, where these are rules of that class alone (Qwen2-VL).
+    """
+    try:
+        from transformers.conversion_mapping import (
+            get_checkpoint_conversion_mapping,
+            register_checkpoint_conversion_mapping,
+        )
+    except ImportError:  # other versions of transformers keep their rules elsewhere
+        return
+    rules = next((found for word in _GENERATES if (found := get_checkpoint_conversion_mapping(family + word))), None)
+    if rules and get_checkpoint_conversion_mapping(name) is None:
+        register_checkpoint_conversion_mapping(name, rules)
 
 
 copyreg.pickle(_MadeClass, lambda made: (_made, (made.config_class, made.__name__)))

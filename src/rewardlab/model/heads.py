@@ -10,6 +10,7 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model.disk_class import SEQUENCE_CLASSIFIER
 from rewardlab.model.files import CONFIG, told
 from rewardlab.model.reward import HEAD_ON_DISK
+from rewardlab.model.text_part import text_path
 
 
 def is_classifier(config: Any) -> bool:
@@ -28,7 +29,8 @@ def require_one_output(name: str, config: Any, *, new_head: bool) -> None:
 
 
 def require_place_for_head(name: str, config: Any, disk_class: Any) -> None:
-    """Raise ModelError if models of this class are read in another way than by one linear layer at the last token.
+    """Raise ModelError if models of this class are read in another way than by one linear layer at the last token, or
+    if it cannot be told where in them text is read.
 
     No weights are read: on the meta device they have shapes and take no memory.
     """
@@ -36,6 +38,7 @@ def require_place_for_head(name: str, config: Any, disk_class: Any) -> None:
         classifier = disk_class._from_config(config, dtype=torch.float32, attn_implementation="eager")
     if not isinstance(getattr(classifier, HEAD_ON_DISK, None), torch.nn.Linear):
         raise not_causal(f"{name}: {disk_class.__name__} has no linear head `{HEAD_ON_DISK}`.")
+    text_path(getattr(classifier, disk_class.base_model_prefix))
 
 
 def not_causal(said: str) -> ModelError:

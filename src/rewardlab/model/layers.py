@@ -21,6 +21,7 @@ from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.per_layer import layer_overrides
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.text_part import text_part
 
 FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f")
 """Names that transformers gives to the norm after the last layer."""
@@ -156,7 +157,7 @@ def _decoder(backbone: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
     count = config.get_text_config().num_hidden_layers
     stacks = [
         (module, child)
-        for module in backbone.modules()
+        for module in text_part(backbone).modules()
         for child in module.children()
         if isinstance(child, nn.ModuleList) and len(child) == count
     ]

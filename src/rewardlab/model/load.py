@@ -55,6 +55,7 @@ from rewardlab.model.sharded_weights import (
     standing_in,
     worst,
 )
+from rewardlab.model.text_part import for_text, text_class
 from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
 
 PRECISION: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -120,7 +121,7 @@ def choose_layout(
         )
     if config.attention == "padded":
         return "padded"
-    reason = attention.refusal(text_config, _backbone_class(disk_class, model_config), max_length)
+    reason = attention.refusal(text_config, text_class(text_config, type(model_config)), max_length)
     if reason is None:
         reason = inexact(text_config, disk_class, max_length, log)
     if reason is not None:
@@ -411,7 +412,7 @@ def read_classifier(
             name,
             num_labels=1,
             dtype=torch.float32,
-            attn_implementation=implementation,
+            attn_implementation=for_text(disk_class.config_class, implementation),
             output_loading_info=True,
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=new_head,
@@ -419,9 +420,3 @@ def read_classifier(
         )
     missing = set(info["missing_keys"]) | {str(entry[0]) for entry in info.get("mismatched_keys", ())}
     return classifier, missing, set(info.get("unexpected_keys", ()))
-
-
-def _backbone_class(disk_class: Any, model_config: Any) -> Any:
-    from transformers import MODEL_MAPPING
-
-    return MODEL_MAPPING[type(model_config)]

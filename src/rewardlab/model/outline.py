@@ -22,6 +22,7 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model.disk_class import is_foreign
 from rewardlab.model.files import INDEX, ONE_FILE, Found, Named, read_headers, shards_in, transformers_names
 from rewardlab.model.reward import HEAD_ON_DISK
+from rewardlab.model.text_part import for_text
 
 DTYPES: Final = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 """dtypes of safetensors whose values are the weights themselves; others are packed parts of quantised weights."""
@@ -122,7 +123,8 @@ def _files_of(name: str) -> list[str]:
 def _empty(disk_class: Any, config: Any, implementation: str) -> Any:
     """Build the classifier on the meta device, with real values only in buffers that no file holds."""
     with torch.device("meta"):
-        classifier = disk_class._from_config(config, dtype=torch.float32, attn_implementation=implementation)
+        attention = for_text(disk_class.config_class, implementation)
+        classifier = disk_class._from_config(config, dtype=torch.float32, attn_implementation=attention)
     # Non-persistent buffers, such as the frequencies of rope, are in no file. They are computed when a model is built,
     # which on the meta device leaves them without values. So they are put on the CPU and computed again there;
     # initialize_weights does nothing to what is still on the meta device.

@@ -14,9 +14,10 @@ from rewardlab.model.applying import apply_compute
 from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ComputeConfig
-from rewardlab.model.load import PRECISION, resolve_precision, wrap
-from rewardlab.model.reward import AttentionLayout, RewardModel
+from rewardlab.model.load import PRECISION, resolve_precision
+from rewardlab.model.reward import AttentionLayout, RewardModel, width_of
 from rewardlab.model.selftest import VOCABULARY, probe_groups, tiny_config
+from rewardlab.model.text_part import backbone_of
 
 WORTH_HALF: Final = 1.3
 """How many times as fast bf16 must be to be taken on a CPU. Less is not worth its rounding and could be noise; the same
@@ -121,13 +122,13 @@ def _seconds_of_step(model: RewardModel, batch: PackedBatch, *, train: bool) -> 
 
 def _two_layers(model_config: Any, disk_class: Any, layout: AttentionLayout, dtype: torch.dtype) -> RewardModel:
     """Build the architecture in its true width, with two layers, a small vocabulary and random weights."""
-    small = tiny_config(model_config)
-    text, shape = small.get_text_config(), model_config.get_text_config()
+    shape = model_config.get_text_config()
+    small = tiny_config(shape)
     if inner := getattr(shape, "intermediate_size", 0):
-        text.intermediate_size = inner[:2] if isinstance(inner, list) else inner
-    small.num_labels = 1
-    implementation = padded_implementation(text) if layout == "padded" else NAME
+        small.intermediate_size = inner[:2] if isinstance(inner, list) else inner
+    implementation = padded_implementation(small) if layout == "padded" else NAME
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        classifier = disk_class._from_config(small, dtype=torch.float32, attn_implementation=implementation)
-    return wrap(classifier, layout=layout, compute_dtype=dtype)
+        backbone = backbone_of(small, disk_class, implementation)
+        head = torch.nn.Linear(width_of(small), 1, bias=False)
+    return RewardModel(backbone, head, disk_class=disk_class, layout=layout, compute_dtype=dtype)

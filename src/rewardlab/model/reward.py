@@ -24,6 +24,7 @@ from rewardlab.model.half import AS_SAVED, HalfWeights
 from rewardlab.model.past import Past
 from rewardlab.model.prompt_layout import PromptLayout
 from rewardlab.model.rounded_parts import RoundedParts
+from rewardlab.model.text_part import text_path
 
 AttentionLayout = Literal["shared", "unshared", "padded"]
 """How a batch is laid out: one packed row with each prompt once (`shared`), one packed row with a copy of the prompt
@@ -45,10 +46,14 @@ class RewardModel(nn.Module):
         layout: AttentionLayout,
         compute_dtype: torch.dtype,
     ) -> None:
-        """`disk_class` is the sequence-classification class that reads this model from disk."""
+        """`disk_class` is the sequence-classification class that reads this model from disk.
+
+        Raises ModelError as `text_path` does.
+        """
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self._text_path = text_path(backbone)
         self.disk_class = disk_class
         self.layout: AttentionLayout = layout
         self.compute_dtype = compute_dtype
@@ -70,6 +75,11 @@ class RewardModel(nn.Module):
         backbone (probing/cached.py). None to compute them."""
         self.most_tokens: int | None = None
         """Most tokens that are scored at a time, since memory ran out with more; None before that."""
+
+    @property
+    def text_part(self) -> nn.Module:
+        """The module of the backbone that computes; the backbone itself in a model of text alone."""
+        return self.backbone.get_submodule(self._text_path)
 
     @property
     def config(self) -> Any:
@@ -163,7 +173,7 @@ class RewardModel(nn.Module):
         num_filled = self.row_length(batch.num_tokens) - batch.num_tokens
         groups = (*batch.groups, (0, (num_filled,))) if num_filled else batch.groups
         layout = PromptLayout(groups, self.attention_backend, batch.read_at_R, past)
-        output = self.backbone(
+        output = self.text_part(
             input_ids=F.pad(batch.token_ids_T, (0, num_filled))[None],
             position_ids=F.pad(batch.positions_T, (0, num_filled))[None],
             use_cache=False,
@@ -179,7 +189,7 @@ class RewardModel(nn.Module):
 
     def _run_padded(self, batch: PackedBatch) -> Float[Tensor, "R L W"]:
         ids_RL, real_RL, _ = batch.padded(pad_token_id=0)
-        hidden: Tensor = self.backbone(
+        hidden: Tensor = self.text_part(
             input_ids=ids_RL, attention_mask=real_RL.long(), use_cache=False
         ).last_hidden_state
         return hidden

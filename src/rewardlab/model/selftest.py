@@ -21,6 +21,7 @@ from rewardlab.core.types import Comparison, Log, TokenGroup
 from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.per_layer import layer_overrides
 from rewardlab.model.reward import RewardModel, width_of
+from rewardlab.model.text_part import backbone_of
 
 EXACT: Final = 1e-5
 """Largest allowed score difference in float32, relative to max(1, |score|): enough for another order of summation."""
@@ -107,16 +108,13 @@ def layout_error(config: Any, disk_class: Any, *, window: int | None = None) -> 
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = disk_class._from_config(
-            tiny_config(config, window=window), dtype=torch.float32, attn_implementation=NAME
-        ).eval()
-        backbone = getattr(model, disk_class.base_model_prefix)
+        backbone = backbone_of(tiny_config(config, window=window), disk_class, NAME).eval()
         head = torch.nn.Linear(width_of(backbone.config), 1, bias=False)
     shared = RewardModel(backbone, head, disk_class=disk_class, layout="shared", compute_dtype=torch.float32)
     groups = probe_groups(VOCABULARY)
     with torch.no_grad():
         together = shared(pack(groups))
-        backbone.set_attn_implementation(padded_implementation(config))
+        backbone.set_attn_implementation(padded_implementation(config, type(backbone)))
         shared.layout = "padded"
         alone = torch.cat(
             [shared(pack([_only(group, reply)])) for group in groups for reply in range(group.num_replies)]
@@ -167,16 +165,16 @@ def distance_from_padded(model: RewardModel) -> float:
     """Return the largest difference, relative to max(1, |score|), between the model's packed row and padded rows."""
     groups = probe_groups(min(VOCABULARY, model.config.vocab_size))
     layout = model.layout
-    backbone: Any = model.backbone
+    text: Any = model.text_part
     with torch.no_grad():
         packed = model(pack(groups, share=layout == "shared").to(model.device))
         try:
             model.layout = "padded"
-            backbone.set_attn_implementation(padded_implementation(model.config))
+            text.set_attn_implementation(padded_implementation(model.config, type(text)))
             padded = model(pack(groups).to(model.device))
         finally:
             model.layout = layout
-            backbone.set_attn_implementation(NAME)
+            text.set_attn_implementation(NAME)
     return float(((packed - padded).abs() / padded.abs().clamp(min=1)).max())
 
 

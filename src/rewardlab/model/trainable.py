@@ -16,6 +16,7 @@ from rewardlab.model.layers import decoder_layers
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.rounding import round_weights
+from rewardlab.model.text_part import freeze_other_parts
 
 
 def require_layers(config: ModelConfig, text_config: Any) -> None:
@@ -41,6 +42,8 @@ def choose_trainable(model: RewardModel, config: ModelConfig, *, seed: int) -> N
         model.backbone.requires_grad_(False)
     elif config.freeze_layers:
         _freeze_first(model.backbone, config.freeze_layers)
+    if not config.lora:
+        freeze_other_parts(model.backbone)
 
 
 def _freeze_first(backbone: nn.Module, count: int) -> None:

@@ -22,12 +22,12 @@ def shape_of(model: RewardModel) -> ModelShape:
     config = model.config
     weights = {True: 0.0, False: 0.0}
     last = {True: 0, False: 0}
-    for parameter, share in _multiplied(model.backbone, _expert_share(config)):
+    for parameter, share in _multiplied(model.text_part, _expert_share(config)):
         weights[parameter.requires_grad] += num_weights(parameter) * share
     if model.read_only_where_scored is not None:
         for parameter, _ in _multiplied(model.read_only_where_scored, 1.0):
             last[parameter.requires_grad] += num_weights(parameter)
-    idle = idle_layers(model.backbone)
+    idle = idle_layers(model.text_part)
     idle_weights = sum(
         num_weights(parameter) * share
         for layer in idle
