@@ -126,6 +126,8 @@ def computing_in(model: RewardModel, dtype: torch.dtype) -> Iterator[None]:
     own = model.compute_dtype
     model.compute_dtype = dtype
     if isinstance(model, FSDPModule):
+        # What FSDP gathered for the last pass would stand where the shards are looked for.
+        drop_gathered(model)
         model.half_weights = RoundedParts(model.backbone, "backbone", dtype)
     else:
         model.half_weights = HalfWeights(model.backbone, "backbone", dtype, "stochastic")

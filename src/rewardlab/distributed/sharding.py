@@ -301,7 +301,10 @@ def _shard(model: RewardModel, mesh: DeviceMesh) -> None:
 
 
 def _round_first(model: RewardModel, _inputs: object) -> None:
-    model.refresh_half_weights()
+    # Weights outside the decoder layers stay gathered from pass to pass, so those of another rounding are gathered
+    # again.
+    if model.refresh_half_weights() and isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def _computed_as_held(layer: nn.Module) -> list[nn.Module]:

@@ -291,8 +291,9 @@ class HalfWeights:
             copied.layer.__class__ = COPYING.get(kind) or with_copies(kind)
         self._biased = [copied for copied in self._layers if copied.kind in COPYING and copied.layer.bias is not None]
 
-    def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
-        """Make the copies again whose weight has changed or whose draw was another one.
+    def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> bool:
+        """Make the copies again whose weight has changed or whose draw was another one; return False, since no weight
+        is changed.
 
         `draw` seeds stochastic rounding, together with the weight's name. A change is recognised by autograd's version
         counter, so changes that bypass it (`weight.data.mul_(2)`, a step of fused AdamW) are missed until the next
@@ -321,6 +322,7 @@ class HalfWeights:
         for copied, now_made_of in stale:
             copied.made_of = now_made_of
         self._cast_biases(draw)
+        return False
 
     def _cast_biases(self, draw: tuple[int, ...]) -> None:
         stale: list[tuple[_Copied, tuple[object, ...], Tensor]] = []

@@ -135,10 +135,13 @@ class RewardModel(nn.Module):
             hidden = self._run_padded(batch) if self.layout == "padded" else self._run_packed(batch, past)
         return self.read(hidden, batch)
 
-    def refresh_half_weights(self) -> None:
-        """Round the backbone's weights for the pass that begins, unless they are rounded so already."""
-        if self.half_weights is not None:
-            self.half_weights.refresh(self.step_draw if self.training else AS_SAVED)
+    def refresh_half_weights(self) -> bool:
+        """Round the backbone's weights for the pass that begins, unless they are rounded so already.
+
+        Returns whether the weights themselves were changed, which are those of `RoundedParts`, and not copies.
+        """
+        draw = self.step_draw if self.training else AS_SAVED
+        return self.half_weights is not None and self.half_weights.refresh(draw)
 
     @contextmanager
     def computing(self) -> Iterator[None]:

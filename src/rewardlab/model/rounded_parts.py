@@ -32,10 +32,10 @@ class RoundedParts:
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()
-    def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
-        """Round every shard by this draw, unless it is rounded so already."""
+    def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> bool:
+        """Round every shard by this draw, unless it is rounded so already; return whether it was not."""
         if self._draw == draw:
-            return
+            return False
         self.restore()
         parts: list[Part] = []
         for seed_of_name, weight in self._weights:
@@ -47,6 +47,7 @@ class RoundedParts:
             parts.append(Part(part, (*draw, *seed_of_name), part, start))
         round_together(parts, self.dtype)
         self._draw = draw
+        return True
 
     @torch.no_grad()
     def restore(self) -> None:
