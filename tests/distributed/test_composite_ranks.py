@@ -1,4 +1,4 @@
-"""Models that read images too, on two ranks: linear layers outside the decoder are held, rounded and saved as on one."""
+"""Models that read images too, on two ranks: linear layers outside the decoder are held and saved as on one."""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-
 from transformers import Gemma4TextConfig
 
 from common import make_groups, make_model
@@ -64,6 +65,6 @@ def test_layers_outside_the_decoder_do_not_keep_the_rounding_of_an_evaluation():
                 found.append(model.backbone.per_layer_model_projection.weight.detach().clone())
                 assert torch.equal(found[-1], found[-1].bfloat16().float())
         assert torch.equal(found[1], found[3])
-        assert not any(torch.equal(first, second) for first, second in zip(found, found[1:], strict=False))
+        assert not any(torch.equal(first, second) for first, second in pairwise(found))
     finally:
         dist.destroy_process_group()

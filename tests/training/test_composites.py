@@ -22,8 +22,8 @@ from rewardlab.model.load import read_config
 from rewardlab.model.text_part import freeze_other_parts, text_path
 from rewardlab.training.run import train
 
-COMPOSITES = ["mistral3", "gemma3", "gemma4", "qwen2_5_vl", "qwen3_5_moe", "idefics3"]
-PADDED = {"qwen2_5_vl", "qwen3_5_moe"}
+COMPOSITES = ["mistral3", "gemma3", "gemma4", "qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama"]
+PADDED = {"qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama"}
 config_for = partial(runs.config_for, steps=2, batch_size=6, lr=1e-2, eval_fraction=0.0)
 
 

@@ -23,24 +23,29 @@ FUSED_OUTPUTS: Final = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2"
 
 
 def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
-    """Return the paths of linear layers that can have no adapter: those that no text goes through, in a model that
-    reads images too, routers, which return more than a product, and layers of several products at once (DeepSeek V4).
+    """Return the paths of layers that can have no adapter: those that no text goes through, in a model that reads
+    images too (convolutions among them, which a name such as `proj` may mean); routers, which return more than a
+    product; and layers of several products at once (DeepSeek V4).
 
     Unless layers were `named`, also those that get no gradient. Of these a named one is an error after the first step.
     """
-    model_type = getattr(getattr(backbone, "config", None), "model_type", "")
-    unseen = WITHOUT_GRADIENT | ({"out_proj"} if model_type in FUSED_OUTPUTS else set())
+    config: Any = getattr(backbone, "config", None)
+    unseen = WITHOUT_GRADIENT | ({"out_proj"} if getattr(config, "model_type", "") in FUSED_OUTPUTS else set())
     text = f"{path}." if (path := text_path(backbone)) else ""
-    return [
-        path
-        for path, module in backbone.named_modules()
-        if isinstance(module, nn.Linear)
-        and (
-            not path.startswith(text)
-            or any(word in type(module).__name__ for word in ("Router", "Grouped"))
-            or not (named or unseen.isdisjoint(path.split(".")))
-        )
-    ]
+    # Layers that look at images are left out for a text.
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    looking = [f"{text}layers.{number}." for number in getattr(text_config, "cross_attention_layers", None) or ()]
+
+    def is_left_out(path: str, module: nn.Module) -> bool:
+        if not path.startswith(text):
+            return next(module.parameters(recurse=False), None) is not None
+        if not isinstance(module, nn.Linear):
+            return False
+        several = any(word in type(module).__name__ for word in ("Router", "Grouped"))
+        untrained = not unseen.isdisjoint(path.split(".")) or path.startswith(tuple(looking))
+        return several or (untrained and not named)
+
+    return [path for path, module in backbone.named_modules() if is_left_out(path, module)]
 
 
 def without_experts(backbone: nn.Module, targets: str | Sequence[str] | None) -> str | Sequence[str] | None:

@@ -106,6 +106,8 @@ def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str 
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk is not None and chunk < max_length:
         return f"its attention chunk of {chunk} tokens is shorter than --max-seq-len {max_length}"
+    if getattr(config, "cross_attention_layers", None):
+        return "its layers that look at images are left out for a text"
     if getattr(config, "use_bidirectional_attention", False):
         return "its attention is not causal"
     # A packed batch has one position a token; multimodal rope (time, height, width) needs three.

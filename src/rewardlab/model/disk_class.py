@@ -24,8 +24,9 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model.text_part import TEXT_CONFIG, is_composite
 
 SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
-NOT_CAUSAL: Final = frozenset({"blip"})
-"""Families whose text model sees later tokens unless it is told otherwise."""
+UNFIT: Final = frozenset({"blip", "kosmos-2", "kosmos-2.5"})
+"""Families whose text model sees later tokens unless it is told otherwise, or counts positions from its pad token,
+which is another one in a reward model."""
 _CAUSAL: Final = "ForCausalLM"
 _GENERATES: Final = (_CAUSAL, "ForConditionalGeneration")
 """What the names of generating classes end in."""
@@ -83,7 +84,7 @@ def _whole_name(config: Any) -> str | None:
     its text.
     """
     kind, text = type(config), config.get_text_config()
-    if config.model_type in NOT_CAUSAL:
+    if config.model_type in UNFIT:
         return None
     decodes = not any(getattr(one, "is_encoder_decoder", False) for one in (config, text))
     if not decodes or TEXT_CONFIG not in kind.sub_configs or kind not in MODEL_MAPPING:
