@@ -189,6 +189,18 @@ def test_another_base_model_under_the_same_name_is_noticed(base_model, pairs_fil
         train(config)
 
 
+def test_a_run_that_froze_nothing_does_not_go_on_with_frozen_parts():
+    """As those of Gemma 3 and Qwen3.5 with all that reads images, which trained up to version 0.18."""
+    model = make_model()
+    manifest = {"frozen_weights": resume.frozen_fingerprint(model)}
+    resume.require_same_base(resume.frozen_fingerprint(model), manifest)
+    model.backbone.embed_tokens.requires_grad_(False)
+    with pytest.raises(DataError, match="no weight was frozen where this run began.*by the version that began it"):
+        resume.require_same_base(resume.frozen_fingerprint(model), manifest)
+    with pytest.raises(DataError, match="are not those that the run began with"):
+        resume.require_same_base("0", {"frozen_weights": resume.frozen_fingerprint(model)})
+
+
 def test_a_model_that_computes_otherwise_with_the_same_weights_is_noticed(stopped, tmp_path):
     base = shutil.copytree(stopped.model.model, tmp_path / "base")
     config = json.loads((base / "config.json").read_text())

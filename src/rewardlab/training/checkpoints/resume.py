@@ -315,6 +315,10 @@ def _upgraded(then: Mapping[str, Any]) -> str:
     return f"It began with rewardlab {before}, and this is {version}, which may read rows and templates otherwise. "
 
 
+NOTHING_FROZEN: Final = "0"
+"""What `frozen_fingerprint` returns of a model all of whose weights train."""
+
+
 def frozen_fingerprint(model: nn.Module) -> str:
     """Return hex digits that change with any bit of the frozen weights, which a checkpoint does not hold.
 
@@ -355,6 +359,11 @@ def _entries(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
 
 def require_same_base(fingerprint: str, manifest: Mapping[str, Any]) -> None:
     """Raise DataError if the frozen weights are not those that the run began with."""
+    if manifest.get("frozen_weights") == NOTHING_FROZEN != fingerprint:
+        raise DataError(
+            "--resume: no weight was frozen where this run began, and now some are: up to version 0.18 what reads "
+            "images beside a text model was not. Finish the run by the version that began it, or begin a new one."
+        )
     if manifest.get("frozen_weights") != fingerprint:
         raise DataError(
             "--resume: the frozen weights of --model are not those that the run began with. Name the same model, with "
