@@ -68,6 +68,10 @@ SIZES: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 512),
     "linear_num_value_heads": 4,
+    # Of Kimi's linear attention. Transformers' own implementation of it, in use without the package fla, holds 64 times
+    # heads times width numbers a token, several times a layer: 1 MiB a token each time at the usual 32 heads of 128.
+    "linear_num_heads": 4,
+    "linear_head_dim": 8,
     "num_kv_shared_layers": 0,
     "sliding_window": 64,
     "initializer_range": 0.2,
@@ -100,7 +104,9 @@ ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
     "inkling2_vision": {"text_hidden_size": 32},
 }
 """Sizes of one family that have to fit each other."""
-WITH_SECTIONS: Final = frozenset({"qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text"})
+WITH_SECTIONS: Final = frozenset(
+    {"qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "paddleocr_vl_text"}
+)
 """Text models that divide rotary frequencies by a default that fits their usual width alone."""
 TOKENS: Final = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 LARGEST: Final = 100e6

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,39 @@ def test_families_train_and_what_has_no_tiny_model_is_told(tmp_path: Path, capsy
     page = capsys.readouterr().out
     assert "2 families of 4 train" in page
     assert "`bert-generation`" in page.split("## Refused")[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("dies", "its process ended with status -9"),
+        ("takes too long", "it took more than 1 s"),
+        ("takes too much memory", "MemoryError"),
+        ("is well", ""),
+    ],
+)
+def test_a_family_that_brings_its_process_down_is_a_row(tmp_path: Path, how: str, said: str):
+    def find(family: str, folder: Path) -> families.Outcome:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "takes too long":
+            time.sleep(60)
+        try:
+            taken = bytearray(1 << 40) if how == "takes too much memory" else b""
+        except MemoryError as error:
+            return families.Outcome(family=family, full=f"crash: {type(error).__name__}: {folder.name}")
+        return families.Outcome(family=family, full="ok" if not taken else "crash: no limit")
+
+    outcome = families.apart(find, "llama", tmp_path, seconds=1.0 if how == "takes too long" else 60.0)
+    assert outcome.family == "llama"
+    assert said in outcome.full
+    assert families.is_wrong(outcome, 1e-4) == (how != "is well")
+
+
+def test_models_that_read_images_too_are_among_those_that_are_tried():
+    config = families.config_of("mistral3")
+    assert families.generating_class(config)._model_mapping[type(config)].__name__ == "Mistral3ForConditionalGeneration"
+    assert config.text_config.hidden_size == config.vision_config.hidden_size == 32
 
 
 def test_an_error_that_is_not_meant_for_users_fails_the_script(tmp_path: Path, monkeypatch):
