@@ -105,7 +105,16 @@ ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Sizes of one family that have to fit each other."""
 WITH_SECTIONS: Final = frozenset(
-    {"qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text", "glm4v_moe_text", "glm_ocr_text", "paddleocr_vl_text"}
+    {
+        "qwen2_vl_text",
+        "qwen2_5_vl_text",
+        "qwen2_5_omni_text",
+        "qwen3_omni_moe_text",
+        "glm4v_text",
+        "glm4v_moe_text",
+        "glm_ocr_text",
+        "paddleocr_vl_text",
+    }
 )
 """Text models that divide rotary frequencies by a default that fits their usual width alone."""
 TOKENS: Final = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
