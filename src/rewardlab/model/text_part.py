@@ -32,8 +32,8 @@ def text_path(backbone: nn.Module) -> str:
 
     Raises ModelError if it cannot be told which module the text model is.
     """
-    config: Any = backbone.config  # nn.Module says Tensor
-    if not is_composite(config):
+    config: Any = getattr(backbone, "config", None)  # a layer by itself has none
+    if config is None or not is_composite(config):
         return ""
     kind = type(config.get_text_config())
     found: dict[str, Any] = {
