@@ -80,6 +80,8 @@ class ExportArguments:
     """Largest size of a file of weights, such as `5GB`; by default all weights are in one file."""
     zero_bias: bool = False
     """Also write a bias of zero for the head, for engines and converters that expect one."""
+    text_only: bool = False
+    """Leave out what reads images or sound: the folder is one of its text model alone, with the same scores."""
     adapter: bool = False
     """Write the adapters and the head unmerged, as a folder that PEFT loads on their base model, in place of merged
     weights."""
@@ -93,8 +95,9 @@ class ExportArguments:
 
     def __post_init__(self) -> None:
         require(
-            not self.adapter or (self.max_shard_size is None and not self.zero_bias),
-            "--adapter: its weights are float32 in one file, as trained. Leave --max-shard-size and --zero-bias out.",
+            not self.adapter or (self.max_shard_size is None and not self.zero_bias and not self.text_only),
+            "--adapter: its weights are float32 in one file, as trained. Leave --max-shard-size, --zero-bias and "
+            "--text-only out.",
         )
         require(
             self.adapter or (self.base is None and not self.with_base),

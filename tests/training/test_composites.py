@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
 
 import families
 import runs
 from common import make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
-from rewardlab.core.errors import ModelError
+from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.spec import read_spec
-from rewardlab.model.disk_class import disk_class_of, is_made
+from rewardlab.model.disk_class import disk_class_of, is_made, name_for_engines
 from rewardlab.model.load import read_config
 from rewardlab.model.text_part import freeze_other_parts, text_path
+from rewardlab.serve.folders.export import export
 from rewardlab.training.run import train
 
 COMPOSITES = ["mistral3", "gemma3", "gemma4", "qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama"]
@@ -66,6 +67,49 @@ def test_the_text_model_trains_and_the_rest_is_saved_as_it_was(tmp_path: Path, c
     assert changed
     assert all(name.startswith(f"{path}.") for name in changed)
     assert any(not name.startswith(f"{path}.") for name in before)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(("family", "name"), [("mistral3", "Mistral"), ("gemma3", "Gemma3"), ("gemma4", "Gemma4")])
+@pytest.mark.usefixtures("verified_here")
+def test_the_text_model_alone_has_the_scores_of_the_whole(tmp_path: Path, caplog, family: str, name: str):
+    base = saved_base(family, tmp_path / "base")
+    folder = train(
+        config_for(base, write_pairs(tmp_path / "pairs.jsonl", 12), tmp_path / "run", lora=family == "mistral3")
+    ).last
+    spec = export(folder, tmp_path / "text", dtype="float32", text_only=True)
+    values = json.loads((tmp_path / "text/config.json").read_text())
+    assert values["architectures"] == [f"{name}ForSequenceClassification"]
+    assert not any("vision" in key for key in values)
+    for before, now in zip(read_spec(folder).canaries, spec.canaries, strict=True):
+        assert now.token_ids == before.token_ids
+        assert now.score == pytest.approx(before.score, abs=1e-6 * max(1, abs(before.score)))
+    assert not (tmp_path / "text/adapter").exists()
+    assert ("adapter/" in caplog.text) == (family == "mistral3")
+    with pytest.raises(ConfigError, match="is a model of text alone already"):
+        export(tmp_path / "text", tmp_path / "again", dtype="float32", text_only=True)
+
+
+def test_engines_are_told_the_name_by_which_they_find_their_own_model():
+    names = {kind: name_for_engines(disk_class_of(CONFIG_MAPPING[kind]())) for kind in ("gemma3_text", "qwen3_5_text")}
+    assert names == {
+        "gemma3_text": "Gemma3ForSequenceClassification",
+        "qwen3_5_text": "Qwen3_5ForSequenceClassification",
+    }
+    for kind in ("gemma3", "gpt2", "llama", "granite", "mistral3"):
+        disk_class = disk_class_of(CONFIG_MAPPING[kind]())
+        assert name_for_engines(disk_class) == disk_class.__name__
+
+
+@pytest.mark.usefixtures("verified_here")
+def test_a_folder_with_the_name_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch):
+    base = saved_base("gemma3", tmp_path / "base")
+    folder = train(config_for(base, write_pairs(tmp_path / "pairs.jsonl", 12), tmp_path / "run")).last
+    monkeypatch.setattr("rewardlab.artifact.save.name_for_engines", lambda disk_class: disk_class.__name__)
+    export(folder, tmp_path / "text", dtype="float32", text_only=True)
+    values = json.loads((tmp_path / "text/config.json").read_text())
+    assert values["architectures"] == ["Gemma3TextForSequenceClassification"]
+    load(tmp_path / "text")
 
 
 @pytest.mark.usefixtures("verified_here")

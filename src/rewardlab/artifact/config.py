@@ -16,6 +16,7 @@ from rewardlab.analysis.faults import FAULTS
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.schema import MAX_BYTES, read_object, typed
 from rewardlab.core.spec import DAMAGED, REMEDY, RewardSpec
+from rewardlab.model.disk_class import name_for_engines
 
 CONFIG: Final = "config.json"
 LARGEST: Final = {"tokenizer.json": 256 << 20, ".json": MAX_BYTES, ".jinja": 1 << 20}
@@ -116,9 +117,10 @@ def require_agreement(path: Path, spec: RewardSpec, model_config: Any, disk_clas
                 f"{path / CONFIG}: {name} is {dtype!r:.60}, and the weights are saved in {spec.save_dtype}; engines "
                 f"that follow this field would round them. {REMEDY}"
             )
-    if values["architectures"] != [disk_class.__name__]:
+    # Up to version 0.18 the name was that of the class in every case.
+    if values["architectures"] not in ([name := name_for_engines(disk_class)], [disk_class.__name__]):
         raise ArtifactError(
-            f"{path / CONFIG}: architectures is {values['architectures']!r:.80}, wanted [{disk_class.__name__!r}], "
+            f"{path / CONFIG}: architectures is {values['architectures']!r:.80}, wanted [{name!r}], "
             f"the class of these weights; engines follow this field. {REMEDY}"
         )
     # The file's own rope_parameters are used if it has them: those of the loaded configuration may already contain

@@ -39,6 +39,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.cut_canaries import make_cut_canaries
 from rewardlab.model import lora
 from rewardlab.model.config import ComputeConfig, ModelConfig
+from rewardlab.model.disk_class import name_for_engines
 from rewardlab.model.files import ADAPTER_CONFIG
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_name
@@ -67,6 +68,8 @@ class Exported:
     """How its weights were rounded: `none`, `nearest` or `stochastic`."""
     form: FileForm = ONE
     """How the weights of the new folder are divided into files."""
+    keeps_adapter: bool = True
+    """Whether the folder's unmerged adapters, if it has any, are copied."""
 
     def as_dict(self) -> dict[str, str]:
         """Return the facts about the source for the new spec: its path, the dtype of its weights, its spec's
@@ -121,7 +124,7 @@ def save_reward_model(
         temporary: Path = ranks.by_first(lambda: stack.enter_context(replacing_folder(folder)))
         written = _write_merged(temporary, model, save_dtype, ranks, ONE if exported is None else exported.form)
         ranks.by_first(write_others)
-        if exported is not None and (exported.folder / "adapter").is_dir():
+        if exported is not None and exported.keeps_adapter and (exported.folder / "adapter").is_dir():
             shutil.copytree(exported.folder / "adapter", temporary / "adapter")
         if run.adapter is not None:
             _write_adapter(temporary / "adapter", model, *run.adapter, ranks)
@@ -387,7 +390,7 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
     config: Any = model.backbone.config
     values: dict[str, Any] = with_pad(config, pad)
     values |= {
-        "architectures": [model.disk_class.__name__],
+        "architectures": [name_for_engines(model.disk_class)],
         "id2label": {"0": "reward"},
         "label2id": {"reward": 0},
         "problem_type": "regression",

@@ -145,7 +145,14 @@ def export(arguments: Sequence[str]) -> None:
 
     most = None if settings.max_shard_size is None else bytes_of_size(settings.max_shard_size)
     form = FileForm(max_shard_bytes=most, zero_bias=settings.zero_bias)
-    spec = export(settings.folder, settings.output_dir, dtype=settings.dtype, overwrite=settings.overwrite, form=form)
+    spec = export(
+        settings.folder,
+        settings.output_dir,
+        dtype=settings.dtype,
+        overwrite=settings.overwrite,
+        form=form,
+        text_only=settings.text_only,
+    )
     say(
         f"{settings.output_dir}: {settings.folder} in {spec.save_dtype} (rounding: {spec.rounding}), verified. Its "
         f"canonical scores are up to {spec.max_rounding_error:.1e} from those of {settings.folder} on the canaries."

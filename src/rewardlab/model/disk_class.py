@@ -56,6 +56,17 @@ def disk_class_of(config: Any) -> Any:
     return _made(kind, name + SEQUENCE_CLASSIFIER)
 
 
+def name_for_engines(disk_class: Any) -> str:
+    """Return what config.json calls a disk class: by this name vLLM finds the family's generating class.
+
+    It is the name of the class but for text models of Gemma 3 and Qwen3.5, whose classes transformers calls by `Text`
+    and vLLM does not.
+    """
+    kind, name = disk_class.config_class, str(disk_class.__name__)
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING[kind].__name__ if kind in MODEL_FOR_CAUSAL_LM_MAPPING else ""
+    return causal.removesuffix(_CAUSAL) + SEQUENCE_CLASSIFIER if causal.endswith(_CAUSAL) else name
+
+
 def is_made(disk_class: Any) -> bool:
     """Return whether `disk_class_of` made the class, since transformers has none for the family.
 

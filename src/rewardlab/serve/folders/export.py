@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,24 +18,37 @@ from rewardlab.core.run_folder import holds_run
 from rewardlab.core.signals import IS_WHOLE
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.core.values import require
+from rewardlab.model.disk_class import disk_class_of
 from rewardlab.model.files import ADAPTER_CONFIG
+from rewardlab.model.reward import RewardModel
 
 logger = logging.getLogger("rewardlab")
 
 
-def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, form: FileForm = ONE) -> RewardSpec:
+def export(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str,
+    overwrite: bool = False,
+    form: FileForm = ONE,
+    text_only: bool = False,
+) -> RewardSpec:
     """Write the model in `source` to `target` with its weights in `dtype`, and canaries of their own.
 
     Weights are rounded stochastically, seeded by their names, so the result equals what saving in this dtype would have
     given. `form` divides them into files. Adapters are copied as trained. A calibration goes along where no weight is
-    rounded. The new spec says which folder it was made from.
+    rounded. The new spec says which folder it was made from. With `text_only`, what reads images or sound beside the
+    text model is left out, and so are adapters, whose names are those of the whole.
 
     Raises ArtifactError if `source` fails verification, or if its weights do not fit the range of `dtype`; ConfigError
-    if `target` exists and may not be replaced, or if one folder contains the other. `target` appears, or replaces
-    what was there, only when it is complete and verified.
+    if `target` exists and may not be replaced, if one folder contains the other, or if there is nothing to leave out;
+    ModelError if the text model alone has no class. `target` appears, or replaces what was there, only when it is
+    complete and verified.
     """
     require_apart(source, target, overwrite=overwrite)
     scorer = load(source, device="cpu", attention="padded")
+    model = _text_alone(scorer.model, source) if text_only else scorer.model
     before = read_spec(source)
     if before.rounding != "none":
         how = {"nearest": "to the nearest", "stochastic": "stochastically"}[before.rounding]
@@ -57,22 +71,42 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
     with replacing_folder(target, is_result=True) as place:
         spec = save_reward_model(
             place,
-            scorer.model,
+            model,
             scorer.renderer,
             beta=before.beta,
             save_dtype=saved_dtype(dtype),
             provenance=before.provenance | {"export": provenance()},
-            source=Exported(folder=source, save_dtype=before.save_dtype, rounding=before.rounding, form=form),
+            source=Exported(
+                folder=source,
+                save_dtype=before.save_dtype,
+                rounding=before.rounding,
+                form=form,
+                keeps_adapter=not text_only,
+            ),
         )
         if before.calibration is not None and keeps_scores:
             spec = put_calibration(
                 place, spec, temperature=before.temperature, affine=before.affine, calibration=before.calibration
             )
         # Free this model first: the verifying process loads one as well, and memory may not be enough for both.
-        del scorer
+        del scorer, model
         verify_in_clean_process(place)
         require_apart(source, target, overwrite=overwrite)  # another process may have made it meanwhile
     return spec
+
+
+def _text_alone(model: RewardModel, source: Path) -> RewardModel:
+    """Return the reward model that the text model of another one is. Raises as `export` does."""
+    text: Any = model.text_part
+    require(
+        text is not model.backbone,
+        f"--text-only: {source} is a model of text alone already. Leave the flag out.",
+    )
+    if (source / "adapter").is_dir():
+        logger.warning("adapter/ of %s is left out: its names are those of the whole model", source)
+    return RewardModel(
+        text, model.head, disk_class=disk_class_of(text.config), layout="padded", compute_dtype=model.compute_dtype
+    )
 
 
 def require_apart(source: Path, target: Path, *, overwrite: bool) -> None:

@@ -20,6 +20,7 @@ from rewardlab.core.folders import replacing_folder
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, SCORE_TOLERANCE, RewardSpec, read_spec
 from rewardlab.model.builtin import resolve_model_name
+from rewardlab.model.disk_class import name_for_engines
 from rewardlab.model.files import ADAPTER_CONFIG
 from rewardlab.model.hub import source_of
 from rewardlab.model.load import read_config
@@ -145,6 +146,7 @@ def _write_base(folder: Path, source: Path, classifier: Any) -> None:
     values = read_json(folder / "config.json")
     assert isinstance(values, dict)
     values |= {"id2label": {"0": "reward"}, "label2id": {"reward": 0}, "problem_type": "regression"}
+    values["architectures"] = [name_for_engines(type(classifier))]
     write_json(folder / "config.json", values | older_rope(values))
     _copy_tokenizer(source, folder)
 
