@@ -120,7 +120,7 @@ def rows_of_tokens(token_ids: Iterable[Any]) -> list[Row]:
 
 
 def _list_of(given: Any, what: str) -> Iterable[Any]:
-    """Return what was given. Raises RenderError for what is no list."""
+    """Return what was given. Raises RenderError for what is not a list."""
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise RenderError(f"wanted a list of {what}, got {show(given)}.")
     return given

@@ -46,7 +46,7 @@ def conversations_of(prompt: Any, replies: Iterable[str], *, bare: bool) -> list
 def conversations_in(given: Any) -> list[Conversation]:
     """Return the conversations of a list, each of messages that end with an assistant turn.
 
-    Raises RenderError for what is no list, such as a single conversation, and naming a conversation of another kind.
+    Raises RenderError for what is not a list, such as a single conversation, and naming a conversation of another kind.
     """
     # Going through a text or a message would give characters or keys. A single conversation is an equally likely slip.
     is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | Message)
