@@ -203,6 +203,8 @@ def test_files_with_a_row_a_line_are_read_too(tmp_path: Path) -> None:
     assert [row.gold for row in InputConfig(**names).rows(labelled=True)] == [row.gold for row in wanted]
     (tmp_path / "rewards.jsonl").write_text("[[1, 2, 3],\n[4.25, null]]\n")
     assert [row.gold for row in InputConfig(**names).rows(labelled=True)] == [row.gold for row in wanted]
+    lines = {**names, "rewards_path": write(tmp_path / "lines.json", *rewards)}
+    assert [row.gold for row in InputConfig(**lines).rows(labelled=True)] == [row.gold for row in wanted]
     (tmp_path / "rewards.jsonl").write_text("[1, 2, 3]\n[4.25,\n")
     with pytest.raises(DataError, match=r"rewards\.jsonl:2: not valid JSON"):
         list(InputConfig(**names).rows())
@@ -286,6 +288,27 @@ def test_prompts_of_every_kind_of_file(tmp_path: Path, name: str, content: str) 
     (tmp_path / name).write_text(content)
     (found,) = read_prompts(str(tmp_path / name))
     assert found.prompt == USER
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
+@pytest.mark.parametrize("value", ["hi", MESSAGES], ids=["texts", "messages"])
+def test_prompts_a_line_are_read_whatever_the_name_ends_in(tmp_path: Path, name: str, value: object) -> None:
+    path = write(tmp_path / name, value, value)
+    assert [one.prompt for one in read_prompts(str(path))] == [USER, USER]
+    path.write_text(path.read_text() + "hi\n")
+    with pytest.raises(DataError, match=rf"{name}:3: not valid JSON"):
+        list(read_prompts(str(path)))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_whole_list_of_prompts_is_read_from_a_jsonl_file(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "x.jsonl"
+    for values in (["hi", "hi"], [MESSAGES, MESSAGES]):
+        path.write_text(json.dumps(values, indent=indent))
+        assert [one.prompt for one in read_prompts(str(path))] == [USER, USER]
 
 
 def test_an_instruction_has_its_input_behind_it(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The layout with one JSON file a fact: prompts, `[{"response_1": "…", "response_2": "…"}]`, and `[[14.9, 8.5]]`.
 
-Rows belong together by their place. This layout can be read in place of our own files, also with a row a line
-(.jsonl), and is written beside them.
+Rows belong together by their place. This layout can be read in place of our own files, also with a row a line, and is
+written beside them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import absent, encodable, parse_json, read_json, read_lines, to_json
+from rewardlab.core.files import absent, encodable, to_json
 from rewardlab.core.terminal import number_of
 from rewardlab.curation.rewriting import as_line, replacing_lines
-from rewardlab.data.readers import holds_lines
 from rewardlab.gold.files.prompts import read_prompts
 from rewardlab.gold.files.rows import GoldRow, scores_of
+from rewardlab.gold.files.values import read_values
 
 NUMBERED: Final = re.compile(r"response_\d+")
 """Names of replies in a row."""
@@ -102,34 +102,10 @@ def read_rewards(path: Path, *, what: str = "the gold score") -> Iterator[Sequen
 def _list(path: Path) -> list[Any]:
     if not path.is_file():
         raise ConfigError(f"{path}: {absent(path)}.")
-    value = _of_lines(path) if _holds_lines(path) else read_json(path)
+    value = read_values(path)
     if not isinstance(value, list) or not value:
         raise DataError(f"{path}: wanted a list with a row for each prompt, got {str(value)!r:.80}.")
     return value
-
-
-def _holds_lines(path: Path) -> bool:
-    """Return whether a file has a row in each line: by its name, unless a list of several lines begins in the first."""
-    if ".jsonl" not in path.suffixes:
-        return path.suffix == ".json" and holds_lines(path)
-    _, first = next(iter(read_lines(path)), (0, ""))
-    try:
-        parse_json(first)
-    except (ValueError, RecursionError):
-        return not first.lstrip().startswith("[")
-    return True
-
-
-def _of_lines(path: Path) -> list[Any]:
-    """Return the rows of JSON Lines, or of the one line that holds them all. Raises DataError naming a bad line."""
-    rows: list[Any] = []
-    for number, line in read_lines(path):
-        try:
-            rows.append(parse_json(line))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: not valid JSON ({error}). Fix or remove this line.") from error
-    is_whole = len(rows) == 1 and isinstance(rows[0], list) and bool(rows[0]) and isinstance(rows[0][0], list | dict)
-    return rows[0] if is_whole else rows
 
 
 def write_responses(path: Path, rows: Iterable[GoldRow]) -> None:

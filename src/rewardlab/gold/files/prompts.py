@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import at_home, read_json
+from rewardlab.core.files import at_home
 from rewardlab.core.terminal import plural
 from rewardlab.core.types import Conversation, prompt_key
 from rewardlab.curation.rows import walk
@@ -22,6 +22,7 @@ from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import holds_lines, read_each_row, read_source
 from rewardlab.data.rows import has_tools, media_of
 from rewardlab.gold.files.rows import is_open, turns_of, with_system
+from rewardlab.gold.files.values import first_line, read_values
 
 logger = logging.getLogger("rewardlab")
 COLUMNS: Final = ("prompt", "messages", "instruction", "question", "query", "prompts")
@@ -86,8 +87,8 @@ def read_prompts(
 def _prompts(name: str, split: str) -> Iterator[Prompt] | None:
     """Return the prompts of a file of prompts; None if the data are preferences."""
     path = at_home(name)
-    if path.is_file() and path.suffix == ".json" and not holds_lines(path):
-        value = read_json(path)
+    if path.is_file() and _is_one_value(path):
+        value = read_values(path)
         if isinstance(value, dict) and set(value) & {"prompts", "prompt"} and len(value) == 1:
             (value,) = value.values()
         if isinstance(value, list) and value and not isinstance(value[0], Mapping):
@@ -99,6 +100,13 @@ def _prompts(name: str, split: str) -> Iterator[Prompt] | None:
     if _column(first[1]) is None or any(column in first[1] for column in REPLIES):
         return None
     return _of_rows(name, split)
+
+
+def _is_one_value(path: Path) -> bool:
+    """Return whether a file is JSON in one piece, or has texts or lists in its lines, and so is no file of objects."""
+    if path.suffix == ".json" and not holds_lines(path):
+        return True
+    return ".jsonl" in path.suffixes and first_line(path).startswith(('"', "["))
 
 
 def _rows(name: str, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
