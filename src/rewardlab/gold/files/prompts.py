@@ -103,7 +103,7 @@ def _prompts(name: str, split: str) -> Iterator[Prompt] | None:
 
 
 def _is_one_value(path: Path) -> bool:
-    """Return whether a file is JSON in one piece, or has texts or lists in its lines, and so is no file of objects."""
+    """Return whether a file is JSON in one piece, or has texts or lists in its lines, not objects."""
     if path.suffix == ".json" and not holds_lines(path):
         return True
     return ".jsonl" in path.suffixes and first_line(path).startswith(('"', "["))

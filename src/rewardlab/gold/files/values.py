@@ -1,4 +1,4 @@
-"""Files of JSON values that are no rows of ours: one list of them all, or one a line, whatever the name ends in."""
+"""Files of JSON values that are not rows of ours: one list of them all, or one a line, whatever the name."""
 
 from __future__ import annotations
 
