@@ -27,7 +27,7 @@ from rewardlab.data.store import LeftOut
 
 NOTHING: Final = RenderedText("")
 CHARACTERS_AT_A_TIME: Final = 1 << 20
-"""What the tokenizer returns for a text takes some hundred times the memory of the text."""
+"""So many are rendered together: what the tokenizer returns for a text takes many times the memory of the text."""
 
 
 @dataclass(slots=True)
