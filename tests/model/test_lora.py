@@ -232,6 +232,10 @@ def test_layers_are_named_in_full_where_a_word_would_mean_more(base_model, tmp_p
         ({"lora_modules_to_save": ("lm_head",)}, r"lm_head: this model has no module of that name. The reward's head"),
         ({"lora_modules_to_save": ("rotary_emb",)}, r"rotary_emb: it has no weights that could train"),
         (
+            {"lora_target_modules": ("q_proj", "k_porj")},
+            r"--lora-target-modules q_proj k_porj: this model has no layer called k_porj\. Did you mean 'k_proj'\?",
+        ),
+        (
             {"lora_modules_to_save": ("q_proj",), "lora_target_modules": ("q_proj", "k_proj")},
             r"layers.0.self_attn.q_proj is named by --lora-target-modules and by --lora-modules-to-save",
         ),

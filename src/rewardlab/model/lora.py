@@ -42,7 +42,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
 
     Returns what the RewardModel draws the adapters' dropout by, or None without dropout.
 
-    Raises ModelError if no layer has one of the target names, if one of them stands for joined experts, if the model
+    Raises ModelError for a target name that no layer has, if one of them stands for joined experts, if the model
     has no module of a name to save, or if a layer is named both as a target and as a module to save.
     """
     backbone.requires_grad_(False)
@@ -57,6 +57,8 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
         )
     try:
         chosen = without_experts(backbone, WHOLE_CHOICES[targets[0]] if word else targets)
+        if not word:
+            _require_layers(backbone, targets)
         inject_adapter_in_model(
             _lora_config(config, chosen, exclude_modules=left_out or None), backbone, adapter_name=ADAPTER
         )
@@ -117,6 +119,18 @@ def modules_to_save(backbone: nn.Module, names: Sequence[str]) -> list[str]:
             raise ModelError(f"--lora-modules-to-save {name}: it has no weights that could train. Leave it out.")
         chosen |= inside
     return list(chosen)
+
+
+def _require_layers(backbone: nn.Module, targets: Sequence[str]) -> None:
+    """Raise ModelError, with the nearest name, for a target that no layer is called by, though others are."""
+    paths = [path for path, _ in backbone.named_modules() if path]
+    unknown = [name for name in targets if not any(_is_called(path, name) for path in paths)]
+    if unknown and len(unknown) < len(targets):
+        near = did_you_mean(unknown[0], sorted({path.rpartition(".")[2] for path in paths}))
+        raise ModelError(
+            f"--lora-target-modules {' '.join(targets)}: this model has no layer called {unknown[0]}.{near} Correct "
+            f"the name or leave it out."
+        )
 
 
 def _is_called(path: str, name: str) -> bool:
