@@ -138,6 +138,11 @@ def test_paths_and_numbers_of_numpy_are_taken_as_python_code_has_them():
             RewardTrainerConfig.of(model="m", dataset="d", **wrong)
 
 
+def test_a_value_in_other_letters_is_the_one_that_was_meant():
+    with pytest.raises(ConfigError, match=r"'Cosine' is not one of .* Did you mean 'cosine'\?"):
+        RewardTrainerConfig.of(model="m", dataset="d", lr_scheduler="Cosine")
+
+
 def holding(section, name, value):
     """A section with a value of any type, as users can build one: the tests check types at run time."""
     object.__setattr__(section, name, value)

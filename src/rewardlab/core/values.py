@@ -108,6 +108,8 @@ def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = M
         return f" Did you mean {also[name]!r}?{f' {remark}' if remark else ''}"
     # The dashes of flags do not count: they would make any two short ones similar.
     own, shown = name.removeprefix("--"), {each.removeprefix("--"): each for each in names}
+    if same := [each for each in shown if each.casefold() == own.casefold()]:
+        return f" Did you mean {shown[same[0]]!r}?"
     nearest = difflib.get_close_matches(own, shown, n=1)
     longer = [each for each in shown if _words(own) < _words(each)]
     is_sure = any(each.startswith(own) for each in nearest) or difflib.get_close_matches(own, nearest, cutoff=MISSPELT)
