@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from rewardlab import cli
 from rewardlab.console import NOISY, log_on_stdout
 
 
@@ -59,3 +61,37 @@ def test_a_process_whose_command_has_ended_leaves_quickly(command, status):
     program = [sys.executable, "-c", LEFT, command]
     done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (status, "True")
+
+
+LATER = """
+import sys
+sys.stdin.read()
+from rewardlab.cli import main
+sys.argv = ["rewardlab", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(("command", "status"), [("--version", 141), ("nonsense", 2)])
+def test_a_command_whose_terminal_was_closed_ends_with_its_own_status(command, status):
+    master, slave = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", LATER, command], stdin=subprocess.PIPE, stdout=slave, stderr=slave
+    ) as process:
+        os.close(slave)
+        os.close(master)
+        assert process.stdin is not None
+        process.stdin.close()
+    assert process.returncode == status
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_an_error_of_a_disk_is_told_while_the_output_is_read(number, monkeypatch, capfd):
+    def write(arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cli, "_run", write)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.startswith(f"error: {os.strerror(number)}.")

@@ -8,10 +8,9 @@ import re
 import sys
 from codecs import lookup
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 
-from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout, open_streams
+from rewardlab.console import complain, discard_output, is_first_process, is_gone, log_on_stdout, open_streams
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
 from rewardlab.core.signals import ignore_at_exit, leave_quickly
 from rewardlab.core.terminal import brief, short
@@ -47,15 +46,16 @@ def _told(arguments: Sequence[str] | None) -> None:
         with log_on_stdout():
             _run(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of the output has closed it, as `| head` does. Python flushes stdout once more at exit, so it is
-        # redirected; otherwise that would print an error. 141 is what a shell gives for SIGPIPE.
-        discard_output()
-        sys.exit(141)
     except RunInterrupted as interrupted:
         complain(str(interrupted))
         sys.exit(interrupted.exit_status)
     except (RewardlabError, OSError) as error:
+        if isinstance(error, OSError) and is_gone(error):
+            # The reader of the output has closed it, as `| head` does, or the terminal was closed. Python flushes
+            # stdout once more at exit, so it is redirected; otherwise that would print an error. 141 is what a shell
+            # gives for SIGPIPE.
+            discard_output()
+            sys.exit(141)
         message = str(error) if isinstance(error, RewardlabError) else words_of(error)
         complain(f"error: {_who(message)}{message}")
         sys.exit(2)
@@ -65,8 +65,7 @@ def _told(arguments: Sequence[str] | None) -> None:
         complain(said)
         sys.exit(2)
     except KeyboardInterrupt:
-        with suppress(OSError):  # the reader of what is printed may be gone too
-            complain("interrupted")
+        complain("interrupted")
         sys.exit(130)
 
 

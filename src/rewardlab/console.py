@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -39,8 +40,12 @@ def print_report(text: str, *, folder: Path | None = None) -> None:
 
 
 def complain(message: str) -> None:
-    """Print a message on stderr, with control characters made visible."""
-    print(_fitting(visible_message(message), terminal=sys.stderr.isatty()), file=sys.stderr)
+    """Print a message on stderr, with control characters made visible. If nobody can read it any more, as after the
+    terminal was closed, it is lost, and the exit status stays what it is."""
+    try:
+        print(_fitting(visible_message(message), terminal=sys.stderr.isatty()), file=sys.stderr, flush=True)
+    except OSError:
+        discard_output(sys.stderr)
 
 
 def _fitting(text: str, *, terminal: bool) -> str:
@@ -73,9 +78,23 @@ def open_streams() -> None:
         setattr(sys, name, os.fdopen(nowhere, modes[name], encoding="utf-8", errors="replace"))
 
 
-def discard_output() -> None:
-    """Send everything that is printed from now on nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def discard_output(stream: TextIO | None = None) -> None:
+    """Send everything that is printed from now on nowhere, on stdout or the stream that is given."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
+
+
+def is_gone(error: OSError) -> bool:
+    """Return whether an error says that nobody reads stdout any more: a pipe whose reader has ended, or a terminal that
+    was closed."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    if error.errno != errno.EIO or error.filename is not None:
+        return False
+    try:
+        os.write(sys.stdout.fileno(), b"")  # an EIO may also come from a disk; only a terminal refuses no bytes at all
+    except OSError as own:
+        return own.errno == errno.EIO
+    return False
 
 
 class Lines(logging.StreamHandler[TextIO]):
@@ -96,7 +115,7 @@ class Lines(logging.StreamHandler[TextIO]):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Discard all further output if the reader has closed it; else report the error as logging does."""
-        if isinstance(sys.exception(), BrokenPipeError):
+        if isinstance(error := sys.exception(), OSError) and is_gone(error):
             discard_output()
         else:
             super().handleError(record)

@@ -70,7 +70,7 @@ def test_a_worker_that_dies_is_said_with_the_flag():
         list(crew.map(eval, ["__import__('os')._exit(9)"], alone=0))
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_what_a_terminal_or_slurm_sends_to_every_process_ends_no_worker(name: str) -> None:
     signalled = f"__import__('os').kill(__import__('os').getpid(), __import__('signal').{name}) or 7"
     with Crew(2) as crew:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +53,7 @@ def test_a_limit_in_hours_ends_a_run_with_a_status_of_its_own(base_model, pairs_
     ("how", "status"),
     [  # the other tests raise SIGUSR1; its like and it go the way of SIGTERM
         (signal.SIGTERM, 75),
+        pytest.param(signal.SIGHUP, 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR1, 75, marks=pytest.mark.slow),
         pytest.param(signal.SIGUSR2, 75, marks=pytest.mark.slow),
         (signal.SIGINT, 130),
@@ -84,6 +87,35 @@ def test_a_second_signal_ends_the_process_as_ever(capfd):
         said = "SIGTERM: the run ends after its present step or evaluation; a second one ends it at once\n"
         assert capfd.readouterr().err.endswith(said)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_closed_terminal_ends_a_run_as_asked_unless_it_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with StopRequests() as stops, interrupt.raised_at_once():
+            signal.raise_signal(signal.SIGHUP)
+        assert not stops.signalled
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with StopRequests() as stops:
+            signal.raise_signal(signal.SIGHUP)
+        assert (stops.reason, stops.exit_status) == ("SIGHUP", 75)
+        with pytest.raises(interrupt.Terminated, match="SIGHUP"), interrupt.raised_at_once():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_whose_terminal_takes_no_word_ends_as_asked(monkeypatch, ends):
+    def refuse(handle, text):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(interrupt.os, "write", refuse)
+    with StopRequests() as stops:
+        signal.raise_signal(signal.SIGTERM)
+    assert stops.reason == "SIGTERM"
+    with interrupt.ending_with_status(), pytest.raises(Ended):
+        signal.raise_signal(signal.SIGTERM)
+    assert ends == [75]
 
 
 def test_usr2_may_come_twice_and_term_after_it_ends_the_process_as_ever():

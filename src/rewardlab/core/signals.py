@@ -27,7 +27,9 @@ INTERRUPTED: Final = 130
 STUCK: Final = 1
 """Exit status of a run whose limit in hours ended before its first step, or that keeps no checkpoints. Queueing it
 again would not help."""
-ENDING: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
+HANGUP: Final = "SIGHUP"
+"""The signal of a terminal that is closed, or of a connection to it that broke. `nohup` lets a process ignore it."""
+ENDING: Final = ("SIGTERM", HANGUP, "SIGUSR1", "SIGUSR2")
 """Signals that by default end a process without a message."""
 REPEATED: Final = "SIGUSR2"
 """The signal that may come twice for one request: Slurm sends it to every process of a task, and the program that runs
@@ -40,7 +42,7 @@ _told: Final[list[Callable[[RewardlabError], None]]] = []
 
 @contextmanager
 def ending_with_status() -> Iterator[None]:
-    """Let SIGTERM, SIGUSR1 and SIGUSR2 end the process immediately, as by default, but with exit status RESUME_LATER.
+    """Let the signals of `ENDING` end the process immediately, as by default, but with exit status RESUME_LATER.
 
     For a program around `train`. While it trains, `StopRequests` replaces these handlers. The disk holds what a kill
     leaves.
@@ -109,9 +111,15 @@ def _end(number: int, _frame: FrameType | None) -> None:
         f"stopped at once by {signal.Signals(number).name}. --resume auto goes on from the last checkpoint, if there "
         f"is one."
     )
-    os.write(2, f"error: {reason}\n".encode())
+    _write(f"error: {reason}\n")
     tell_of_end(RunInterrupted(reason, exit_status=RESUME_LATER))
     os._exit(RESUME_LATER)
+
+
+def _write(text: str) -> None:
+    # After SIGHUP the terminal is gone, which is no reason not to end as asked.
+    with suppress(OSError):
+        os.write(2, text.encode())
 
 
 @contextmanager
@@ -140,7 +148,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def raised_at_once() -> Iterator[None]:
-    """Let SIGTERM, SIGUSR1 and SIGUSR2 raise `Terminated`, and SIGINT KeyboardInterrupt, wherever the block is.
+    """Let the signals of `ENDING` raise `Terminated`, and SIGINT KeyboardInterrupt, wherever the block is.
 
     For work that can be interrupted anywhere, since what is on the disk is always whole.
     """
@@ -160,13 +168,21 @@ def held_back() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+def listened_to(names: Sequence[str] = SIGNALS) -> Iterator[signal.Signals]:
+    """Yield those of the named signals that the system has and that ask this process to end: not SIGHUP in a process
+    that `nohup` or a shell has told to ignore it."""
+    for name in names:
+        number = getattr(signal, name, None)
+        if number is not None and (name != HANGUP or signal.getsignal(number) is not signal.SIG_IGN):
+            yield number
+
+
 @contextmanager
 def _all_handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for name in SIGNALS:
-            if (number := getattr(signal, name, None)) is not None:
-                before[number] = signal.signal(number, handler)
+        for number in listened_to():
+            before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -233,9 +249,8 @@ class StopRequests:
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():
-            for name in SIGNALS:
-                if (number := getattr(signal, name, None)) is not None:
-                    self._before[number] = signal.signal(number, self._receive)
+            for number in listened_to():
+                self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -247,7 +262,7 @@ class StopRequests:
         if (os.environ.get("RANK") or "0") == "0":
             # A step may take minutes. `os.write`, since the signal may have interrupted a line that is being printed.
             again = "" if self._received == REPEATED else "; a second one ends it at once"
-            os.write(2, f"\n{self.reason}: the run ends after its present step or evaluation{again}\n".encode())
+            _write(f"\n{self.reason}: the run ends after its present step or evaluation{again}\n")
         # From now on a second signal has its previous effect: a user who presses Ctrl-C again wants out at once.
         for listened in list(self._before):
             if signal.Signals(listened).name != REPEATED:

@@ -178,9 +178,9 @@ class Worker:
 
 def serve() -> None:
     """Answer requests until the pipe closes: the main loop of a worker."""
-    # Ctrl-C reaches all processes of a terminal, and what Slurm sends before the time limit all processes of a task.
+    # Ctrl-C and SIGHUP reach all processes of a terminal, what Slurm sends before the time limit all of a task.
     # The parent handles them and ends its workers.
-    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if (number := getattr(signal, name, None)) is not None:
             signal.signal(number, signal.SIG_IGN)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")

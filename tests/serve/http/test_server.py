@@ -343,8 +343,15 @@ def test_the_end_waits_for_no_thread_that_goes_on_beyond_the_drain_timeout(how):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize(("how", "signals", "status"), [("free", 1, 0), ("stuck", 2, 128 + signal.SIGTERM)])
-def test_a_signal_drains_and_a_second_one_ends_at_once(how, signals, status):
+@pytest.mark.parametrize(
+    ("how", "number", "times", "status"),
+    [
+        ("free", signal.SIGTERM, 1, 0),
+        ("free", signal.SIGHUP, 1, 0),
+        ("stuck", signal.SIGTERM, 2, 128 + signal.SIGTERM),
+    ],
+)
+def test_a_signal_drains_and_a_second_one_ends_at_once(how, number, times, status):
     process, host, port = started(how, 60)
     client = socket.socket()
     try:
@@ -354,9 +361,9 @@ def test_a_signal_drains_and_a_second_one_ends_at_once(how, signals, status):
             client.connect((host, port))
             client.sendall(request_bytes(json.dumps(BODY).encode()))
             wait_until(lambda: "rewardlab_waiting_tokens 0.0" not in get(host, port, "/metrics"))
-        for number in range(signals):
-            process.send_signal(signal.SIGTERM)
-            if number == 0 and signals == 2:
+        for time in range(times):
+            process.send_signal(number)
+            if time == 0 and times == 2:
                 # The first signal has been seen once nobody can connect any more.
                 wait_until(lambda: not can_connect(host, port))
         assert process.wait(60) == status

@@ -88,7 +88,8 @@ def test_a_signal_to_all_processes_after_the_end_has_begun_loses_no_request(mode
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_workers_load_ends_them_without_a_word(models):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_of_the_terminal_while_the_workers_load_ends_them_without_a_word(models, how):
     command = [*COMMAND, "1", str(model(models / "lasting", "lasting")), "30"]
     process = subprocess.Popen(
         command,
@@ -101,15 +102,15 @@ def test_ctrl_c_while_the_workers_load_ends_them_without_a_word(models):
     assert process.stdout is not None
     with process.stdout as lines:
         assert lines.readline() == "loading\n"
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, how)  # as a terminal does
         assert lines.read() == ""
     assert process.wait(60) == 0
 
 
-def test_processes_hear_of_ctrl_c_only_once_they_are_ready_to_ignore_it():
+def test_processes_hear_of_ctrl_c_and_hangup_only_once_they_are_ready_to_ignore_it():
     ask = "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with worker.deaf_to_ctrl_c():
+    with worker.deaf_to_terminal():
         told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
-    assert str(signal.SIGINT.value) in told.stdout.split()
+    assert {str(signal.SIGINT.value), str(signal.SIGHUP.value)} <= set(told.stdout.split())
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

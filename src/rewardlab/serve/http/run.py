@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Final, NoReturn
 import uvicorn
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.signals import HANGUP, listened_to
 from rewardlab.serve.http.app import Served
 from rewardlab.serve.http.config import LimitsConfig
 from rewardlab.serve.http.connection import MOST_HEAD, connection_class
@@ -156,10 +156,10 @@ def serve_until_ended(
 ) -> None:
     """Serve on a listening socket until a signal or `Server.begin_end`, then close engine and app.
 
-    With `signals`, SIGTERM and SIGINT end the server, and a second signal ends the process at once. Without, SIGINT is
-    left as it is. In the main thread the server is all that its process does: a batch that takes longer than
-    `drain_timeout_s` and some seconds is ended with the process. `on_start` is called once the server accepts
-    connections.
+    With `signals`, SIGTERM, SIGINT and SIGHUP end the server, and a second signal ends the process at once. Without,
+    those of a terminal, SIGINT and SIGHUP, are left as they are. In the main thread the server is all that its process
+    does: a batch that takes longer than `drain_timeout_s` and some seconds is ended with the process. `on_start` is
+    called once the server accepts connections.
     """
     # uvicorn logs errors with their messages, which may quote conversations; `Door` has logged them without.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
@@ -169,7 +169,7 @@ def serve_until_ended(
     async def run() -> None:
         loop = asyncio.get_running_loop()
         if alone:
-            _end_on_signals(loop, server, both=signals)
+            _end_on_signals(loop, server, of_terminal=signals)
         serving = asyncio.ensure_future(server.serve(sockets=[bound]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
@@ -208,7 +208,7 @@ def _end_after(seconds: float, ended: threading.Event) -> None:
     end_at_once()
 
 
-def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, both: bool) -> None:
+def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, of_terminal: bool) -> None:
     signalled = False
 
     def end(number: int) -> None:
@@ -221,6 +221,5 @@ def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, both: bo
         signalled = True
         server.begin_end()
 
-    loop.add_signal_handler(signal.SIGTERM, end, signal.SIGTERM)
-    if both:
-        loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT)
+    for number in listened_to(("SIGTERM", "SIGINT", HANGUP) if of_terminal else ("SIGTERM",)):
+        loop.add_signal_handler(number, end, number)

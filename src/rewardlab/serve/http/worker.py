@@ -46,6 +46,8 @@ from rewardlab.serve.http.telemetry import Spans, spans_from_environment
 Outcome = tuple[bool, Any]
 COUNTS_TIMEOUT_S: Final = 5.0
 CANNOT_LOAD: Final = 2
+OF_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGHUP})
+"""Signals that a terminal sends to all of its processes: at Ctrl-C, and when it is closed."""
 """Exit status of a worker whose models could not be loaded."""
 _KINDS: Final[Mapping[str, type[Refused]]] = {
     one.kind: one
@@ -232,13 +234,13 @@ class _Process:
 
 
 @contextlib.contextmanager
-def deaf_to_ctrl_c() -> Iterator[None]:
-    """Let processes that are started in the block not hear of Ctrl-C until they call `leave_to_the_parent`.
+def deaf_to_terminal() -> Iterator[None]:
+    """Let processes that are started in the block not hear of Ctrl-C and SIGHUP until they call `leave_to_the_parent`.
 
-    Ctrl-C reaches all processes of a terminal, and Python is not ready to ignore it before seconds of imports.
+    Both reach all processes of a terminal, and Python is not ready to ignore them before seconds of imports.
     """
     resource_tracker.ensure_running()  # as starting a process does; if it starts then, it lifts the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_TERMINAL)
     try:
         yield
     finally:
@@ -246,9 +248,10 @@ def deaf_to_ctrl_c() -> Iterator[None]:
 
 
 def leave_to_the_parent() -> None:
-    """Ignore Ctrl-C in this process: its parent decides what to do."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    """Ignore Ctrl-C and SIGHUP in this process: its parent decides what to do."""
+    for number in OF_TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_TERMINAL)
 
 
 def _log_on_stdout() -> None:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.signals import HANGUP, listened_to
 from rewardlab.serve.http.metrics import Families, add_up, lasting, without_others
 from rewardlab.serve.http.refusals import SwapGoesOnError
-from rewardlab.serve.http.worker import CANNOT_LOAD, Line, Outcome, WorkerPlan, deaf_to_ctrl_c, run_worker
+from rewardlab.serve.http.worker import CANNOT_LOAD, Line, Outcome, WorkerPlan, deaf_to_terminal, run_worker
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +132,8 @@ class Workers:
         Raises ConfigError with the worker's words if the models cannot be loaded at the start.
         """
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_signal)
-            signal.signal(signal.SIGINT, self._on_signal)
+            for number in listened_to(("SIGTERM", "SIGINT", HANGUP)):
+                signal.signal(number, self._on_signal)
         for number in range(self._count):
             self._start(number)
         looker = threading.Thread(target=self._look, daemon=True)
@@ -175,7 +176,7 @@ class Workers:
             daemon=True,
         )
         worker = Worker(number, process, Line(here))
-        with deaf_to_ctrl_c():
+        with deaf_to_terminal():
             process.start()
         there.close()
         self._workers[number] = worker
