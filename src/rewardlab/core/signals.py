@@ -117,7 +117,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _write(text: str) -> None:
-    # After SIGHUP the terminal is gone, which is no reason not to end as asked.
+    # After SIGHUP the terminal is gone, and the process has to end as asked all the same.
     with suppress(OSError):
         os.write(2, text.encode())
 
