@@ -173,6 +173,29 @@ def test_names_that_no_repository_has_are_refused(model, name):
         push(model, name, hub=FakeHub())
 
 
-def test_what_the_hub_refuses_is_told_in_a_sentence(model):
-    with pytest.raises(ConfigError, match="the hub refuses: 401 Unauthorized Check the name, the network"):
-        push(model, "me/rm", hub=FakeHub(failing=OSError("401 Unauthorized\nmore")))
+class NetworkError(Exception):
+    """As those of the packages that carry the bytes, of no class that Python has."""
+
+
+def broken_off() -> RuntimeError:
+    """As the hub's client says that a large file did not arrive."""
+    error = RuntimeError("Error while uploading 'model.safetensors' to the Hub.")
+    error.__cause__ = NetworkError("Server disconnected.")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("401 Unauthorized\nmore"), "401 Unauthorized"),
+        (NetworkError("Server disconnected."), "Server disconnected"),
+        (NetworkError(), "NetworkError"),
+        (broken_off(), "Error while uploading 'model.safetensors' to the Hub (Server disconnected)"),
+        (KeyError("commitUrl"), "KeyError: 'commitUrl'"),
+    ],
+)
+def test_what_the_hub_refuses_is_told_in_a_sentence(error, said, model):
+    with pytest.raises(ConfigError) as refused:
+        push(model, "me/rm", hub=FakeHub(failing=error))
+    assert f"the hub refuses: {said}. Check the name, the network" in str(refused.value)
+    assert str(refused.value).endswith("The same command may be given again.")

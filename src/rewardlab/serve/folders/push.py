@@ -31,6 +31,10 @@ SHOWN: Final = 60
 NAMES_A_PLACE: Final = re.compile(r"[/\\]|^~|:\d+$|\.jsonl?$")
 PLACES: Final = ("output_dir", "folder", "model", "dataset", "publish_to", "base_model_name_or_path")
 ADAPTER: Final = "adapter/adapter_config.json"
+AGAIN: Final = (
+    "All files appear there together or not at all: before that the repository is as it was. The same command may be "
+    "given again."
+)
 CONNECTED: Final = "Check the name, the network, and the token of `hf auth login`."
 
 
@@ -198,10 +202,19 @@ def _upload(hub: Hub, folder: Path, made: Pushed, *, private: bool) -> str:
         )
     except ConfigError:
         raise
-    except (OSError, ValueError) as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"--repo {made.repository}: the hub refuses: {said[0]} {CONNECTED}") from error
+    except Exception as error:  # of any class: only the hub's client is called, and what carries its bytes has others
+        raise ConfigError(f"--repo {made.repository}: the hub refuses: {_said(error)}. {CONNECTED} {AGAIN}") from error
     return str(getattr(answer, "commit_url", answer))
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of an error of the hub's client, and that of what it came from, for a message."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # Where an answer is not one of the hub's, all that the error says may be the name of a field.
+    said = f"{type(error).__name__}: {lines[0]}" if isinstance(error, LookupError | TypeError) else lines[0]
+    cause = error.__cause__
+    more = f" ({_said(cause)})" if isinstance(error, RuntimeError) and isinstance(cause, Exception) else ""
+    return f"{said.rstrip('.')}{more}"
 
 
 def _literally(name: str) -> str:
