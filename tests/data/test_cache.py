@@ -302,3 +302,12 @@ def test_what_is_there_is_read_from_a_folder_that_cannot_be_written(
     assert Cache(tmp_path).make("k", fail)[1] is False
     with pytest.raises(RewardlabError, match=r"Read-only file system.*--cache-dir"):
         Cache(tmp_path).make("other", write)
+
+
+def test_a_folder_that_another_user_keeps_closed_is_told_with_the_flag(tmp_path, monkeypatch) -> None:
+    def refuse(path: Path, **_: Any) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)  # as in the home of another user, which is kept after `su`
+    with pytest.raises(RewardlabError, match=r"cannot keep prepared data in .*Permission denied.*--cache-dir none"):
+        Cache(tmp_path / "tokens").make("a", lambda _: None)

@@ -120,15 +120,17 @@ class Cache:
 
     def find(self, key: str, *, tells: bool = True) -> TokenStore | None:
         """Return the store with this key; None if there is none, or if it is damaged (which is logged if it `tells`;
-        `make` replaces it)."""
-        if self.folder is None or not (self.folder / key).is_dir():
+        `make` replaces it). Raises RewardlabError if this user may not look into the folder, as into that of another
+        one."""
+        if self.folder is None:
             return None
-        try:
-            return open_store(self.folder / key)
-        except DamagedError as damage:
-            if tells:
-                logger.warning("cache: %s is damaged (%s); the data are prepared again", self.folder / key, damage)
-            return None
+        with self._told_in_words():
+            try:
+                return open_store(self.folder / key) if (self.folder / key).is_dir() else None
+            except DamagedError as damage:
+                if tells:
+                    logger.warning("cache: %s is damaged (%s); the data are prepared again", self.folder / key, damage)
+                return None
 
     def make(self, key: str, write: Callable[[Path], None]) -> tuple[TokenStore, bool]:
         """Return (the store with this key, whether this call made it). Of several processes, one writes, the others
@@ -141,7 +143,7 @@ class Cache:
         # A folder that cannot be written has no place for a lock, and may have the store.
         if (store := self.find(key)) is not None:
             return store, False
-        try:
+        with self._told_in_words():
             if self.folder is None:
                 return self._make_unkept(write), True
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -156,6 +158,12 @@ class Cache:
                 with replacing_folder(self.folder / key) as folder, _removed_at_end(folder):
                     write(folder)
                 return open_store(self.folder / key), True
+
+    @contextmanager
+    def _told_in_words(self) -> Iterator[None]:
+        """Raise RewardlabError, which names the flag, for what the system refuses in the folder."""
+        try:
+            yield
         except OSError as error:
             raise RewardlabError(
                 f"cannot keep prepared data in {self.folder or tempfile.gettempdir()} ({error.strerror or error}). "
