@@ -168,7 +168,7 @@ def held_back() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def listened_to(names: Sequence[str] = SIGNALS) -> Iterator[signal.Signals]:
+def listened_to(names: Sequence[str] = SIGNALS) -> Iterator[int]:
     """Yield those of the named signals that the system has and that ask this process to end: not SIGHUP in a process
     that `nohup` or a shell has told to ignore it."""
     for name in names:
