@@ -26,12 +26,7 @@ config_for = partial(
     lr=1e-3,
     eval_every=1,
     save_every=2,
-    max_seq_len=256,
-    baselines=False,
-    precision_card="never",
-    attention_backend="segments",
-    linear_backend="torch",
-    norm_backend="torch",
+    **runs.RANKS,
 )
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "all weights": ("mistral3", {"precision": "fp32"}),

@@ -24,12 +24,7 @@ config_for = partial(
     lr=1e-3,
     log_every=1,
     eval_every=3,
-    max_seq_len=256,
-    baselines=False,
-    precision_card="never",
-    attention_backend="segments",
-    linear_backend="torch",
-    norm_backend="torch",
+    **runs.RANKS,
 )
 FP16: dict[str, Any] = {"precision": "fp16"}
 BF16: dict[str, Any] = {"precision": "bf16"}

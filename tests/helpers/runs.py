@@ -29,6 +29,15 @@ def config_for(base_model: Path, data: Path, folder: Path, **changes) -> RewardT
     return RewardTrainerConfig.of(**{**settings, **changes})
 
 
+RANKS = {
+    "max_seq_len": 256,
+    "baselines": False,
+    "precision_card": "never",
+    "attention_backend": "segments",
+    "linear_backend": "torch",
+    "norm_backend": "torch",
+}
+"""Of runs on several ranks that are compared: kernels that no measurement chooses, and nothing judged besides."""
 CLOCK = (
     "tokens_per_second",
     "pairs_per_second",

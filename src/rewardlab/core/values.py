@@ -96,9 +96,10 @@ def fits(number: int) -> bool:
 def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return ` Did you mean 'x'?`, or an empty text if no known name is similar.
 
-    `also` maps names that other libraries use to known names. Next best to a name that is spelt nearly the same is the
-    only one that has all words of the given one: `--patience` is `--early-stopping-patience`, and not `--ties`. An
-    abbreviation is found if one name alone begins so. For a name that has no setting here, what holds is said.
+    `also` maps names that other libraries use to known names. One that differs in capitals alone is taken first. Next
+    best to a name that is spelt nearly the same is the only one that has all words of the given one: `--patience` is
+    `--early-stopping-patience`, and not `--ties`. An abbreviation is found if one name alone begins so. For a name that
+    has no setting here, what holds is said.
     """
     if settled := SETTLED.get(name.removeprefix("--").replace("-", "_")):
         return f" {settled}"

@@ -31,10 +31,7 @@ SHOWN: Final = 60
 NAMES_A_PLACE: Final = re.compile(r"[/\\]|^~|:\d+$|\.jsonl?$")
 PLACES: Final = ("output_dir", "folder", "model", "dataset", "publish_to", "base_model_name_or_path")
 ADAPTER: Final = "adapter/adapter_config.json"
-AGAIN: Final = (
-    "All files appear there together or not at all: before that the repository is as it was. The same command may be "
-    "given again."
-)
+AGAIN: Final = "Some or all of the files may be there already. The same command may be given again."
 CONNECTED: Final = "Check the name, the network, and the token of `hf auth login`."
 
 
