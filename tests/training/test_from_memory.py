@@ -1,9 +1,13 @@
 """Training on rows that a program holds: as from files, with the same checks and counts."""
 
 import json
+import math
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import rewardlab
 from common import write_pairs
@@ -178,6 +182,20 @@ def test_values_of_numpy_and_pandas_are_read_and_what_json_cannot_hold_is_left_b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [np.float32, np.float64, torch.tensor])
+def test_judgements_of_preferences_may_be_numbers_of_numpy_and_torch(number):
+    turns = (Message("user", "q"),), ((Message("assistant", "a"),), (Message("assistant", "b"),))
+
+    def of(label: Any) -> Preference:
+        judged = Comparison(first=0, second=1)
+        object.__setattr__(judged, "label", label)  # past the tests' check of types, which users do not have
+        return Preference(id="1", source="mine", prompt=turns[0], replies=turns[1], comparisons=(judged,))
+
+    assert fingerprint_of_rows([of(number(0.5))], "rows") == fingerprint_of_rows([of(0.5)], "rows")
+    ((_, row),) = plain_rows([of(number(np.nan))], "rows")
+    assert math.isnan(row["comparisons"][0]["label"])  # not left out, which would make it the default
+
+
 def test_rows_in_memory_stay_on_no_disk_unless_a_folder_is_named(base_model, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "home"))
     config = config_for(base_model, "unused", tmp_path / "run", steps=1).replace(dataset=())

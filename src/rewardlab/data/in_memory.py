@@ -29,12 +29,30 @@ def plain_rows(rows: Iterable[object], label: str) -> Iterator[tuple[int, Row]]:
     """
     for number, row in enumerate(rows, start=1):
         if isinstance(row, Preference):
-            yield number, asdict(row)
+            yield number, _with_plain_numbers(asdict(row))
         elif isinstance(row, Mapping):
             yield number, {str(name): _plain(value) for name, value in row.items()}
         else:
             hint = " Of a table of pandas, give .to_dict('records')." if isinstance(row, str) else ""
             raise DataError(f"{label}:{number}: is a {type(row).__name__}, wanted a mapping or a Preference.{hint}")
+
+
+def _with_plain_numbers(row: Row) -> Row:
+    """Return a Preference as a mapping whose comparisons hold Python's numbers in place of numpy's and torch's.
+
+    NaN stays NaN, which is refused by name: as an empty cell it would become the default.
+    """
+    if not isinstance(judged := row["comparisons"], (list, tuple)):
+        return row
+    plain = [
+        {name: _unwrapped(value) for name, value in one.items()} if isinstance(one, dict) else one for one in judged
+    ]
+    return {**row, "comparisons": plain}
+
+
+def _unwrapped(value: object) -> object:
+    to_list = getattr(value, "tolist", None)
+    return to_list() if callable(to_list) else value
 
 
 def _plain(value: object, depth: int = 0) -> object:
