@@ -23,8 +23,9 @@ from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import ArtifactError, ConfigError, ModelError, RenderError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import REMEDY, RewardSpec, read_spec
+from rewardlab.core.terminal import brief
 from rewardlab.core.types import Log
-from rewardlab.core.values import path_of, require
+from rewardlab.core.values import one_of, path_of, require, truth_of
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.data.cut_canaries import faults_of_cuts
 from rewardlab.model import attention
@@ -100,13 +101,17 @@ def load(
     of the process is left alone. `log` gets a line on what was chosen.
 
     Raises ArtifactError if anything that decides a score is missing, changed or different, or if another model is put
-    into the folder meanwhile; ConfigError for a `device`, `precision`, `attention` or kernel that does not exist or
-    cannot be used here; ModelError if `attention` is "shared" and that is not exact for this model.
+    into the folder meanwhile; ConfigError for an argument of another type, and for a `device`, `precision`, `attention`
+    or kernel that does not exist or cannot be used here; ModelError if `attention` is "shared" and that is not exact
+    for this model.
     """
     path = path_of(folder, "folder")
-    require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
-    modes = ("auto", "shared", "padded")
-    require(attention in modes, f"attention {attention!r} is not one of {', '.join(modes)}.")
+    precision = one_of(precision, PRECISION, "precision")
+    attention = one_of(attention, ("auto", "shared", "padded"), "attention")
+    check, trust_remote_code = truth_of(check, "check"), truth_of(trust_remote_code, "trust_remote_code")
+    wanted = "a ComputeConfig (rewardlab.model.config.ComputeConfig), or leave it out"
+    require(isinstance(compute, ComputeConfig), f"compute: expected {wanted}; got {brief(compute)}.")
+    require(callable(log), f"log: expected a function of a line, such as print; got {brief(log)}.")
     with one_model_of(path):
         spec = read_spec(path)
         if check:
@@ -135,7 +140,8 @@ def _device(device: str | torch.device | None) -> torch.device:
         torch.empty(1, device=chosen)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without that kind of device
+    # AssertionError: torch was built without that kind of device; TypeError: what was given names none.
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(
             f"device {str(device)!r} cannot be used here ({str(error).splitlines()[0]}). Leave it out for the usual "
             f"one, or name cpu, cuda or one such as cuda:0."

@@ -165,6 +165,19 @@ def path_of(value: object, name: str) -> Path:
     return Path(str(convert(value, Path, name)))
 
 
+def one_of(value: object, choices: Iterable[str], name: str) -> str:
+    """Return an argument that is one of several words. Raises ConfigError, naming the argument, if it is none."""
+    return _convert_choice(without_wrapper(value), tuple(choices), name)
+
+
+def truth_of(value: object, name: str) -> bool:
+    """Return an argument that is true or false. Raises ConfigError, naming the argument, for anything else.
+
+    Python takes the text "false", and any other that is not empty, for true.
+    """
+    return bool(convert(value, bool, name))
+
+
 def _how_to_write(value: object, kinds: Sequence[Any]) -> str:
     """Return how a value of another type is written as one of `kinds`, as a sentence; an empty text if that is clear.
 

@@ -11,7 +11,7 @@ from rewardlab.analysis.faults import separated
 from rewardlab.artifact.load import Where, assemble, require_canaries, require_files
 from rewardlab.artifact.seal import one_model_of
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
-from rewardlab.core.values import path_of, require
+from rewardlab.core.values import one_of, path_of
 from rewardlab.model.load import PRECISION
 
 
@@ -38,7 +38,7 @@ def verify(folder: str | Path, *, precision: str = "fp32") -> Verification:
     Raises ArtifactError naming what is wrong, and ConfigError for an unknown `precision`.
     """
     path = path_of(folder, "folder")
-    require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
+    precision = one_of(precision, PRECISION, "precision")
     with one_model_of(path):
         spec = read_spec(path)
         require_files(path, spec)
