@@ -6,13 +6,13 @@ once. Our own server scores a request by one model, so two models never score re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import OutputAs
-from rewardlab.core.types import Conversation, is_readable
+from rewardlab.core.types import UNLISTED, Conversation, is_readable
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import conversations_in
 from rewardlab.data.rows import show
@@ -94,7 +94,7 @@ def rows_of_groups(groups: Iterable[tuple[Any, Any]], *, single: bool = False) -
             raise RenderError(f"group {number}: wanted (prompt, replies), got {show(group)}.")
         prompt, replies = group
         of = "" if single else f" of group {number}"
-        is_list = isinstance(replies, Iterable) and not isinstance(replies, str)
+        is_list = isinstance(replies, Iterable) and not isinstance(replies, UNLISTED)
         texts = list(replies) if is_list else []
         if not is_list or not all(isinstance(reply, str) for reply in texts):
             raise RenderError(f"replies{of} are a list of texts. Put a single one into a list.")
@@ -121,7 +121,7 @@ def rows_of_tokens(token_ids: Iterable[Any]) -> list[Row]:
 
 def _list_of(given: Any, what: str) -> Iterable[Any]:
     """Return what was given. Raises RenderError for what is not a list."""
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+    if not isinstance(given, Iterable) or isinstance(given, UNLISTED):
         raise RenderError(f"wanted a list of {what}, got {show(given)}.")
     return given
 

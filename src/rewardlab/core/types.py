@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ class Message:
 
 
 Conversation = tuple[Message, ...]
+UNLISTED: Final = (str, bytes, Mapping, Set, Message)
+"""What is no list though Python goes through it: by characters, by bytes, by keys, or in an order of its own; and a
+turn."""
 
 
 def folded(text: str) -> str:
@@ -294,19 +297,25 @@ class ScoredComparison:
 def join_comparisons(rows: Sequence[ScoreRow]) -> Iterator[ScoredComparison]:
     """Yield every comparison that the score rows record, with the rows of its two replies.
 
-    Raises KeyError if a row names a reply that is not among the rows, DataError if a reply has two rows.
+    Raises DataError if a row names a reply that is not among the rows, and if a reply has two rows.
     """
     by_reply = {(row.source, row.preference_id, row.reply): row for row in rows}
     if len(by_reply) < len(rows):
         raise DataError("the score rows hold a reply twice. Rows of several files need ids that differ.")
     for row in rows:
         for comparison in row.comparisons:
+            second = by_reply.get((row.source, row.preference_id, comparison.second))
+            if second is None:
+                raise DataError(
+                    f"{row.preference_id} of {row.source}: reply {row.reply} is compared with reply "
+                    f"{comparison.second}, which has no score row. Give the rows of all replies."
+                )
             yield ScoredComparison(
                 preference_id=row.preference_id,
                 source=row.source,
                 prompt_key=row.prompt_key,
                 first=row,
-                second=by_reply[row.source, row.preference_id, comparison.second],
+                second=second,
                 comparison=comparison,
             )
 

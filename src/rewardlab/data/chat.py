@@ -17,7 +17,7 @@ import numpy as np
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.spec import CUT_FEWEST, CUT_MIDDLE, REFUSING, STOP, RendererSpec, why_no_model
 from rewardlab.core.terminal import brief
-from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
+from rewardlab.core.types import UNLISTED, Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.cutting import cut, cut_middle
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length, common_text
 from rewardlab.data.limits import require_embedded, within_limits
@@ -394,7 +394,7 @@ def to_messages(messages: Sequence[object]) -> Conversation:
     Raises RenderError for anything else, and for what would be lost or misread: tool calls or reasoning beside the
     content, unknown roles, content that is not text.
     """
-    if isinstance(messages, str | Mapping | Message) or not isinstance(messages, Iterable):
+    if isinstance(messages, UNLISTED) or not isinstance(messages, Iterable):
         raise RenderError(f"a conversation is a list of messages, got {_shortened(messages)}. Put it into a list.")
     turns = []
     for message in messages:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rewardlab.core.errors import RenderError
-from rewardlab.core.types import Conversation, Message, is_readable
+from rewardlab.core.types import UNLISTED, Conversation, Message, is_readable
 from rewardlab.data.chat import to_messages
 from rewardlab.data.rows import is_open_transcript, parse_transcript, show
 
@@ -31,7 +31,7 @@ def conversations_of(prompt: Any, replies: Iterable[str], *, bare: bool) -> list
     Raises RenderError or UnusableRowError if `prompt` is not a prompt, and RenderError if `replies` is not a list of
     texts.
     """
-    is_list = isinstance(replies, Iterable) and not isinstance(replies, str)
+    is_list = isinstance(replies, Iterable) and not isinstance(replies, UNLISTED)
     texts = list(replies) if is_list else []
     if not is_list:
         raise RenderError(f"replies are a list of texts, and not {show(replies)}. Put a single one into a list.")
@@ -49,7 +49,7 @@ def conversations_in(given: Any) -> list[Conversation]:
     Raises RenderError for what is not a list, such as a single conversation, and naming a conversation of another kind.
     """
     # Going through a text or a message would give characters or keys. A single conversation is an equally likely slip.
-    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | Message)
+    is_list = isinstance(given, Iterable) and not isinstance(given, UNLISTED)
     several = list(given) if is_list else []
     if not is_list or any(isinstance(one, Message | Mapping) for one in several):
         raise RenderError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rewardlab.core.errors import ConfigError, RenderError
-from rewardlab.core.types import Conversation, Message, is_readable
+from rewardlab.core.types import UNLISTED, Conversation, Message, is_readable
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.rows import show
@@ -35,7 +35,7 @@ class Reading:
         """
         if isinstance(given, str | Mapping | Message):
             raise RolloutError("wanted a list of rollouts, got a single one. Put it into a list.")
-        if not isinstance(given, Iterable):
+        if isinstance(given, UNLISTED) or not isinstance(given, Iterable):
             raise RolloutError(f"wanted a list of rollouts, got {show(given)}.")
         return [self.rollout(one, name=f"rollout {number}", number=number) for number, one in enumerate(given)]
 

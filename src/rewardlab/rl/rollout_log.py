@@ -25,6 +25,7 @@ from rewardlab.core.folders import require_writable_folder
 from rewardlab.core.schema import Refusal, typed
 from rewardlab.core.terminal import brief, listed
 from rewardlab.core.types import Conversation, Message, prompt_key
+from rewardlab.core.values import path_of
 from rewardlab.rl.rollouts import RolloutError
 
 logger = logging.getLogger("rewardlab")
@@ -99,7 +100,7 @@ class RolloutLog:
         """
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size} processes: ranks are counted from 0.")
-        self._folder = Path(folder)
+        self._folder = path_of(folder, "folder")
         require_writable_folder(self._folder, "the folder of RolloutLog")
         self._rank, self._world_size = rank, world_size
         self.path = self._folder / _name_of(rank, world_size)
@@ -176,7 +177,7 @@ def read_rollouts(run: str | Path) -> Iterator[RolloutRow]:
 
 def find_logs(run: str | Path) -> list[Path]:
     """Return the files of a run's record. Raises DataError if there is none."""
-    run = Path(run)
+    run = path_of(run, "run")
     if run.is_file():
         return [run]
     found = [path for path in sorted(run.glob(PATTERN)) if path.is_file()] if run.is_dir() else []

@@ -261,6 +261,11 @@ class RewardScorer:
 def _settled(config: ScorerConfig | None, settings: dict[str, Any]) -> ScorerConfig:
     """Return `config` with `settings` in place of its own. Raises ConfigError for an unknown setting."""
     require_known(settings, settings_of(ScorerConfig))
+    if config is not None and not isinstance(config, ScorerConfig):
+        raise ConfigError(
+            f"config: got a {type(config).__name__}; wanted a ScorerConfig (rewardlab.rl.ScorerConfig), or its fields "
+            f"by name, such as output='raw'."
+        )
     return replace(config or ScorerConfig(), **settings)
 
 

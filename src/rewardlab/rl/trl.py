@@ -25,6 +25,7 @@ import numpy as np
 from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.spec import read_spec
+from rewardlab.core.types import UNLISTED
 from rewardlab.rl.checking import FloatArray, as_many, finite
 from rewardlab.rl.config import ScorerConfig, is_address, require_known
 from rewardlab.rl.configured import from_environment
@@ -172,7 +173,7 @@ class RewardFunction:
         if name not in columns:
             known = ", ".join(sorted(key for key, value in columns.items() if isinstance(value, list))) or "none"
             raise ConfigError(f"the dataset has no column {name!r:.60}; it has {known}.")
-        if not isinstance(columns[name], Iterable) or isinstance(columns[name], str):
+        if not isinstance(columns[name], Iterable) or isinstance(columns[name], UNLISTED):
             raise ConfigError(f"{name}: got {columns[name]!r:.40}; wanted one for each rollout, in the same order.")
         return list(columns[name])
 
