@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -24,7 +25,9 @@ from rewardlab.analysis.influence import area_under_curve
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.score_table import outcome_of
 from rewardlab.core.errors import DataError
+from rewardlab.core.terminal import brief
 from rewardlab.core.types import Estimate, ScoredComparison, ScoreRow, Sums, join_comparisons
+from rewardlab.core.values import convert, require
 
 METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -142,7 +145,10 @@ def oriented(comparisons: Iterable[ScoredComparison]) -> OrientedComparisons:
     label = np.array([entry.comparison.label for entry in joined], dtype=np.float64)
     first = np.array([entry.first.score for entry in joined], dtype=np.float64)
     second = np.array([entry.second.score for entry in joined], dtype=np.float64)
-    assert ((label >= 0) & (label <= 1)).all(), "a label is a probability"
+    if not ((label >= 0) & (label <= 1)).all():
+        raise DataError(
+            "a comparison has a label that is not from 0 to 1. Give the probability that `first` is preferred."
+        )
     swapped = label < 0.5
     # ∞ − ∞ is NaN, which rightly counts as not finite, so numpy need not warn.
     with np.errstate(invalid="ignore", over="ignore"):
@@ -188,10 +194,15 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
 
     `seed` is that of the noise drawn for the interval of ECE, so that the same rows give the same intervals.
 
-    Raises DataError if a reply has two rows.
+    Raises DataError for rows that are none, for a reply with two rows or none and for a label that is not from 0 to 1,
+    ConfigError for a `beta` that is not a number above 0 and a `seed` that is no whole number.
     """
+    beta = _above_zero(beta)
+    convert(seed, int, "seed")
     if not isinstance(rows, Sequence) or not all(isinstance(row, ScoreRow) for row in rows):
         raise DataError("rows: wanted a list of ScoreRow (rewardlab.ScoreRow), one for each reply.")
+    if wrong := [row for row in rows if not isinstance(row.score, Real)]:
+        raise DataError(f"rows: the score of {wrong[0].preference_id} is {brief(wrong[0].score)}; wanted a number.")
     joined = list(join_comparisons(rows))
     columns = oriented(joined)
     finite, decided = columns.finite, columns.decided
@@ -215,6 +226,12 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
         agreement=agreement,
         unit="comparisons" if any(row.reply > 1 for row in rows) else "pairs",
     )
+
+
+def _above_zero(beta: float) -> float:
+    number = convert(beta, float, "beta")
+    require(isinstance(number, float) and number > 0, f"beta: got {brief(beta)}; wanted a number above 0.")
+    return float(beta)
 
 
 def _of_decided(joined: Sequence[ScoredComparison], columns: OrientedComparisons) -> dict[str, Estimate]:

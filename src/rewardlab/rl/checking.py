@@ -6,13 +6,14 @@ Legend: R rollouts, G rollouts of one group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.types import UNLISTED
 from rewardlab.rl.rollouts import RolloutError
 
 FloatArray = npt.NDArray[np.float64]
@@ -24,6 +25,20 @@ MOST_NAMED = 8
 """Most rollouts that a message names. It says how many more there are."""
 
 
+def in_order(values: Sequence[object] | npt.NDArray[Any], *, what: str, of: str = "rollout") -> list[Any]:
+    """Return values in their order, such as those of a list, an array, a tensor or a column of a table.
+
+    `what` says what they are. Raises ConfigError for what has no values or no order, such as a number, a
+    text, a set or a generator, which would be empty the second time.
+    """
+    if isinstance(values, UNLISTED) or not isinstance(values, Sized) or getattr(values, "shape", None) == ():
+        raise ConfigError(
+            f"{what}: got {_shown(values)}, of type {type(values).__name__}; wanted a list or an array with one for "
+            f"each {of}, in order."
+        )
+    return list(values)
+
+
 def floats(values: Sequence[object] | npt.NDArray[Any]) -> FloatArray:
     """Return values as a new array of floats; NaN for what is None or not a number."""
     return np.array([_number(value) for value in values], dtype=np.float64)
@@ -33,12 +48,13 @@ def finite(values_R: Sequence[object] | npt.NDArray[Any], *, what: str) -> Float
     """Return values as a new array [R].
 
     `what` says what they are, such as `reward`. Raises RolloutError, naming the rollouts, for a value that is None, not
-    a number, NaN or infinite.
+    a number, NaN or infinite, and ConfigError for what is no list.
     """
-    numbers_R = floats(values_R)
+    given_R = in_order(values_R, what=what)
+    numbers_R = floats(given_R)
     wrong = tuple(np.flatnonzero(~np.isfinite(numbers_R)).tolist())
     if wrong:
-        found = ", ".join(f"rollout {number}: {_shown(values_R[number])}" for number in wrong[:MOST_NAMED])
+        found = ", ".join(f"rollout {number}: {_shown(given_R[number])}" for number in wrong[:MOST_NAMED])
         more = f", and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
         raise RolloutError(
             f"{len(wrong)} of {len(numbers_R)} rollouts have no {what} that could be trained on ({found}{more}); "
@@ -69,17 +85,18 @@ def as_many(
     rewards_R: Sequence[object] | npt.NDArray[Any], others_R: Sequence[object] | npt.NDArray[Any], *, what: str
 ) -> None:
     """Raise ConfigError unless there are as many others, which `what` names, as rewards."""
-    if len(rewards_R) != len(others_R):
-        raise ConfigError(
-            f"{what}: got {len(others_R)} for {len(rewards_R)} rollouts; wanted one for each, in the same order."
-        )
+    wanted, got = len(in_order(rewards_R, what="rewards")), len(in_order(others_R, what=what))
+    if wanted != got:
+        raise ConfigError(f"{what}: got {got} for {wanted} rollouts; wanted one for each, in the same order.")
 
 
 def stated(value: float | None, name: str, *, wanted: str, allowed: Callable[[float], bool]) -> float:
     """Return a figure that the user stated. Raises ConfigError unless it is a finite number that is allowed."""
-    if value is None or not math.isfinite(value) or not allowed(value):
-        raise ConfigError(f"{name}: got {value}; wanted {wanted}. State it.")
-    return float(value)
+    number = _number(value)
+    if not math.isfinite(number) or not allowed(number):
+        got = "None" if value is None else _shown(value)
+        raise ConfigError(f"{name}: got {got}; wanted {wanted}. State it.")
+    return number
 
 
 def total(values: Iterable[float]) -> float:

@@ -22,6 +22,7 @@ from rewardlab.rl.checking import (
     as_many,
     centred,
     finite,
+    in_order,
     members_of,
     not_negative,
     standard_deviation,
@@ -82,12 +83,14 @@ def combine(
     if how not in get_args(How):
         raise ConfigError(f"how: got {how!r}; wanted one of {', '.join(get_args(How))}.")
     factor = coefficient_of(how, coefficient)
+    scores_R = in_order(scores_R, what="scores")
     used_R = np.ones(len(scores_R), dtype=bool)
     environment = np.zeros(len(scores_R))
     if how != "replace":
         if environment_R is None:
             raise ConfigError(f"how={how!r} needs the environment's rewards; got none. Give them, or use 'replace'.")
         as_many(scores_R, environment_R, what="the environment's rewards")
+        environment_R = in_order(environment_R, what="the environment's rewards")
         environment = finite(environment_R, what="reward of the environment")
         if how == "bonus":
             used_R = environment > 0
@@ -297,10 +300,10 @@ def _rule(rule: str | AdvantageRule) -> AdvantageRule:
     """Return a rule by its name. Raises ConfigError, with the names that there are, for an unknown one."""
     if isinstance(rule, AdvantageRule):
         return rule
-    if rule not in RULES:
+    if not isinstance(rule, str) or rule not in RULES:
         why = (
             f"It does not make its advantages from the rewards of a group alone: {NOT_OF_REWARDS_ALONE[rule]}. "
-            if (rule in NOT_OF_REWARDS_ALONE)
+            if isinstance(rule, str) and rule in NOT_OF_REWARDS_ALONE
             else ""
         )
         raise ConfigError(f"rule: got {rule!r}. {why}Wanted one of {', '.join(RULES)}, or an AdvantageRule.")

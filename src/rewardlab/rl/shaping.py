@@ -9,13 +9,13 @@ Legend: R rollouts, T tokens of one reply.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CalibrationSpec
-from rewardlab.rl.checking import FloatArray, Numbers, as_many, finite, floats, stated, total
+from rewardlab.rl.checking import FloatArray, Numbers, as_many, finite, floats, in_order, stated, total
 from rewardlab.rl.credit import Combined, noise_after
 from rewardlab.rl.rollouts import RolloutError
 
@@ -36,6 +36,7 @@ def clipped(rewards: Combined, *, low: float, high: float) -> Combined:
 
     Raises ConfigError unless both bounds are finite and `low` is below `high`.
     """
+    _require_rewards(rewards)
     stated(low, "low", wanted="a finite number", allowed=lambda _: True)
     stated(high, "high", wanted=f"a finite number above low, which is {low:g}", allowed=lambda bound: bound > low)
     return Combined(rewards_R=np.clip(rewards.rewards_R, low, high), noise_R=rewards.noise_R)
@@ -46,6 +47,7 @@ def standardised(rewards: Combined, *, mean: float, std: float) -> Combined:
 
     Raises ConfigError unless both are finite and `std` is above 0.
     """
+    _require_rewards(rewards)
     stated(mean, "mean", wanted="a finite number", allowed=lambda _: True)
     stated(std, "std", wanted="a finite number above 0", allowed=lambda value: value > 0)
     with np.errstate(over="ignore"):
@@ -112,8 +114,8 @@ def kl_of_tokens(policy_T: Numbers, reference_T: Numbers, *, estimator: KLEstima
     """
     if estimator not in get_args(KLEstimator):
         raise ConfigError(f"estimator: got {estimator!r}; wanted one of {', '.join(get_args(KLEstimator))}.")
-    _require_one_row(policy_T, "log-probabilities of the policy")
-    _require_one_row(reference_T, "log-probabilities of the reference")
+    policy_T = _one_row(policy_T, "log-probabilities of the policy")
+    reference_T = _one_row(reference_T, "log-probabilities of the reference")
     if len(policy_T) != len(reference_T):
         raise ConfigError(
             f"log-probabilities: got {len(policy_T)} of the policy and {len(reference_T)} of the reference; wanted one "
@@ -164,6 +166,7 @@ def kl_shaped(rewards: Combined, kl_R: Numbers, *, beta: float) -> Combined:
     RolloutError for a divergence that is missing or not finite, naming the rollout.
     """
     stated(beta, "beta", wanted="0 or more", allowed=lambda value: value >= 0)
+    _require_rewards(rewards)
     found_R = finite(kl_R, what="KL divergence")
     as_many(rewards.rewards_R, found_R, what="KL divergences")
     return _less(rewards, found_R, times=beta)
@@ -177,7 +180,7 @@ def rewards_of_tokens(reward: float, kl_T: Numbers, *, beta: float) -> FloatArra
     without tokens and for several rows, RolloutError for a reward or a divergence that is not finite.
     """
     stated(beta, "beta", wanted="0 or more", allowed=lambda value: value >= 0)
-    _require_one_row(kl_T, "kl_T")
+    kl_T = _one_row(kl_T, "kl_T")
     if len(kl_T) == 0:
         raise ConfigError("kl_T: got a reply without tokens; wanted one token or more, the last of which is rewarded.")
     (own,) = finite([reward], what="reward")
@@ -192,16 +195,27 @@ def rewards_of_tokens(reward: float, kl_T: Numbers, *, beta: float) -> FloatArra
     return shaped_T
 
 
-def _require_one_row(values_T: Numbers, what: str) -> None:
-    """Raise ConfigError for numbers of several rows, such as a batch of one reply: [1, T]."""
+def _require_rewards(rewards: object) -> None:
+    """Raise ConfigError for what is no Combined, such as a list of rewards."""
+    if not isinstance(rewards, Combined):
+        raise ConfigError(
+            f"rewards: got a {type(rewards).__name__}; wanted what rewardlab.rl.combine(scores) returns, which holds "
+            f"their noise too."
+        )
+
+
+def _one_row(values_T: Numbers, what: str) -> Sequence[Any]:
+    """Return the numbers of one reply in order. Raises ConfigError for several rows, such as a batch of one: [1, T]."""
     if len(shape := tuple(getattr(values_T, "shape", ()))) > 1:
         raise ConfigError(
             f"{what}: got numbers of shape {list(shape)}; wanted those of one reply, [T]. Hand over one row at a time."
         )
+    return in_order(values_T, what=what, of="token")
 
 
 def _lengths(rewards: Combined, num_tokens_R: Sequence[int]) -> FloatArray:
     """Return the tokens of each reply. Raises RolloutError for a number that is missing or below 0."""
+    _require_rewards(rewards)
     found_R = finite(num_tokens_R, what="number of tokens")
     as_many(rewards.rewards_R, found_R, what="numbers of tokens")
     if below := tuple(np.flatnonzero(found_R < 0).tolist()):

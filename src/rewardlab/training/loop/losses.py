@@ -8,6 +8,7 @@ is float32 or wider.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -15,16 +16,40 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rewardlab.batch import PackedBatch
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import brief
 from rewardlab.core.types import Sums
+from rewardlab.core.values import one_of
 from rewardlab.training.settings.config import LossConfig
 
 STATISTICS = ("nll", "correct", "margin", "comparisons", "decided", "score_ties", "label_ties", "non_finite")
 """Order of the vector that `statistics` returns; the fields of core.types.Sums."""
 
+WHOLE: Final = (torch.int32, torch.int64)
+"""Types of numbers by which torch indexes; bytes and truth values would select replies in place of numbering them."""
+
 
 def smooth(label: Tensor, epsilon: float) -> Tensor:
     """Return y(1 − ε) + (1 − y)ε, so 1 becomes 1 − ε. (For the convention y(1 − ε) + ε/2, use ε/2 here.)"""
     return label * (1 - epsilon) + (1 - label) * epsilon
+
+
+def _require_alike(**tensors_C: object) -> None:
+    """Raise ConfigError unless all are tensors [C] of one length.
+
+    Shapes such as [C] and [C, 1] would be combined to [C, C], and lengths 1 and C to C, without a word.
+    """
+    shapes = [tensor.shape if isinstance(tensor, Tensor) else None for tensor in tensors_C.values()]
+    if shapes[0] is None or len(shapes[0]) != 1 or shapes.count(shapes[0]) != len(shapes):
+        got = ", ".join(f"{name} {_told(tensor)}" for name, tensor in tensors_C.items())
+        wanted = "tensors of one dimension and one length" if len(shapes) > 1 else "a tensor of one dimension"
+        raise ConfigError(f"got {got}; wanted {wanted}. Squeeze or index what has more dimensions.")
+
+
+def _told(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"of shape {list(value.shape)} and type {value.dtype}"
+    return f"{brief(value)}, a {type(value).__name__}"
 
 
 def bradley_terry(
@@ -39,7 +64,11 @@ def bradley_terry(
 
     Orientation gives (i, j, y) the same loss as (j, i, 1 − y), margin included; a tie has no margin. The loss is finite
     for any finite difference (Bradley and Terry 1952; soft labels as in cross-entropy).
+
+    Raises ConfigError unless differences, labels and margins are tensors of one length; a margin may be a number.
     """
+    margins = {"margin_C": margin_C} if isinstance(margin_C, Tensor) else {}
+    _require_alike(difference_C=difference_C, label_C=label_C, **margins)
     difference_C, label_C = preferred_first(difference_C, label_C)
     logit_C, target_C = beta * difference_C, smooth(label_C, label_smoothing)
     # A margin says by how much the preferred reply should win, and in a tie neither is preferred.
@@ -57,17 +86,24 @@ def preferred_first(
 
 
 def margin_regularizer(difference_C: Float[Tensor, " C"], kind: str = "l2") -> Float[Tensor, " C"]:
-    """Return d², or |d| for `l1`: it keeps the gap between two replies small."""
+    """Return d², or |d| for `l1`: it keeps the gap between two replies small. Raises ConfigError for another `kind`."""
+    _require_alike(difference_C=difference_C)
+    kind = one_of(kind, ("l1", "l2"), "kind")
     return difference_C.abs() if kind == "l1" else difference_C.square()
 
 
 def score_regularizer(first_C: Float[Tensor, " C"], second_C: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """Return r_i² + r_j²: it keeps the scores themselves small."""
+    """Return r_i² + r_j²: it keeps the scores themselves small. Raises ConfigError unless both have one length."""
+    _require_alike(first_C=first_C, second_C=second_C)
     return first_C.square() + second_C.square()
 
 
 def centering(first_C: Float[Tensor, " C"], second_C: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """Return (r_i + r_j)²: it keeps the mean of a pair near zero (Eisenstein et al. 2023)."""
+    """Return (r_i + r_j)²: it keeps the mean of a pair near zero (Eisenstein et al. 2023).
+
+    Raises ConfigError unless both have one length.
+    """
+    _require_alike(first_C=first_C, second_C=second_C)
     return (first_C + second_C).square()
 
 
@@ -78,7 +114,13 @@ def plackett_luce(
 
     `ranking_GK` numbers replies from best to worst, padded with −1. Smoothing gives ε to the reversed ranking. At K = 2
     both equal Bradley-Terry.
+
+    Raises ConfigError unless rewards are a tensor [R] and rankings one of whole numbers [G, K].
     """
+    _require_alike(rewards_R=rewards_R)
+    are_rankings = isinstance(ranking_GK, Tensor) and ranking_GK.dim() == 2 and ranking_GK.dtype in WHOLE
+    if not are_rankings:
+        raise ConfigError(f"ranking_GK: got {_told(ranking_GK)}; wanted a tensor of whole numbers [G, K].")
     real_GK = ranking_GK >= 0
     logits_GK = (beta * rewards_R)[ranking_GK.clamp(min=0)]
     # A ranking of one reply that stands in all places says nothing: its gradient is 0, without rounding.
