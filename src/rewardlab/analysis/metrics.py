@@ -195,7 +195,7 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
     `seed` is that of the noise drawn for the interval of ECE, so that the same rows give the same intervals.
 
     Raises DataError for rows that are none, for a reply with two rows or none and for a label that is not from 0 to 1,
-    ConfigError for a `beta` that is not a number above 0 and a `seed` that is no whole number.
+    ConfigError for a `beta` that is not a number above 0 and a `seed` that is not a whole number.
     """
     beta = _above_zero(beta)
     convert(seed, int, "seed")

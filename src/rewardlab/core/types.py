@@ -36,7 +36,7 @@ class Message:
 
 Conversation = tuple[Message, ...]
 UNLISTED: Final = (str, bytes, Mapping, Set, Message)
-"""What is no list though Python goes through it: by characters, by bytes, by keys, or in an order of its own; and a
+"""What is not a list though Python goes through it: by characters, by bytes, by keys, or in an order of its own; and a
 turn."""
 
 

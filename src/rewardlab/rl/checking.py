@@ -48,7 +48,7 @@ def finite(values_R: Sequence[object] | npt.NDArray[Any], *, what: str) -> Float
     """Return values as a new array [R].
 
     `what` says what they are, such as `reward`. Raises RolloutError, naming the rollouts, for a value that is None, not
-    a number, NaN or infinite, and ConfigError for what is no list.
+    a number, NaN or infinite, and ConfigError for what is not a list.
     """
     given_R = in_order(values_R, what=what)
     numbers_R = floats(given_R)

@@ -196,7 +196,7 @@ def rewards_of_tokens(reward: float, kl_T: Numbers, *, beta: float) -> FloatArra
 
 
 def _require_rewards(rewards: object) -> None:
-    """Raise ConfigError for what is no Combined, such as a list of rewards."""
+    """Raise ConfigError for what is not a Combined, such as a list of rewards."""
     if not isinstance(rewards, Combined):
         raise ConfigError(
             f"rewards: got a {type(rewards).__name__}; wanted what rewardlab.rl.combine(scores) returns, which holds "
