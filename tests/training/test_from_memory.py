@@ -181,7 +181,6 @@ def test_values_of_numpy_and_pandas_are_read_and_what_json_cannot_hold_is_left_b
     assert fingerprint_of_rows(held, "rows") == fingerprint_of_rows([first, second], "rows")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [np.float32, np.float64, torch.tensor])
 def test_judgements_of_preferences_may_be_numbers_of_numpy_and_torch(number):
     turns = (Message("user", "q"),), ((Message("assistant", "a"),), (Message("assistant", "b"),))
@@ -196,6 +195,7 @@ def test_judgements_of_preferences_may_be_numbers_of_numpy_and_torch(number):
     assert math.isnan(row["comparisons"][0]["label"])  # not left out, which would make it the default
 
 
+@pytest.mark.slow
 def test_rows_in_memory_stay_on_no_disk_unless_a_folder_is_named(base_model, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "home"))
     config = config_for(base_model, "unused", tmp_path / "run", steps=1).replace(dataset=())
