@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import families
+from harness import family_sizes
 from rewardlab.core.errors import ModelError
 
 
@@ -59,7 +60,7 @@ def test_a_family_that_brings_its_process_down_is_a_row(tmp_path: Path, how: str
 
 
 def test_models_that_read_images_too_are_among_those_that_are_tried():
-    config = families.config_of("mistral3")
+    config = family_sizes.config_of("mistral3")
     assert families.generating_class(config)._model_mapping[type(config)].__name__ == "Mistral3ForConditionalGeneration"
     assert config.text_config.hidden_size == config.vision_config.hidden_size == 32
 

@@ -14,6 +14,7 @@ from transformers import Gemma4TextConfig
 import families
 import runs
 from common import GROUPED, SIZES, make_tokenizer, write_pairs
+from harness import family_sizes
 from rewardlab.artifact.load import load
 from rewardlab.training.run import train
 from runs import settings_of
@@ -43,7 +44,7 @@ def saved_base(family: str, folder: Path) -> Path:
         per_token = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 384}
         config = Gemma4TextConfig(**{**SIZES, **GROUPED, **more, **per_token, "vocab_size": 384, "pad_token_id": 3})
     else:
-        config = families.config_of(family)
+        config = family_sizes.config_of(family)
     families.generating_class(config).from_config(config).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder

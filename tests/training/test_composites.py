@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
 import families
 import runs
 from common import make_tokenizer, write_pairs
+from harness import family_sizes
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.spec import read_spec
@@ -30,7 +31,7 @@ config_for = partial(runs.config_for, steps=2, batch_size=6, lr=1e-2, eval_fract
 
 def saved_base(family: str, folder: Path, **more: Any) -> Path:
     torch.manual_seed(0)
-    config = families.config_of(family)
+    config = family_sizes.config_of(family)
     for name, value in more.items():
         setattr(config, name, value)
     model = families.generating_class(config).from_config(config)
@@ -144,7 +145,7 @@ def test_a_token_that_stands_for_an_image_is_one_like_any_other(tmp_path: Path, 
 
 
 def test_parts_beside_the_text_model_are_named_as_they_are_frozen():
-    config = families.config_of("mistral3")
+    config = family_sizes.config_of("mistral3")
     classifier = disk_class_of(config)._from_config(config)
     assert freeze_other_parts(classifier.model) == ["multi_modal_projector", "vision_tower"]
     assert {name.split(".")[0] for name, weight in classifier.model.named_parameters() if weight.requires_grad} == {
@@ -162,7 +163,7 @@ def test_those_that_cannot_have_a_head_are_refused_before_anything_is_read(tmp_p
     }
     base = saved_base(family, tmp_path / "base") if family != "blip" else tmp_path / "base"
     if family == "blip":
-        families.config_of(family).save_pretrained(base)
+        family_sizes.config_of(family).save_pretrained(base)
         make_tokenizer().save_pretrained(base)
     with pytest.raises(ModelError, match=said[family]):
         train(config_for(base, write_pairs(tmp_path / "pairs.jsonl", 12), tmp_path / "run"))

@@ -28,9 +28,9 @@ from transformers import (
     WhisperConfig,
 )
 
-import families
 import runs
 from common import make_tokenizer, write_pairs
+from harness import family_sizes
 from harness.tiny import GROUPED, SIZES
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ModelError
@@ -151,7 +151,7 @@ def test_a_class_is_made_once_and_only_where_there_is_none():
 
 @pytest.mark.parametrize("family", ["dory", "hy_v4", "bailing_hybrid"])
 def test_weights_that_have_other_names_in_files_are_read(tmp_path: Path, family: str):
-    config = families.config_of(family)
+    config = family_sizes.config_of(family)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     _, missing, _ = read_classifier(disk_class_of(config), str(tmp_path), "eager")
     assert missing == {"score.weight"}
