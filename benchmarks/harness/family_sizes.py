@@ -51,20 +51,67 @@ BESIDE: Final[Mapping[str, Any]] = {
     "initializer_range": 0.2,
 }
 """The same for the parts beside the text model that no text goes through."""
+EXPERTS: Final = {"num_experts_per_tok": 2}
+HEADS: Final = {"head_dim": 8}
 ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "bamba": {"attn_layer_indices": [1, 3]},
-    "deepseek_v2": {"num_experts_per_tok": 2},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 64},
+    },
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", *["sparse"] * 3]},
+    "deepseek_v2": EXPERTS,
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [32, 32],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [1, 1, 2]},
+    },
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma4_text": {"global_head_dim": 8, "num_global_key_value_heads": 2},
     "gemma4_unified_text": {"global_head_dim": 8, "num_global_key_value_heads": 2},
+    "glm5_next_text": {
+        "qk_rope_head_dim": 0,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        **{"index_topk": 64, "index_head_dim": 8, "index_n_heads": 32},
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "emu3": {"vocabulary_map": {"<image>": 5}},
+    "emu3_vqgan": {"base_channels": 32, "hidden_size": 32},
+    "granite4_vision": {
+        **{"deepstack_layer_map": [[0, 1]], "spatial_target_layers": [2], "downsample_rate": "1/2"},
+        "vision_config": {"model_type": "clip_vision_model", "hidden_size": 64},
+    },
+    "phi4_multimodal": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        "audio_config": {
+            **{"hidden_size": 32, "intermediate_size": 64, "num_blocks": 2, "num_attention_heads": 4},
+            **{"nemo_conv_channels": 32, "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32},
+        },
+    },
+    "hunyuan_v1_dense": HEADS,
+    "hunyuan_v1_moe": HEADS,
+    "hunyuan_vl_text": {
+        "head_dim": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1, 1]},
+    },
+    "ministral": HEADS,
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1},
+    "molmo2_vision": {"image_size": [32, 32], "head_dim": 8},
+    "molmo2_adapter": {"vision_feature_layer": [0], "text_hidden_size": 32, "head_dim": 8},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"mamba_headdim": 8, "n_mamba_heads": 8, "layers_block_type": ["mamba", "hybrid"] * 2},
+    "zaya": {"num_experts_per_tok": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "gemma4": {"vision_config": {"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 48}},
     "inkling2_vision": {"text_hidden_size": 32},
 }
-"""Sizes of one family that have to fit each other."""
+"""Sizes of one family that have to fit each other, or that its configuration has no usual ones for."""
 WITH_SECTIONS: Final = frozenset(
     {
         "qwen2_vl_text",
@@ -117,6 +164,9 @@ def _beside(known: Any) -> dict[str, Any]:
 
 
 def _has(config: Any, name: str) -> bool:
+    kept = getattr(type(config), name, None)
+    if isinstance(kept, property) and kept.fset is None:  # follows from others
+        return False
     try:
         return getattr(config, name, None) is not None
     except RuntimeError:  # one value a layer

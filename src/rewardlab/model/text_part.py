@@ -7,12 +7,14 @@ image in its place.
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import nn
 from transformers import MODEL_MAPPING, PreTrainedModel
+from transformers.generation import GenerationMixin
 
 from rewardlab.core.errors import ModelError
 
@@ -108,11 +110,28 @@ def backbone_of(config: Any, disk_class: Any, implementation: str) -> Any:
 def text_class(text_config: Any, config_class: Any) -> Any:
     """Return the class of the text model with this configuration in a model with a configuration of a class."""
     kind: Any = type(text_config)
-    return MODEL_MAPPING[kind] if kind in MODEL_MAPPING else _unlisted(config_class)
+    return MODEL_MAPPING[kind] if kind in MODEL_MAPPING else _unlisted(kind, config_class)
 
 
 @cache
-def _unlisted(config_class: Any) -> Any:
-    """Return the class of a text model that transformers does not list for itself, found in the whole model."""
+def _unlisted(kind: Any, config_class: Any) -> Any:
+    """Return the class of a text model that transformers does not list for itself, by its own configuration's class.
+
+    It is found by that class among those beside the whole model's, or else in a whole model of usual sizes: of some
+    families these lack what no model can be built without.
+    """
+    whole = MODEL_MAPPING[config_class]
+    beside = [
+        one
+        for one in vars(sys.modules[whole.__module__]).values()
+        if isinstance(one, type)
+        and issubclass(one, PreTrainedModel)
+        and one.config_class is kind
+        and not one.__name__.endswith("PreTrainedModel")
+        and not issubclass(one, GenerationMixin)
+    ]
+    first = [one for one in beside if not any(other in beside for other in one.__mro__[1:])]
+    if len(first) == 1:
+        return first[0]
     with torch.device("meta"):
-        return type(text_part(MODEL_MAPPING[config_class]._from_config(config_class())))
+        return type(text_part(whole._from_config(config_class())))
