@@ -20,11 +20,11 @@ from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.spec import read_spec
 from rewardlab.model.disk_class import disk_class_of, is_made, name_for_engines
 from rewardlab.model.load import read_config
-from rewardlab.model.text_part import freeze_other_parts, text_path
+from rewardlab.model.text_part import freeze_other_parts, text_class, text_path
 from rewardlab.serve.folders.export import export
 from rewardlab.training.run import train
 
-COMPOSITES = ["mistral3", "gemma3", "gemma4", "qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama"]
+COMPOSITES = ["mistral3", "gemma3", "gemma4", "qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama", "granite4_vision"]
 PADDED = {"qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama"}
 config_for = partial(runs.config_for, steps=2, batch_size=6, lr=1e-2, eval_fraction=0.0)
 
@@ -151,6 +151,21 @@ def test_parts_beside_the_text_model_are_named_as_they_are_frozen():
     assert {name.split(".")[0] for name, weight in classifier.model.named_parameters() if weight.requires_grad} == {
         "language_model"
     }
+
+
+@pytest.mark.parametrize(
+    ("family", "wanted"),
+    [
+        ("granite4_vision", "Granite4VisionTextModel"),
+        ("deepseek_ocr2", "DeepseekOcr2TextModel"),
+        ("ernie4_5_vl_moe", "Ernie4_5_VLMoeTextModel"),
+        ("mllama", "MllamaTextModel"),
+        ("gemma3", "Gemma3TextModel"),
+    ],
+)
+def test_the_class_of_a_text_model_is_found_although_no_whole_model_of_usual_sizes_can_be_built(family, wanted):
+    config = family_sizes.config_of(family)
+    assert text_class(config.text_config, type(config)).__name__ == wanted
 
 
 @pytest.mark.parametrize("family", ["llama4", "blip-2", "blip", "t5gemma2"])

@@ -8,6 +8,7 @@ Each canary has a decoy with that model's score.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +27,12 @@ from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import Canary
 from rewardlab.core.types import IntArray
 from rewardlab.model.half import HalfWeights
-from rewardlab.model.reward import RewardModel
+from rewardlab.model.reward import HalfPrecisionError, RewardModel
 from rewardlab.model.rounded_parts import RoundedParts
 from rewardlab.model.rounding import round_weights
 from rewardlab.model.sharded_weights import drop_gathered
 
+logger = logging.getLogger("rewardlab")
 HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT16_FINEST: Final = 2.0**-16
 """Root mean square of weights below which float16 is coarser than bfloat16: its values are at least 2**-24 apart."""
@@ -79,14 +81,21 @@ def with_half_precision(
     them as for bfloat16, and float16 is so near to float32 that the canonical scores serve for both.
 
     Raises ArtifactError if the canonical scores are not finite, or if a folder in half precision has references in its
-    own dtype that are not finite.
+    own dtype that are not finite or cannot be computed.
     """
     if not all(math.isfinite(canary.score) for canary in canaries):
         raise ArtifactError("scores of the canaries are not finite in float32: the model has diverged.")
     states = CanaryStates() if states is None else states
     sequences = [np.asarray(canary.token_ids, np.int32) for canary in canaries]
     wanted = [name for name in HALVES if name in ("bfloat16", save_dtype) or model.device.type == "cuda"]
-    references = {name: _half_scores(model, sequences, HALVES[name], states) for name in wanted}
+    references = {}
+    for name in wanted:
+        try:
+            references[name] = _half_scores(model, sequences, HALVES[name], states)
+        except HalfPrecisionError as error:
+            if name == save_dtype:
+                raise ArtifactError(f"{error} Save the folder in float32.") from error
+            logger.warning("the folder is for float32 alone: %s", error)
     overflown = [name for name, scores in references.items() if not all(map(math.isfinite, scores))]
     if save_dtype in overflown:
         way_out = TAKE_BFLOAT16 if save_dtype == "float16" else "Take float32."

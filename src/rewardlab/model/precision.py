@@ -15,7 +15,7 @@ from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.load import PRECISION, resolve_precision
-from rewardlab.model.reward import AttentionLayout, RewardModel, width_of
+from rewardlab.model.reward import AttentionLayout, HalfPrecisionError, RewardModel, width_of
 from rewardlab.model.selftest import VOCABULARY, probe_groups, tiny_config
 from rewardlab.model.text_part import backbone_of
 
@@ -45,8 +45,8 @@ def choose_precision(
     """Return the precision that `wanted` stands for; anything but `auto` is returned as it is.
 
     On a CPU with native bf16, `auto` is bf16 if a step of two layers in the model's shape is at least WORTH_HALF times
-    as fast in it, all weights trained and each precision with the kernels that it would take. The log says what was
-    measured.
+    as fast in it, all weights trained and each precision with the kernels that it would take. It is fp32 for a family
+    whose code cannot compute in bf16. The log says what was measured.
     """
     chosen = resolve_precision(wanted, device)
     if wanted != "auto" or chosen == "fp32" or device.type != "cpu":
@@ -55,6 +55,9 @@ def choose_precision(
     log("precision: timing bf16 and fp32 in the model's shape")
     try:
         ratio = half_speed(model_config, disk_class, compute, layout=layout, train=train)
+    except HalfPrecisionError as error:
+        log(f"precision: fp32. {error}")
+        return "fp32"
     except Exception as error:
         # Some classes cannot be built from their configuration alone. Then the trial is skipped; the run can go on.
         log(f"precision: bf16, which this processor has; not tried beforehand ({type(error).__name__}: {error})")

@@ -7,9 +7,10 @@ Legend: T packed tokens, R replies, W hidden width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,14 @@ for each reply (`unshared`), or one padded row a reply (`padded`)."""
 
 HEAD_ON_DISK = "score"
 """Name of the head in the sequence-classification classes of transformers."""
+
+
+_NAMES_HALF: Final = re.compile(r"\b(BFloat16|Half)\b")
+"""What torch calls half precision where an operation lacks it, or gets it beside another precision."""
+
+
+class HalfPrecisionError(ModelError):
+    """Raised by a model whose own code cannot compute in half precision."""
 
 
 class RewardModel(nn.Module):
@@ -121,7 +130,8 @@ class RewardModel(nn.Module):
     def final_states(self, batch: PackedBatch, past: Past | None = None) -> Float[Tensor, "R W"]:
         """Return what the head reads: the backbone's output at the last token of each reply. `past` is as in `forward`.
 
-        Raises ModelError if the backbone did not use the attention function of packed rows, and as `known_states` does.
+        Raises ModelError if the backbone did not use the attention function of packed rows, and as `known_states` does;
+        HalfPrecisionError if its code cannot compute in half precision.
         """
         assert past is None or self.layout != "padded"
         if self.known_states is not None and past is None:
@@ -131,7 +141,7 @@ class RewardModel(nn.Module):
         if self.draws is not None and self.training:
             num_filled = self.row_length(batch.num_tokens) - batch.num_tokens
             self.draws.begin(batch, self.step_draw, num_filled=num_filled, padded=self.layout == "padded")
-        with self._arithmetic():
+        with self._arithmetic(), self._half_in_words():
             hidden = self._run_padded(batch) if self.layout == "padded" else self._run_packed(batch, past)
         return self.read(hidden, batch)
 
@@ -170,6 +180,20 @@ class RewardModel(nn.Module):
             enabled=half,
             cache_enabled=self.half_weights is None,
         )
+
+    @contextmanager
+    def _half_in_words(self) -> Iterator[None]:
+        """Raise HalfPrecisionError for what torch says of half precision inside this context."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.compute_dtype not in (torch.bfloat16, torch.float16) or not _NAMES_HALF.search(str(error)):
+                raise
+            dtype = str(self.compute_dtype).removeprefix("torch.")
+            raise HalfPrecisionError(
+                f"{type(self.text_part).__name__} cannot compute in {dtype}: its code mixes it with float32, or has an "
+                f"operation that torch lacks in it ({str(error).splitlines()[0]}). Take --precision fp32."
+            ) from error
 
     def _run_packed(self, batch: PackedBatch, past: Past | None) -> Float[Tensor, "1 T W"]:
         # Filler is a group of its own without shared tokens, so nothing attends to it, and no score is read in it.
