@@ -228,6 +228,22 @@ class TestFiles:
         with pytest.raises(DataError, match=rf"{re.escape(str(path))}{message}"):
             list(READERS[path.suffix](path) if path.suffix in READERS else read_each_row(path))
 
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("f.jsonl.gz", b'{"a": "b"}\n', r"not compressed by gzip, as its name says\. Rename it to f\.jsonl\."),
+            ("f.jsonl.zst", b'{"a": "b"}\n', r"not compressed by zstd, as its name says\. Rename it to f\.jsonl\."),
+            ("f.jsonl.zst", gzip.compress(b"{}"), r"compressed by gzip\. Unpack it, or name it \.jsonl\.gz if"),
+            ("f.jsonl.gz", b"\x1f\x8b\x08", r"cannot be read after line 0 .* and complete\?"),
+        ],
+    )
+    def test_a_file_that_is_not_packed_as_its_name_says_is_told_its_name(
+        self, tmp_path: Path, name: str, content: bytes, message: str
+    ) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{re.escape(name)}: .*{message}"):
+            list(read_each_row(tmp_path / name))
+
     def test_a_compressed_file_that_is_damaged_and_not_utf8_is_refused(self, tmp_path: Path) -> None:
         # Its bytes are read once more for the message, to the end, where the checksum is wrong.
         packed = bytearray(gzip.compress(b"\xff"))

@@ -28,7 +28,7 @@ from typing import TypeGuard
 from rewardlab.core.errors import ConfigError, DataError, naming
 from rewardlab.core.terminal import brief, visible
 from rewardlab.core.together import present
-from rewardlab.core.undecodable import about_bytes
+from rewardlab.core.undecodable import about_bytes, misnamed
 from rewardlab.core.zst import DamagedZstError, open_zst
 
 OF_MODELS = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".tiktoken", ".py")
@@ -251,6 +251,8 @@ def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tup
     except UnicodeDecodeError as error:
         raise not_utf8(path) from error
     except DAMAGED as error:
+        if number == 0 and (why := misnamed(path)):
+            raise DataError(f"{path}: {why}") from error
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
         ) from error

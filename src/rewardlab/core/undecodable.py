@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 PIECE = 1 << 20
 """Most bytes of a line that are in memory at a time."""
@@ -21,6 +22,21 @@ KINDS = (
     (b"PAR1", "it is a Parquet file. Name it .parquet"),
 )
 """How a file begins -> what it is, and what to do."""
+
+
+PACKED: Final = {".gz": (b"\x1f\x8b", "gzip"), ".zst": (b"\x28\xb5\x2f\xfd", "zstd")}
+"""Ending of a compressed file -> how such a file begins, and by what it is compressed."""
+
+
+def misnamed(path: Path) -> str:
+    """Return a sentence, with its remedy, on a file that is not compressed as its name says; "" for any other."""
+    begin, packer = PACKED.get(path.suffix, (b"", ""))
+    with path.open("rb") as file:
+        first = file.read(16)
+    if not first or first.startswith(begin):
+        return ""
+    known = next((f"{says}." for start, says in KINDS if first.startswith(start)), None)
+    return known or f"it is not compressed by {packer}, as its name says. Rename it to {path.stem}."
 
 
 def about_bytes(file: Any) -> tuple[int, str]:
