@@ -121,15 +121,12 @@ def _unlisted(kind: Any, config_class: Any) -> Any:
     families these lack what no model can be built without.
     """
     whole = MODEL_MAPPING[config_class]
-    beside = [
+    models: list[Any] = [
         one
         for one in vars(sys.modules[whole.__module__]).values()
-        if isinstance(one, type)
-        and issubclass(one, PreTrainedModel)
-        and one.config_class is kind
-        and not one.__name__.endswith("PreTrainedModel")
-        and not issubclass(one, GenerationMixin)
+        if isinstance(one, type) and issubclass(one, PreTrainedModel) and not issubclass(one, GenerationMixin)
     ]
+    beside = [one for one in models if one.config_class is kind and not one.__name__.endswith("PreTrainedModel")]
     first = [one for one in beside if not any(other in beside for other in one.__mro__[1:])]
     if len(first) == 1:
         return first[0]
