@@ -188,12 +188,19 @@ def test_a_folder_that_already_holds_a_run_is_kept(flags, pairs_file, tmp_path, 
     )
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "score"])
+@pytest.mark.parametrize(
+    ("command", "number", "remedy"),
+    [
+        ("train", errno.EACCES, "make this one writable"),
+        ("eval", errno.ENOSPC, "make room there"),
+        ("score", errno.EDQUOT, "make room there"),
+    ],
+)
 def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
-    command, flags, saved_model, pairs_file, tmp_path, monkeypatch, capsys
+    command, number, remedy, flags, saved_model, pairs_file, tmp_path, monkeypatch, capsys
 ):
     def denied(**where):
-        raise PermissionError(errno.EACCES, "Permission denied", str(where["dir"]))
+        raise OSError(number, os.strerror(number), str(where["dir"]))
 
     # Root may write anywhere, so the system is played here.
     monkeypatch.setattr(folders.tempfile, "TemporaryFile", denied)
@@ -206,7 +213,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
     said = refusal(capsys, *arguments)
     flag = "--output" if command == "score" else "--output-dir"
     assert said == (
-        f"cannot write to {place} (Permission denied). Choose another place with {flag}, or make this one writable.\n"
+        f"cannot write to {place} ({os.strerror(number)}). Choose another place with {flag}, or {remedy}.\n"
     )
 
 

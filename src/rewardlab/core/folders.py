@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from rewardlab.core.errors import RewardlabError, naming, words_of
+from rewardlab.core.errors import NO_ROOM, RewardlabError, naming, words_of
 from rewardlab.core.signals import held_back, results_are_whole
 from rewardlab.core.together import one_by_one
 
@@ -263,7 +263,7 @@ def require_writable_folder(folder: Path, flag: str) -> None:
             raise RewardlabError(
                 f"cannot write to {folder}: it is a file. Choose another place with {flag}."
             ) from error
+        remedy = "make room there" if error.errno in NO_ROOM else "make this one writable"
         raise RewardlabError(
-            f"cannot write to {folder} ({error.strerror or error}). Choose another place with {flag}, "
-            f"or make this one writable."
+            f"cannot write to {folder} ({error.strerror or error}). Choose another place with {flag}, or {remedy}."
         ) from error
