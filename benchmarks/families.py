@@ -1,7 +1,7 @@
 """Every causal family of transformers as a reward model: does it train, load back and give its own scores?
 
     python benchmarks/families.py
-    python benchmarks/families.py --families granite mistral3
+    python benchmarks/families.py --families granite mistral3 --jobs 2
 
 Families that read images or sound too are among them. Each is tried in a process of its own, which may take so much
 memory and time and no more, so that one that takes more is a row of the table and not the end.
@@ -23,6 +23,7 @@ import resource
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Try the families one after the other, and write what became of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", help="model types of transformers; by default all that generate text")
+    parser.add_argument("--jobs", type=int, default=1, help="families that are tried at the same time")
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     before = machine.load_average()
@@ -87,10 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     }
-    for family in options.families or sorted(every):
-        with tempfile.TemporaryDirectory() as scratch:
-            outcomes.append(apart(outcome_of, family, Path(scratch)))
-        print(row_of(outcomes[-1]), file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for outcome in pool.map(_outcome_apart, options.families or sorted(every)):
+            outcomes.append(outcome)
+            print(row_of(outcome), file=sys.stderr, flush=True)
     allowed = SCORE_TOLERANCE["float32"]
     results.write(
         "families",
@@ -102,6 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         load=(before, machine.load_average()),
     )
     return int(any(is_wrong(outcome, allowed) for outcome in outcomes))
+
+
+def _outcome_apart(family: str) -> Outcome:
+    with tempfile.TemporaryDirectory() as scratch:
+        return apart(outcome_of, family, Path(scratch))
 
 
 def apart(
@@ -213,7 +220,7 @@ def tried(outcome: Outcome, folder: Path, *, lora: bool) -> str:
         outcome.kind = "made" if is_made(disk_class_of(read_config(str(run.last)))) else "transformers"
         distance = max(_distances(run.last))
     except RewardlabError as error:
-        return f"refused: {' '.join(str(error).split())}"
+        return f"refused: {' '.join(str(error).split())}".replace(f"{folder}/", "")
     # A family that ends in anything else is what this script looks for.
     except Exception as error:  # reported in the table
         return f"crash: {type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -101,6 +101,7 @@ ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
     "ministral": HEADS,
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1},
+    "longcat_flash": HEADS,
     "molmo2_vision": {"image_size": [32, 32], "head_dim": 8},
     "molmo2_adapter": {"vision_feature_layer": [0], "text_hidden_size": 32, "head_dim": 8},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},

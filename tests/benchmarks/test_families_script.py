@@ -18,10 +18,12 @@ from rewardlab.core.errors import ModelError
 @pytest.mark.slow
 @pytest.mark.usefixtures("verified_here")
 def test_families_train_and_what_has_no_tiny_model_is_told(tmp_path: Path, capsys):
-    status = families.main(["--families", "llama", "granite", "bert-generation", "clip", "--results", str(tmp_path)])
+    names = ["llama", "granite", "bert-generation", "clip"]
+    status = families.main(["--families", *names, "--jobs", "2", "--results", str(tmp_path)])
     (record,) = tmp_path.glob("families.tiny.*.json")
     outcomes = {one["family"]: one for one in json.loads(record.read_text())["outcomes"]}
     assert status == 0
+    assert list(outcomes) == names
     assert [outcomes[name]["kind"] for name in ("llama", "granite")] == ["transformers", "made"]
     assert all(outcomes[name][kind] == "ok" for name in ("llama", "granite") for kind in ("full", "lora"))
     assert outcomes["llama"]["layout"] == "shared"
