@@ -49,7 +49,6 @@ class Band:
 
     low: float
     high: float
-    source: str
     truth: float
     """The accuracy that an honest model is assumed to have."""
     outside: float
@@ -271,12 +270,12 @@ def _of_share(found: Finding, limit: float, full: Arm, *, fails: bool) -> tuple[
 def _band(arm: Arm, low: float, high: float, *, truth: float) -> Band:
     """Return a band for the accuracy of a single run, judged on the conversations at hand."""
     error = math.sqrt(Contrast.of([(arm, 1.0)]).variance_conversations + float(arm.by_seed.var(ddof=1)))
-    return Band(low=low, high=high, source="000/002", truth=truth, outside=_outside(truth, low, high, error))
+    return Band(low=low, high=high, truth=truth, outside=_outside(truth, low, high, error))
 
 
 def _band_of_drop(contrast: Contrast, low: float, high: float, *, truth: float) -> Band:
     error = math.sqrt(contrast.variance_conversations + float(contrast.by_seed.var(ddof=1)))
-    return Band(low=low, high=high, source="000/002", truth=truth, outside=_outside(truth, low, high, error))
+    return Band(low=low, high=high, truth=truth, outside=_outside(truth, low, high, error))
 
 
 def _outside(truth: float, low: float, high: float, error: float) -> float:
