@@ -309,5 +309,7 @@ def test_a_folder_that_another_user_keeps_closed_is_told_with_the_flag(tmp_path,
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "is_dir", refuse)  # as in the home of another user, which is kept after `su`
-    with pytest.raises(RewardlabError, match=r"cannot keep prepared data in .*Permission denied.*--cache-dir none"):
+    with pytest.raises(
+        RewardlabError, match=r"cannot keep prepared data in .*Permission denied\). Choose another .*--cache-dir none"
+    ):
         Cache(tmp_path / "tokens").make("a", lambda _: None)

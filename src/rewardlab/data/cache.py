@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-from rewardlab.core.errors import RewardlabError
+from rewardlab.core.errors import NO_ROOM, RewardlabError
 from rewardlab.core.files import sha256_file, sha256_json, sha256_text
 from rewardlab.core.folders import remove, replacing_folder
 from rewardlab.core.signals import hears_of_end
@@ -165,9 +165,10 @@ class Cache:
         try:
             yield
         except OSError as error:
+            room = "Make room, choose" if error.errno in NO_ROOM else "Choose"
             raise RewardlabError(
                 f"cannot keep prepared data in {self.folder or tempfile.gettempdir()} ({error.strerror or error}). "
-                f"Make room, choose another folder with --cache-dir, or use --cache-dir none."
+                f"{room} another folder with --cache-dir, or use --cache-dir none."
             ) from error
 
     def _remove_old(self) -> None:
