@@ -34,6 +34,10 @@ SIZES: Final[Mapping[str, Any]] = {
     "linear_num_heads": 4,
     "linear_head_dim": 8,
     "num_kv_shared_layers": 0,
+    # Fewer than a canary has tokens. Equal scores of tokens, between which the length of the row would decide, come of
+    # few heads, so there are as many as usual.
+    "index_topk": 64,
+    "index_n_heads": 32,
     "sliding_window": 64,
     "initializer_range": 0.2,
 }
@@ -75,7 +79,7 @@ ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm5_next_text": {
         "qk_rope_head_dim": 0,
         "layer_types": ["linear_attention", "full_attention"] * 2,
-        **{"index_topk": 64, "index_head_dim": 8, "index_n_heads": 32},
+        "index_head_dim": 8,
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "chameleon": {"vocabulary_map": {"<image>": 5}},
@@ -98,12 +102,17 @@ ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
         "head_dim": 8,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1, 1]},
     },
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * 2,
+        **{"index_n_heads": 2, "index_head_dim": 8, "index_block_size": 16, "index_topk_blocks": 3},
+    },
     "ministral": HEADS,
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1},
     "longcat_flash": HEADS,
     "molmo2_vision": {"image_size": [32, 32], "head_dim": 8},
     "molmo2_adapter": {"vision_feature_layer": [0], "text_hidden_size": 32, "head_dim": 8},
+    "step3p5": {"sliding_window": 64},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"mamba_headdim": 8, "n_mamba_heads": 8, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import JambaConfig, JambaForCausalLM
+from transformers import AutoModelForCausalLM, JambaConfig, JambaForCausalLM
 
 from adapted import config_for, load_model
 from common import make_groups, make_tokenizer
+from harness.family_sizes import config_of
 from harness.tiny import GROUPED, SIZES
 from rewardlab.batch import pack
 from rewardlab.core.errors import ModelError
@@ -45,3 +46,12 @@ def test_naming_such_a_layer_is_an_error(jamba):
     model = after_a_step(jamba, lora_target_modules=("q_proj", "dt_proj"))
     with pytest.raises(ModelError, match=r"without a gradient: .*dt_proj.* Leave these layers out"):
         require_adapter_gradients(model)
+
+
+def test_a_router_that_takes_the_weight_of_its_layer_is_left_out(tmp_path):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config_of("longcat_flash")).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    model = after_a_step(tmp_path)
+    require_adapter_gradients(model)
+    assert not any("router" in path for path in adapted_layers(model))

@@ -15,8 +15,8 @@ from torch import nn
 from rewardlab.core.errors import ModelError
 from rewardlab.model.text_part import text_path
 
-WITHOUT_GRADIENT: Final = frozenset({"correction_coefs", "dt_proj", "indexer"})
-"""Words in the paths of linear layers whose output gets no gradient: Mamba and Gemma 3n's AltUp
+WITHOUT_GRADIENT: Final = frozenset({"classifier", "correction_coefs", "dt_proj", "indexer"})
+"""Words in the paths of linear layers whose output gets no gradient: Mamba, Gemma 3n's AltUp and LongCat's router
 multiply by the weight itself, and what an indexer gives only selects tokens."""
 FUSED_OUTPUTS: Final = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Model types of which PEFT refuses adapters for `out_proj`: fused kernels multiply by its weight themselves."""

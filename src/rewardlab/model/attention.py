@@ -98,9 +98,9 @@ def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str 
     """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     # Recurrent and convolutional layers pass a state along the row, from the end of one reply into the next. There is
-    # no mask that could stop it.
+    # no mask that could stop it. Sparse ones choose the tokens that they attend to among all before, other replies too.
     if other := sorted(kinds - {"full_attention", "sliding_attention"}):
-        return f"its layers of kind {', '.join(other)} carry state along the row, from one reply to the next"
+        return f"its layers of kind {', '.join(other)} carry state along the row, or choose what they see in all of it"
     # The kernels here have no chunks. A chunk as long as the longest conversation hides nothing and can be ignored; a
     # shorter one cannot.
     chunk = getattr(config, "attention_chunk_size", None)
