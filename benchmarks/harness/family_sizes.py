@@ -112,6 +112,11 @@ ALSO: Final[Mapping[str, Mapping[str, Any]]] = {
     "longcat_flash": HEADS,
     "molmo2_vision": {"image_size": [32, 32], "head_dim": 8},
     "molmo2_adapter": {"vision_feature_layer": [0], "text_hidden_size": 32, "head_dim": 8},
+    "qwen4_exp_text": {
+        **{"indexer_n_heads": 32, "indexer_kv_heads": 1, "indexer_head_dim": 8},
+        **{"indexer_budget": 64, "indexer_compress_ratio": 4, "hc_lowrank": 8},
+        **{"ple_layer_ids": [1], "ngram_vocab_size_base": 1000, "split_ngram_parts": 1, "heads_per_ngram": 2},
+    },
     "step3p5": {"sliding_window": 64},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"mamba_headdim": 8, "n_mamba_heads": 8, "layers_block_type": ["mamba", "hybrid"] * 2},

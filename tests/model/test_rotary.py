@@ -183,7 +183,7 @@ def test_only_a_function_with_the_same_numbers_is_replaced(layer, count):
 def test_other_shapes_are_left_to_the_original():
     asked = []
 
-    def original(q, k, cos, sin, unsqueeze_dim=1):
+    def original(q, k=None, cos=None, sin=None, unsqueeze_dim=1):
         asked.append((cos.shape[-1], unsqueeze_dim))
         return q, k
 
@@ -191,8 +191,9 @@ def test_other_shapes_are_left_to_the_original():
     rotate(original, q, k, cos[..., :4], sin[..., :4])
     rotate(original, q, k, cos, sin, unsqueeze_dim=2)
     rotate(original, q, k, cos, sin, 3)
+    rotate(original, q, cos=cos, sin=sin, unsqueeze_dim=4)
     rotate(original, q, k, cos, sin)
-    assert asked == [(4, 1), (8, 2), (8, 3)]
+    assert asked == [(4, 1), (8, 2), (8, 3), (8, 4)]
 
 
 @pytest.mark.parametrize(

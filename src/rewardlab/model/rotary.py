@@ -17,7 +17,6 @@ from types import FunctionType
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from rewardlab.model import fused
@@ -79,19 +78,16 @@ def _add_product(output: Tensor, left: Tensor, right: Tensor, sign: int) -> None
         output.add_(left * right, alpha=sign)
 
 
-def rotate(
-    original: Callable[..., tuple[Tensor, Tensor]],
-    q: Float[Tensor, "B _ T D"],
-    k: Float[Tensor, "B _ T D"],
-    cos: Float[Tensor, "_ T _"],
-    sin: Float[Tensor, "_ T _"],
-    *more: Any,
-    by_kernels: bool = False,
-    **named: Any,
-) -> tuple[Float[Tensor, "B _ T D"], Float[Tensor, "B _ T D"]]:
-    """Rotate queries and keys as `original` does; compiled, for other shapes and with other arguments by `original`."""
-    if torch.compiler.is_compiling() or more or named or cos.ndim != 3 or q.shape[-2:] != cos.shape[-2:]:
-        return original(q, k, cos, sin, *more, **named)
+def rotate(original: Callable[..., Any], *given: Any, by_kernels: bool = False, **named: Any) -> Any:
+    """Rotate queries and keys [B, _, T, D] by cosines and sines [_, T, _], given in this order, as `original` does.
+
+    When compiled, for other shapes and with other arguments, such as queries alone, it is done by `original`.
+    """
+    if torch.compiler.is_compiling() or named or len(given) != 4:
+        return original(*given, **named)
+    q, k, cos, sin = given
+    if cos.ndim != 3 or q.shape[-2:] != cos.shape[-2:]:
+        return original(q, k, cos, sin)
     function: Any = Rotation
     by_kernels = by_kernels and q.dtype in fused.HALF
     return function.apply(q, cos, sin, by_kernels), function.apply(k, cos, sin, by_kernels)
