@@ -24,8 +24,18 @@ from rewardlab.model.text_part import freeze_other_parts, text_class, text_path
 from rewardlab.serve.folders.export import export
 from rewardlab.training.run import train
 
-COMPOSITES = ["mistral3", "gemma3", "gemma4", "qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama", "granite4_vision"]
-PADDED = {"qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama"}
+COMPOSITES = [
+    "mistral3",
+    "gemma3",
+    "gemma4",
+    "qwen2_5_vl",
+    "qwen3_5_moe",
+    "glm4v_moe",
+    "mllama",
+    "granite4_vision",
+    "qwen3_omni_moe_thinker",
+]
+PADDED = {"qwen2_5_vl", "qwen3_5_moe", "glm4v_moe", "mllama", "qwen3_omni_moe_thinker"}
 config_for = partial(runs.config_for, steps=2, batch_size=6, lr=1e-2, eval_fraction=0.0)
 
 

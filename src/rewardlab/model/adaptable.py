@@ -25,7 +25,7 @@ FUSED_OUTPUTS: Final = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2"
 def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
     """Return the paths of layers that can have no adapter: those that no text goes through, in a model that reads
     images too (convolutions among them, which a name such as `proj` may mean); routers, which return more than a
-    product; and layers of several products at once (DeepSeek V4).
+    product; layers of several products at once (DeepSeek V4); and blocks that have the name of a linear layer.
 
     Unless layers were `named`, also those that get no gradient. Of these a named one is an error after the first step.
     """
@@ -36,7 +36,15 @@ def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
     looking = [f"{text}layers.{number}." for number in getattr(text_config, "cross_attention_layers", None) or ()]
 
+    # PEFT goes by the last word of a path. That of a linear layer in a sequence is its number, as that of a block is.
+    modules = dict(backbone.named_modules())
+    numbers = {
+        _last(path) for path, module in modules.items() if isinstance(module, nn.Linear) and _last(path).isdigit()
+    }
+
     def is_left_out(path: str, module: nn.Module) -> bool:
+        if _last(path) in numbers and not isinstance(module, nn.Linear):
+            return True
         if not path.startswith(text):
             return next(module.parameters(recurse=False), None) is not None
         if not isinstance(module, nn.Linear):
@@ -45,7 +53,11 @@ def not_adaptable(backbone: nn.Module, *, named: bool) -> list[str]:
         untrained = not unseen.isdisjoint(path.split(".")) or path.startswith(tuple(looking))
         return several or (untrained and not named)
 
-    return [path for path, module in backbone.named_modules() if is_left_out(path, module)]
+    return [path for path, module in modules.items() if is_left_out(path, module)]
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def without_experts(backbone: nn.Module, targets: str | Sequence[str] | None) -> str | Sequence[str] | None:
