@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import BertConfig, BertForSequenceClassification, LlamaForSequenceClassification
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForSequenceClassification, LlamaForSequenceClassification, Mxfp4Config
 
-from common import CONFIGS, make_tokenizer
+from common import CONFIGS, make_tokenizer, write_base_model
 from rewardlab.core.errors import ModelError
 from rewardlab.data import reading
+from rewardlab.model import load
+from rewardlab.model.config import ModelConfig
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -52,6 +56,54 @@ def test_a_new_head_takes_the_place_of_one_of_several_outputs(refused, tmp_path)
     folder = save_labels(tmp_path / "theirs", 2)
     with pytest.raises(AssertionError, match="data were read"):
         refused(folder, new_head=True)
+
+
+def quantised(folder, settings):
+    write_base_model(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
+def test_files_of_quantised_weights(refused, tmp_path, kind):
+    words = refused(quantised(tmp_path / "theirs", {"quant_method": kind, "bits": 4}))
+    assert f"the weights in its files are quantised ({kind})." in words
+    assert "Give the model that it was quantised from" in words
+
+
+def test_files_in_fp8_are_read_as_the_plain_weights_that_they_stand_for(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    folder = quantised(tmp_path / "theirs", {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    held, wanted = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in held if name.endswith("proj.weight")]:
+        scale = held[name].abs().max() / 448
+        held[name] = (held[name] / scale).to(torch.float8_e4m3fn)
+        held[f"{name}_scale_inv"] = scale.reshape(1, 1)
+        wanted[name.removeprefix("model.")] = held[name].float() * scale
+    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(AssertionError, match="data were read"):
+        refused(folder)
+    settings = ModelConfig(model=str(folder), precision="fp32")
+    model = load.load_reward_model(str(folder), settings, seed=0, layout="padded", device=torch.device("cpu"), log=print)
+    assert len(wanted) == 14
+    assert all(torch.equal(model.backbone.get_parameter(name), weight) for name, weight in wanted.items())
+
+
+def test_weights_that_stayed_quantised_when_they_were_read(tmp_path, monkeypatch):
+    folder = quantised(tmp_path / "theirs", {"quant_method": "mxfp4"})
+    read = load.read_classifier
+
+    def left_quantised(*arguments, **named):
+        classifier, missing, superfluous = read(*arguments, **named)
+        classifier.is_quantized = True
+        classifier.config.quantization_config = Mxfp4Config()
+        return classifier, missing, superfluous
+
+    monkeypatch.setattr(load, "read_classifier", left_quantised)
+    settings = ModelConfig(model=str(folder), precision="fp32")
+    with pytest.raises(ModelError, match=r"the weights in its files are quantised \(mxfp4\)"):
+        load.load_reward_model(str(folder), settings, seed=0, layout="padded", device=torch.device("cpu"), log=print)
 
 
 def test_an_attention_that_is_not_installed_is_none_of_the_head_s_business(refused, tmp_path):

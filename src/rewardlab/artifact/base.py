@@ -27,6 +27,7 @@ from rewardlab.model.heads import require_place_for_head
 from rewardlab.model.hub import commit_of, file_of
 from rewardlab.model.load import PRECISION, read_config
 from rewardlab.model.precision import choose_precision
+from rewardlab.model.quantization import require_plain_files
 from rewardlab.model.reward import AttentionLayout
 
 logger = logging.getLogger("rewardlab")
@@ -194,6 +195,8 @@ def open_base(
     if folder is not None:
         require_whole_files(folder)
     config = read_config(path, trust_remote_code=model.trust_remote_code)
+    if computes:
+        require_plain_files(path, config)
     disk_class = disk_class_of(config)
     if is_made(disk_class):
         logger.info(

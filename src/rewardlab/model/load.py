@@ -42,7 +42,7 @@ from rewardlab.model.half import line_about_others
 from rewardlab.model.heads import is_classifier, needs_own_code, not_causal, require_one_output
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
-from rewardlab.model.quantization import loading_options, prepare_quantized
+from rewardlab.model.quantization import loading_options, prepare_quantized, quantized_files
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_alone, distance_from_padded, inexact, leak, measured_again
 from rewardlab.model.sharded_weights import (
@@ -365,6 +365,8 @@ def _read_weights(
             trust_remote_code=config.trust_remote_code,
             options=options,
         )
+    if not options and getattr(classifier, "is_quantized", False):  # by its files alone
+        raise quantized_files(name, classifier.config.quantization_config)
     head_keys = {key for key in missing if key.startswith(f"{HEAD_ON_DISK}.")}
     if other := sorted(missing - head_keys):
         if not hasattr(classifier, HEAD_ON_DISK):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -18,16 +18,40 @@ from peft.utils.integrations import dequantize_bnb_weight
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.model.reward import HEAD_ON_DISK
 
 INSTALL: Final = "pip install 'rewardlab[quantization]'"
 FOUR_BIT: Final = "Params4bit"
 EIGHT_BIT: Final = "Int8Params"
 """Names of bitsandbytes' parameter classes. They are compared by name, since the package is optional."""
+UNPACKED_WITHOUT_GPU: Final = frozenset({"fp8", "mxfp4"})
+"""Kinds of quantised files that transformers turns into plain weights while it reads them, where it finds no GPU."""
 FARTHEST: Final = 0.25
 """Largest relative L2 distance of quantised weights from their originals. For weights that are nearly normal nf4 gives
 about 0.1 and int8 about 0.01; the weights of another model are at a distance of 1 or more."""
+
+
+def require_plain_files(name: str, config: Any) -> None:
+    """Raise ModelError if the files of the model at `name` hold weights that stay quantised when they are read."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is not None and method_of(settings) not in UNPACKED_WITHOUT_GPU:
+        raise quantized_files(name, settings)
+
+
+def method_of(settings: Any) -> str:
+    """Return the name of the method in the quantisation settings of a configuration, of a file or of transformers."""
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else settings.quant_method
+    return str(getattr(method, "value", method))
+
+
+def quantized_files(name: str, settings: Any) -> ModelError:
+    """Return the error for a model whose weights are quantised in its files."""
+    return ModelError(
+        f"{name}: the weights in its files are quantised ({method_of(settings)}). What is trained could not be saved "
+        f"with them, and a new head would be quantised too. Give the model that it was quantised from; where memory "
+        f"is short, --quantization nf4 holds that one in 4 bits while it trains (on a GPU)."
+    )
 
 
 def require_bitsandbytes(flag: str, *others: str) -> None:
