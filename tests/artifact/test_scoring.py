@@ -62,6 +62,8 @@ for wrong in (
     lambda: BlockingScorer(sys.argv[1]).score(3),
     lambda: RewardScorer(None),
     lambda: RewardScorer([3]),
+    lambda: RewardScorer(scorer.model),
+    lambda: RewardScorer(scorer),
     lambda: RewardScorer(sys.argv[1], truncate="yes"),
     lambda: RewardScorer(sys.argv[1], client=3),
     lambda: RewardScorer(sys.argv[1], render_fn="x"),
@@ -122,6 +124,9 @@ def test_what_is_no_conversation_is_refused_in_words(saved):
         "wanted a list of rollouts, got 3",
         "a scorer needs a reward-model folder or the address of a server, got a NoneType",
         "a scorer needs a reward-model folder or the address of a server, got a int",
+        "a scorer needs a reward-model folder or the address of a server, got a RewardModel. A model in memory does "
+        "not tell how conversations are rendered for it: name its folder",
+        "a scorer needs a reward-model folder or the address of a server, got a Scorer. A model in memory",
         "ScorerConfig: truncate: expected bool, got 'yes'",
         "client: expected a mapping, got 3",
         "render_fn: expected a function, got 'x'",

@@ -118,7 +118,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_examples_without_rewardlab_run_and_print_what_they_say(adapted: dict[str, Any]) -> None:
     promised = promised_lines(read("plain-transformers.md"))
     printed = run_examples("plain-transformers.md", adapted)
-    assert len(promised) == 2
+    assert len(promised) == 3
     assert {line: printed.get(line) for line in promised} == promised
 
 

@@ -73,7 +73,15 @@ class RewardScorer:
         for one in sources:
             if not isinstance(one, str | Path):
                 kind = type(one).__name__
-                raise ConfigError(f"a scorer needs a reward-model folder or the address of a server, got a {kind}.")
+                remark = ""
+                if hasattr(one, "forward") or hasattr(one, "score"):
+                    remark = (
+                        " A model in memory does not tell how conversations are rendered for it: name its folder "
+                        "(one of another project becomes such a folder by `rewardlab import`)."
+                    )
+                raise ConfigError(
+                    f"a scorer needs a reward-model folder or the address of a server, got a {kind}.{remark}"
+                )
         self._sources = sources
         if not sources or len(set(map(str, sources))) < len(sources):
             raise ConfigError(
