@@ -269,7 +269,11 @@ def _turns(entries: Sequence[object]) -> Conversation:
             raise UnusableRowError("bad_roles", f"a turn is {show(entry)}, wanted role and content")
         if beside := beside_content(entry):
             # The text beside a tool call is only half of the turn. Scoring it alone would judge something else.
-            raise UnusableRowError("bad_roles", f"a turn with {beside}, of which the content alone would be judged")
+            raise UnusableRowError(
+                "bad_roles",
+                f"a turn with {beside}, of which the content alone would be judged: write it into the content, as the "
+                f"policy writes it, or take the key out",
+            )
         if media := media_of(entry):
             raise UnusableRowError("media", f"a turn with {media}, of which the text alone would be judged")
         role, content, roles = said_by(entry)
