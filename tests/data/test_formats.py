@@ -137,7 +137,9 @@ class TestPairs:
     def test_a_turn_of_which_the_content_is_only_a_part_is_dropped(self, name: str) -> None:
         reply = {"role": "assistant", "content": "Because."}
         assert cause({**PAIR, "chosen": [{**reply, name: "x"}]}) == "bad_roles"
-        with pytest.raises(UnusableRowError, match=f"a turn with {name}, of which the content alone .*: write it into the content"):
+        with pytest.raises(
+            UnusableRowError, match=f"a turn with {name}, of which the content alone .*: write it into the content"
+        ):
             read({**PAIR, "prompt": [{"role": "user", "content": "Why?", name: {"a": 1}}]})
         assert all(preference({**PAIR, "chosen": [{**reply, name: empty}]}).replies for empty in (None, "", []))
 

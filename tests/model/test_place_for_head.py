@@ -85,7 +85,9 @@ def test_files_in_fp8_are_read_as_the_plain_weights_that_they_stand_for(refused,
     with pytest.raises(AssertionError, match="data were read"):
         refused(folder)
     settings = ModelConfig(model=str(folder), precision="fp32")
-    model = load.load_reward_model(str(folder), settings, seed=0, layout="padded", device=torch.device("cpu"), log=print)
+    model = load.load_reward_model(
+        str(folder), settings, seed=0, layout="padded", device=torch.device("cpu"), log=print
+    )
     assert len(wanted) == 14
     assert all(torch.equal(model.backbone.get_parameter(name), weight) for name, weight in wanted.items())
 
