@@ -170,6 +170,7 @@ def test_parts_beside_the_text_model_are_named_as_they_are_frozen():
         ("deepseek_ocr2", "DeepseekOcr2TextModel"),
         ("ernie4_5_vl_moe", "Ernie4_5_VLMoeTextModel"),
         ("mllama", "MllamaTextModel"),
+        ("voxtral_realtime", "VoxtralRealtimeTextModel"),
         ("gemma3", "Gemma3TextModel"),
     ],
 )
@@ -178,12 +179,13 @@ def test_the_class_of_a_text_model_is_found_although_no_whole_model_of_usual_siz
     assert text_class(config.text_config, type(config)).__name__ == wanted
 
 
-@pytest.mark.parametrize("family", ["llama4", "blip-2", "blip", "t5gemma2"])
+@pytest.mark.parametrize("family", ["llama4", "blip-2", "blip", "t5gemma2", "voxtral_realtime"])
 def test_those_that_cannot_have_a_head_are_refused_before_anything_is_read(tmp_path: Path, family: str):
     said = {
         "llama4": "no backbone of it without the output layer.*'llama4_text': load it by AutoModelForCausalLM",
         "blip-2": "its text model is a OPTForCausalLM, which gives words and no states",
         "blip": "neither a sequence-classification class nor a causal model of text",
+        "voxtral_realtime": "VoxtralRealtimeTextModel cannot compute a text by itself",
         "t5gemma2": "Encoders, and models with both an encoder and a decoder, are not supported",
     }
     base = saved_base(family, tmp_path / "base") if family != "blip" else tmp_path / "base"

@@ -15,9 +15,15 @@ from torch import nn
 from rewardlab.core.errors import ModelError
 from rewardlab.model.text_part import text_path
 
-WITHOUT_GRADIENT: Final = frozenset({"classifier", "correction_coefs", "dt_proj", "indexer"})
+WITHOUT_GRADIENT: Final = frozenset(
+    {
+        *("classifier", "correction_coefs", "dt_proj", "indexer"),
+        *("gate_up_proj_adapter_list", "linear_q_adapter_list", "linear_k_adapter_list", "linear_v_adapter_list"),
+    }
+)
 """Words in the paths of linear layers whose output gets no gradient: Mamba, Gemma 3n's AltUp and LongCat's router
-multiply by the weight itself, and what an indexer gives only selects tokens."""
+multiply by the weight itself, what an indexer gives only selects tokens, and each place in Zamba 2 uses one of its
+shared block's own small adapters and leaves the others."""
 FUSED_OUTPUTS: Final = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Model types of which PEFT refuses adapters for `out_proj`: fused kernels multiply by its weight themselves."""
 

@@ -16,11 +16,12 @@ from typing import Any, Final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AttentionInterface, PretrainedConfig
+from transformers import AttentionInterface, PretrainedConfig
 
 from rewardlab.model.attention_backends import BACKENDS
 from rewardlab.model.attention_formula import Formula
 from rewardlab.model.prompt_layout import PromptLayout
+from rewardlab.model.text_part import listed_class
 
 NAME: Final = "rewardlab_shared_prompt"
 LAYOUT_ARGUMENT: Final = "prompt_layout"
@@ -153,7 +154,7 @@ def padded_implementation(config: PretrainedConfig, model_class: Any = None) -> 
     for the configuration. SDPA has no soft cap, and transformers would drop the cap without an error. Some model
     classes have no SDPA at all.
     """
-    model_class = model_class or MODEL_MAPPING.get(type(config), None)
+    model_class = model_class or listed_class(type(config))
     capped = getattr(config, "attn_logit_softcapping", None)
     return "eager" if capped or not getattr(model_class, "_supports_sdpa", True) else "sdpa"
 

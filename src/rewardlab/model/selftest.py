@@ -181,10 +181,16 @@ def distance_from_padded(model: RewardModel) -> float:
 def distance_from_alone(model: RewardModel) -> float:
     """Return the largest difference, relative to max(1, |score|), between padded rows of a batch and the same rows each
     by itself.
+
+    Raises ModelError if the model wants more than text.
     """
     groups = probe_groups(min(VOCABULARY, model.config.vocab_size))
     with torch.no_grad():
-        together = model(pack(groups).to(model.device))
+        try:
+            together = model(pack(groups).to(model.device))
+        except TypeError as error:  # what operations say of inputs that are not there
+            name = type(model.text_part).__name__
+            raise ModelError(f"{name} cannot compute a text by itself ({error}). Use another model.") from error
         singles = [pack([_only(group, reply)]) for group in groups for reply in range(group.num_replies)]
         alone = torch.cat([model(single.to(model.device)) for single in singles])
     return float(((together - alone).abs() / alone.abs().clamp(min=1)).max())

@@ -110,7 +110,15 @@ def backbone_of(config: Any, disk_class: Any, implementation: str) -> Any:
 def text_class(text_config: Any, config_class: Any) -> Any:
     """Return the class of the text model with this configuration in a model with a configuration of a class."""
     kind: Any = type(text_config)
-    return MODEL_MAPPING[kind] if kind in MODEL_MAPPING else _unlisted(kind, config_class)
+    return listed_class(kind) or _unlisted(kind, config_class)
+
+
+def listed_class(kind: Any) -> Any | None:
+    """Return the class of backbones that transformers lists for a class of configurations, if there is one."""
+    try:
+        return MODEL_MAPPING[kind]
+    except (KeyError, ValueError):  # ValueError: under a name that it does not have
+        return None
 
 
 @cache
