@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForSequenceClassification
 
 from command_line import tiny_reward_model
-from common import write_pairs
+from common import CONFIGS, make_tokenizer, write_pairs
 from foreign_models import linear_head
 from rewardlab.artifact.load import load
 from rewardlab.cli import main
@@ -49,3 +50,18 @@ def test_training_goes_on_with_the_head_of_the_folder(made, tmp_path, verified_h
     after = load(run / "step_1").model.head.weight
     torch.testing.assert_close(after, head, atol=1e-4, rtol=0)
     assert not torch.equal(after, head), "it trained"
+
+
+def test_a_head_of_zeros_is_said_where_training_begins(tmp_path, verified_here, capsys):
+    start = tmp_path / "zero"
+    config = CONFIGS["llama"]()
+    config.num_labels = 1
+    model = LlamaForSequenceClassification(config)
+    torch.nn.init.zeros_(model.score.weight)
+    model.save_pretrained(start)
+    make_tokenizer().save_pretrained(start)
+    pairs = write_pairs(tmp_path / "pairs.jsonl", 16)
+    line = f"train --model {start} --dataset {pairs} --output-dir {tmp_path / 'run'} --steps 1 --batch-size 8"
+    main([*line.split(), *FLAGS])
+    said = "head: kept from zero, norm 0; every score is 0 at first: --new-head draws another head"
+    assert said in capsys.readouterr().out

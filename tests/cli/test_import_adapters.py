@@ -209,6 +209,22 @@ def test_a_head_that_is_no_matrix_is_refused(made, said):
     )
 
 
+@pytest.mark.parametrize("make", ["adapters", "whole"])
+def test_a_head_of_zeros_is_refused(tmp_path, base, said, make):
+    """As that of the base that `export --adapter --with-base` writes: its scores would be verified, and all be 0."""
+    if make == "adapters":
+        file = adapters(tmp_path / "adapter", base).folder / "adapter_model.safetensors"
+    else:
+        file = seq_cls(tmp_path / "whole").folder / "model.safetensors"
+    weights = load_file(file)
+    (name,) = [name for name in weights if "score" in name]
+    weights[name].zero_()
+    save_file(weights, file, metadata={"format": "pt"})
+    words = said(file.parent)
+    assert "its head score is zero everywhere, so every conversation would get the same score" in words
+    assert "Then import the adapters." in words
+
+
 def altered(folder: Path, **settings: Any) -> Path:
     """A base model of other sizes."""
     config = CONFIGS["llama"]()

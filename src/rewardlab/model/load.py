@@ -171,7 +171,7 @@ def load_reward_model(
         init_head(model.head, seed)
         log(f"head: new, seed {seed}")
     else:
-        log(f"head: kept from {Path(name).name}, norm {model.head.weight.norm():.4g}")
+        log(_line_about_kept(model.head, name))
     disable_dropout(model)
     with standing_in(model):
         choose_trainable(model, config, seed=seed)
@@ -198,6 +198,12 @@ def load_reward_model(
     drop_gathered(model)
     log(parameters_line(model))
     return model
+
+
+def _line_about_kept(head: nn.Linear, name: str) -> str:
+    """Return the line of the log about the head that came with the model at `name`."""
+    zero = "" if head.weight.any() else "; every score is 0 at first: --new-head draws another head"
+    return f"head: kept from {Path(name).name}, norm {head.weight.norm():.4g}{zero}"
 
 
 def divide_and_fill(model: RewardModel, places: Mapping[str, Place] | None, division: Division) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from rewardlab.artifact.foreign.config import ImportConfig
 from rewardlab.artifact.foreign.convert import in_our_form
-from rewardlab.artifact.foreign.layouts import HEAD_FILES, KINDS_OF, ForeignModel, counts_of
+from rewardlab.artifact.foreign.layouts import HEAD_FILES, KINDS_OF, ForeignModel, counts_of, require_living_head
 from rewardlab.artifact.foreign.weights import Entry, entries_in, read_weight
 from rewardlab.artifact.peft_folder import (
     BASE,
@@ -185,6 +185,7 @@ def open_adapters(folder: Path, settings: ImportConfig) -> AdapterModel:
         disk_class=disk_class_of(config),
         renamed=False,
     )
+    require_living_head(found)
     return AdapterModel(found=found, settings=values, model=base, base_said_by=said_by, pad_said_in=pad_said_in)
 
 

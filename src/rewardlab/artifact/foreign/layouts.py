@@ -158,12 +158,23 @@ def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
         disk_class=disk_class,
         renamed=any(name.startswith(PREFIX) for name in entries),
     )
+    require_living_head(model)
     if model.kind == "seq-cls" and model.bias:
         raise ArtifactError(
             f"{folder}: score.bias is {model.bias:.6g}. transformers ignores it and vLLM adds it, so this folder has "
             f"two scores. Say which is meant: remove the bias from the file, or use --layout linear-head --head score."
         )
     return model
+
+
+def require_living_head(model: ForeignModel) -> None:
+    """Raise ArtifactError if the weights by which the reward is read are all zero."""
+    if not bool(model.weight.any()):
+        raise ArtifactError(
+            f"{model.folder}: its head {model.head} is zero everywhere, so every conversation would get the same "
+            f"score. Is it a base model beside adapters, which hold the trained head? Then import the adapters. Else "
+            f"restore the head from where it was trained, or train one: `rewardlab train --new-head`."
+        )
 
 
 def _config_of(folder: Path) -> Any:
