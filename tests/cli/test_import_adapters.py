@@ -225,6 +225,20 @@ def test_a_head_of_zeros_is_refused(tmp_path, base, said, make):
     assert "Then import the adapters." in words
 
 
+def test_adapters_that_have_not_trained_are_told(tmp_path, made, caplog):
+    file = made.folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    seconds = [name for name in weights if ".lora_B." in name]
+    imported(made.folder, tmp_path / "rm")
+    assert "adapters are zero" not in caplog.text
+    for name in seconds[1:]:
+        weights[name].zero_()
+    save_file(weights, file, metadata={"format": "pt"})
+    imported(made.folder, tmp_path / "other")
+    count = len(seconds)
+    assert f"{file}: {count - 1} of {count} adapters are zero, such as {seconds[1]}, and change nothing" in caplog.text
+
+
 def altered(folder: Path, **settings: Any) -> Path:
     """A base model of other sizes."""
     config = CONFIGS["llama"]()

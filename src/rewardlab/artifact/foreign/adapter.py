@@ -186,6 +186,7 @@ def open_adapters(folder: Path, settings: ImportConfig) -> AdapterModel:
         renamed=False,
     )
     require_living_head(found)
+    _tell_untrained(_weights(folder))
     return AdapterModel(found=found, settings=values, model=base, base_said_by=said_by, pad_said_in=pad_said_in)
 
 
@@ -252,6 +253,22 @@ def _require_head(folder: Path) -> tuple[str, Entry]:
             f"{file}: {name} has shape {list(entry.shape)}, wanted [outputs, width of the hidden states]."
         )
     return name, entry
+
+
+def _tell_untrained(file: Path) -> None:
+    """Warn of LoRA's second matrices that are zero, as they are before training: such adapters change nothing."""
+    seconds = {name: entry for name, entry in entries_in(file).items() if ".lora_B." in name}
+    zero = [name for name, entry in seconds.items() if not bool(read_weight(entry, name).any())]
+    if zero:
+        logger.warning(
+            "%s: %d of %d adapters are zero, such as %s, and change nothing in the base model. Training begins with "
+            "such adapters, so these have not trained: look whether gradients reached them (with gradient "
+            "checkpointing the base's inputs need enable_input_require_grads)",
+            file,
+            len(zero),
+            len(seconds),
+            zero[0],
+        )
 
 
 def _set_head(classifier: Any, weight: torch.Tensor) -> None:
