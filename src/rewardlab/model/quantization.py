@@ -50,7 +50,7 @@ def quantized_files(name: str, settings: Any) -> ModelError:
     return ModelError(
         f"{name}: the weights in its files are quantised ({method_of(settings)}). What is trained could not be saved "
         f"with them, and a new head would be quantised too. Give the model that it was quantised from; where memory "
-        f"is short, --quantization nf4 holds that one in 4 bits while it trains (on a GPU)."
+        f"is short, `rewardlab train --quantization nf4` holds that one in 4 bits (on a GPU)."
     )
 
 
