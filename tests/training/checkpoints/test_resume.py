@@ -29,6 +29,7 @@ from rewardlab.core.spec import SPEC_FILE
 from rewardlab.model.dropout import Draws
 from rewardlab.training.checkpoints.checkpoint import newest_checkpoint
 from rewardlab.training.loop import loss_scale
+from rewardlab.training.loop import optimizer as optimizers
 from rewardlab.training.loop.optimizer import (
     build_optimizer,
     create_state,
@@ -418,6 +419,25 @@ def test_what_an_optimiser_keeps_as_plain_numbers_is_kept():
     optimizer.state[model.head.weight]["count"] = 0
     restore_numbers(model, optimizer, json.loads(json.dumps(numbers)))
     assert optimizer.state[model.head.weight]["count"] == 7
+
+
+class Counting(torch.optim.AdamW):
+    """Counts its steps in a plain number, as bitsandbytes does, and moves the weights by it."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter, state in self.state.items():
+            state["count"] = state.get("count", 0) + 1
+            parameter.data.mul_(1 + 1e-3 * state["count"])
+
+
+@pytest.mark.slow
+def test_a_resumed_run_counts_on_in_plain_numbers(base_model, pairs_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(optimizers, "_make", lambda _name, groups, lr: Counting(groups, lr=lr))
+    config = config_for(base_model, pairs_file, tmp_path / "whole", **KINDS["full"])
+    train(config)
+    run_in_parts(config.replace(output_dir=tmp_path / "parts"), [3], monkeypatch)
+    require_same_runs(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.slow
