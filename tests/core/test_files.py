@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import subprocess
 import sys
@@ -171,3 +172,10 @@ def test_what_rust_says_of_the_system_is_the_error_of_the_system(tmp_path):
     with pytest.raises(Exception, match="data did not match") as other, naming_for_rust(tmp_path):
         raise Exception("data did not match any variant")
     assert type(other.value) is Exception
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_json_holds_no_number_that_other_readers_refuse(value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.to_json({"loss": [1.0, value]})
+    assert files.to_json({"loss": [files.finite_or_none(value)]}, indent=None) == '{"loss": [null]}'
