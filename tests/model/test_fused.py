@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from transformers import MambaConfig
 
 from common import make_model
 from rewardlab.artifact import base
@@ -397,3 +398,12 @@ def test_a_model_is_told_which_to_use(backend):
     parts = [module for module in model.backbone.modules() if type(module).__name__.startswith("Gated")]
     assert len(parts) == model.config.num_hidden_layers
     assert all(part.by_kernels is (backend == "triton") for part in parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_for_a_model_without_attention_there_is_no_kernel_of_it_to_choose(dtype):
+    config, chosen = MambaConfig(hidden_size=32, num_hidden_layers=1, state_size=4), TrainComputeConfig()
+    found = compute.choose_compute(chosen, config, device=torch.device("cpu"), dtype=dtype, log=lambda _line: None)
+    assert found["attention_backend"] == "segments"
+    on_cuda = compute._choose_elementwise(chosen, config, torch.device("cuda"), torch.bfloat16, 0)
+    assert on_cuda == ("torch", "; element-wise parts torch (not triton: this model has no attention)")

@@ -125,6 +125,8 @@ def _choose_attention(
         if reason:
             raise ConfigError(f"--attention-backend {wanted}: {reason}. Use auto, or segments, which always works.")
         return wanted, ""
+    if not heads_of(text_config):  # nothing to choose for
+        return "segments", ""
     passed_over: list[tuple[str, str]] = []
     for name in PREFERRED.get((device.type, dtype in HALF), ("segments",)):
         reason = unavailable(name, device=device, dtype=dtype, formula=formula, train=train) or trial(
@@ -206,8 +208,10 @@ def heads_of(text_config: Any) -> list[Heads]:
     """Return the shapes of the heads that layers hand to attention, the one of most layers first.
 
     In latent attention (DeepSeek) the two widths differ, and `head_dim` is that of the rotated part alone. Gemma 4 has
-    wider heads in layers without a window.
+    wider heads in layers without a window. Models without attention, such as Mamba, have none.
     """
+    if getattr(text_config, "num_attention_heads", None) is None:
+        return []
     return [shape for shape, _ in Counter(map(_heads_of_layer, layer_configs(text_config))).most_common()]
 
 
@@ -296,9 +300,10 @@ def _choose_elementwise(
     rank, joined = (rank if rank <= linear.MOST_RANK else 0), config.compile or config.liger
     if wanted == "auto" and joined and not rank:
         return "torch", ""
-    heads, _, width, _ = heads_of(text_config)[0]
-    reason = "it is for half precision on CUDA"
-    if possible:
+    shapes = heads_of(text_config)
+    reason = "it is for half precision on CUDA" if shapes else "this model has no attention"
+    if possible and shapes:
+        heads, _, width, _ = shapes[0]
         reason = fused.trial(device, dtype, rank=rank, heads=(heads, width), joined=joined)
     if wanted == "triton" and reason:
         raise ConfigError(f"--elementwise-backend triton: {reason}. Use torch, or auto in a new run.")
