@@ -21,6 +21,7 @@ from rewardlab.analysis.intervals import FloatArray, weighted_number
 from rewardlab.analysis.kwise import KWise, ReplyKey, kwise
 from rewardlab.analysis.lengths import length_controlled, length_estimates
 from rewardlab.analysis.logistic import calibration_intercept, calibration_slope
+from rewardlab.analysis.losses import brier_estimate
 from rewardlab.analysis.measures import MARGIN_PERCENTILES, at_threshold, measure_named
 from rewardlab.analysis.reliability import NUM_DRAWS, Reliability, reliability
 from rewardlab.analysis.score_table import Pairs, ScoreTable, require_computable, score_table
@@ -291,7 +292,7 @@ def _probabilities(
     keys, logit, probability = table.keys(finite), finite.logit(beta=beta), finite.probability(beta=beta)
     return {
         "eval_loss": core_estimates(table, finite, beta=beta)["eval_loss"],
-        "eval_brier": stats.level_loss(np.square(probability - finite.label), keys),
+        "eval_brier": brier_estimate(logit, finite.label, keys),
         "eval_brier_miscalibration": curve.miscalibration,
         "eval_brier_discrimination": curve.discrimination,
         "eval_brier_uncertainty": curve.uncertainty,

@@ -12,23 +12,16 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from rewardlab.analysis import calibration, influence
 from rewardlab.analysis.crossed import Observed
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.lengths import length_controlled_influence, length_controlled_weights
 from rewardlab.analysis.logistic import Fit, logistic
+from rewardlab.analysis.losses import temperature_of
 from rewardlab.analysis.score_table import LARGEST, IntArray, Pairs, Replies, ScoreTable
 from rewardlab.core.errors import DataError
 
-TOSSED: Final = 0.25
-"""Comparisons that are tossed, at the mean size of the logits, beside those that a temperature is fitted to.
-
-One in all costs more: of 60 comparisons at an accuracy of 0.98 a loss that is 2.5 standard errors ahead was never found
-(300 draws, not kept)."""
-HOTTEST: Final = 20.0
-"""Highest temperature."""
 Linearised = tuple[float, FloatArray, IntArray]
 """A value, the influences [N] on it, and the prompts [N] that they belong to."""
 Measure = Callable[[ScoreTable, float], Linearised]
@@ -277,20 +270,10 @@ def _if_lost(values: FloatArray, pairs: Pairs, beta: float) -> float:
     """Return the value that all lost comparisons would have to have, to add as much to the mean and to the variance as
     those with these values [N]: Σwv²/Σwv, w their chances to lose.
 
-    A model that is too sure thinks that what it is sure of hardly ever loses, and of few lost comparisons none of that
-    kind may have been drawn. So its chances are those at the temperature that fits these comparisons and `TOSSED` more
-    that are tossed; none below 1 is taken.
+    Chances are those at the temperature that fits the comparisons (`temperature_of`).
     """
     size_N = np.minimum(np.abs(beta * pairs.difference), LARGEST)
-    tossed = float(size_N.mean())
-
-    def loss(log_temperature: float) -> float:
-        scale = math.exp(-log_temperature)
-        sides = float(np.logaddexp(0.0, -tossed * scale) + np.logaddexp(0.0, tossed * scale))
-        return float(pairs.nll(beta=beta * scale).sum()) + TOSSED / 2 * sides
-
-    found = minimize_scalar(loss, bounds=(0.0, math.log(HOTTEST)), method="bounded")
-    weights_N = _chances_to_lose(size_N * math.exp(-found.x))
+    weights_N = _chances_to_lose(size_N / temperature_of(beta * pairs.difference, pairs.label))
     # Divided by the largest, so that squares do not overflow.
     unit = float(values.max(initial=0.0)) or 1.0
     return unit * float(weights_N @ np.square(values / unit)) / float(weights_N @ (values / unit))

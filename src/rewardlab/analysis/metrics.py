@@ -23,6 +23,7 @@ from rewardlab.analysis.ceiling import Ceiling, of_score_rows
 from rewardlab.analysis.distributions import standard_deviation
 from rewardlab.analysis.influence import area_under_curve
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.losses import nll_estimate
 from rewardlab.analysis.score_table import outcome_of
 from rewardlab.core.errors import DataError
 from rewardlab.core.terminal import brief
@@ -208,7 +209,7 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
     finite, decided = columns.finite, columns.decided
     estimates = {
         "eval_accuracy": stats.proportion(decided.outcome, decided.prompt_keys),
-        "eval_loss": stats.level_loss(finite.nll(beta=beta), finite.prompt_keys),
+        "eval_loss": nll_estimate(beta * finite.difference, finite.label, finite.prompt_keys),
         "eval_margin": stats.level_mean(decided.difference, decided.prompt_keys),
         "eval_ece": ece_estimate(finite.probability(beta=beta), finite.label, finite.prompt_keys, seed=seed),
         **_of_decided(joined, columns),

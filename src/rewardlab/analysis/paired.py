@@ -19,6 +19,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.aligned import Aligned
 from rewardlab.analysis.bounded import Bounded, Moves, Unlikely
 from rewardlab.analysis.intervals import FloatArray, Limits, mean_limits, share_limits
+from rewardlab.analysis.losses import nll_estimate
 from rewardlab.analysis.metrics import OrientedComparisons
 from rewardlab.analysis.power import smallest_difference
 from rewardlab.analysis.score_table import logits_of
@@ -385,6 +386,13 @@ def compare_metrics(two: Aligned, metrics: Sequence[Metric]) -> Paired:
         columns = columns_of(two, name)
         if columns is not None:
             found[name] = compare_metric(name, columns.values_MN[0], columns.values_MN[1], columns.prompt_keys)
+    if "nll" in found:
+        known = [beta for beta in two.betas if beta is not None]
+        first, second = (
+            nll_estimate(logits_of(own, beta=beta), two.label_N, two.prompt_keys)
+            for own, beta in zip(two.difference_MN, known, strict=True)
+        )
+        found["nll"] = replace(found["nll"], first=first, second=second)
     outcome = columns_of(two, "accuracy")
     assert outcome is not None
     first_N, second_N = outcome.values_MN

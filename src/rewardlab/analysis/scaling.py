@@ -28,6 +28,7 @@ from rewardlab.analysis.calibration import ece_estimate
 from rewardlab.analysis.distributions import standard_deviation
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.logistic import calibration_slope
+from rewardlab.analysis.losses import brier_estimate, brier_values, nll_estimate, nll_values
 from rewardlab.analysis.score_table import Pairs, score_table
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate, ScoreRow
@@ -226,13 +227,13 @@ def _compared(
     before: FloatArray, after: FloatArray, labels: FloatArray, keys: Sequence[str]
 ) -> dict[str, dict[str, Estimate]]:
     """Return the measures of two sets of logits and their paired differences."""
-    losses = {name: _losses(logits, labels) for name, logits in (("before", before), ("after", after))}
     found = {
         name: {
-            **{measure: stats.level_loss(values, keys) for measure, values in own.items()},
+            "NLL": nll_estimate(logits, labels, keys),
+            "Brier": brier_estimate(logits, labels, keys),
             "ECE": ece_estimate(expit(logits), labels, keys),
         }
-        for (name, own), logits in zip(losses.items(), (before, after), strict=True)
+        for name, logits in (("before", before), ("after", after))
     }
     found["after − before"] = loss_changes(before, after, labels, keys)
     return found
@@ -268,5 +269,4 @@ def _with_unlikely(found: Estimate, values: FloatArray, unlikely: Unlikely, keys
 
 
 def _losses(logits: FloatArray, labels: FloatArray) -> dict[str, FloatArray]:
-    nll = labels * np.logaddexp(0, -logits) + (1 - labels) * np.logaddexp(0, logits)
-    return {"NLL": nll, "Brier": np.square(expit(logits) - labels)}
+    return {"NLL": nll_values(logits, labels), "Brier": brier_values(logits, labels)}

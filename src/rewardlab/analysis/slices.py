@@ -16,6 +16,7 @@ import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.losses import nll_estimate
 from rewardlab.analysis.score_table import IntArray, Pairs, PreferenceKey, ScoreTable
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate
@@ -114,7 +115,7 @@ def core_estimates(table: ScoreTable, pairs: Pairs, *, beta: float) -> dict[str,
     keys = table.keys(decided)
     return {
         "eval_accuracy": stats.proportion(decided.outcome, keys),
-        "eval_loss": stats.level_loss(finite.nll(beta=beta), table.keys(finite)),
+        "eval_loss": nll_estimate(finite.logit(beta=beta), finite.label, table.keys(finite)),
         "eval_margin": stats.level_mean(decided.difference, keys),
     }
 
