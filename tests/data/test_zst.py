@@ -60,7 +60,7 @@ def test_a_file_that_was_cut_off_is_an_error_and_not_a_shorter_file(tmp_path: Pa
 def test_damaged_and_foreign_bytes_are_one_clear_sentence(tmp_path: Path) -> None:
     path = tmp_path / "hh.jsonl.zst"
     path.write_text(json.dumps(pair(0)))
-    with pytest.raises(DataError, match=r"cannot be read after line 0 \(.*frame"):
+    with pytest.raises(DataError, match=r"hh\.jsonl\.zst: it is not compressed by zstd, as its name says"):
         load(path)
     packed = bytearray(
         zstandard.ZstdCompressor(write_checksum=True).compress(json.dumps([pair(k) for k in range(99)]).encode())

@@ -20,7 +20,7 @@ from rewardlab.core.errors import ModelError
 from rewardlab.data.chat import load_tokenizer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.model.config import BackboneConfig
-from rewardlab.model.files import require_whole_files, weight_files
+from rewardlab.model.files import require_whole_files, told, weight_files
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 437951328\n".format("a" * 64)
 WEIGHTS = "model.safetensors"
@@ -120,7 +120,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle that runs code": (refused_pickle, "a damaged pickle, or one that would run code, which is never"),
     "what is no pickle": (no_pickle, "a damaged pickle, or one that would run code, which is never"),
     "no weights": (no_weights, "cannot be loaded as LlamaForSequenceClassification"),
-    "a missing package": (edited(quantization_config={"quant_method": "gptq", "bits": 4}), "Install what is missing"),
+    "quantised files": (edited(quantization_config={"quant_method": "gptq", "bits": 4}), "are quantised (gptq)"),
     "config.json cut off": (text("config.json", '{"model_type": "lla'), "config.json: not valid JSON"),
     "config.json a list": (text("config.json", "[]"), "config.json: expected an object, found a list"),
     "a wrong type": (edited(num_attention_heads="four"), "its config.json cannot be read (Strict"),
@@ -200,3 +200,13 @@ def test_tokens_without_embeddings_are_named_before_training(
     told = [said for said in caplog.messages if "cannot be read" in said]
     assert len(told) == (name == "zebra")
     assert all("texts with 'zebra' cannot be read" in said for said in told)
+
+
+def test_a_package_that_is_not_installed_is_named():
+    with (
+        pytest.raises(
+            ModelError, match=r"^base: it cannot be loaded: .*timm.* Install what is missing, or use another"
+        ),
+        told("base", "it cannot be loaded"),
+    ):
+        raise ImportError("TimmWrapperModel requires the timm library.")
