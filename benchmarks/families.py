@@ -51,6 +51,10 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 LARGEST: Final = 100e6
 """Parameters above which a model is not tiny, since sizes of another name decide."""
+WHY_NOT_BUILT: Final = (
+    "No tiny model could be built by the sizes that this script knows. The errors are those of transformers: of a size "
+    "that a family does not have or that does not fit its others, or of a package that is not installed."
+)
 MEMORY: Final = 12 << 30
 """Bytes of address space that the process of one family may take."""
 SECONDS: Final = 600.0
@@ -98,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "families",
         "tiny",
         page=page_of(outcomes, allowed),
-        data={"allowed": allowed, "outcomes": [asdict(outcome) for outcome in outcomes]},
+        data={"allowed": allowed, "not_built": WHY_NOT_BUILT, "outcomes": [asdict(outcome) for outcome in outcomes]},
         options=options,
         device=torch.device("cpu"),
         load=(before, machine.load_average()),
@@ -307,7 +311,7 @@ def page_of(outcomes: Sequence[Outcome], allowed: float) -> list[str]:
         "",
         "## Not tried",
         "",
-        "No tiny model could be built by the sizes that this script knows.",
+        WHY_NOT_BUILT,
         "",
         results.table(
             ["family", "error"],
